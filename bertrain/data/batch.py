@@ -1,0 +1,53 @@
+"""The Batch: a flat run of tokens and all the model needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # the label of an empty slot
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One bin. T tokens, S sequence slots, P prediction slots, all fixed by the bin's shape.
+
+    Every row belongs to a sequence; sequences beyond the real ones are junk, and empty slots of cu_seqlens
+    repeat T. Labels of empty slots are -100, their positions point at a safe row.
+    """
+
+    input_ids: Tensor  # [T]
+    segment_ids: Tensor  # [T]
+    position_ids: Tensor  # [T]
+    cu_seqlens: Tensor  # [S + 1] int32, from 0 to T
+    cls_positions: Tensor  # [S]
+    mlm_positions: Tensor  # [P]
+    mlm_labels: Tensor  # [P]
+    nsp_labels: Tensor  # [S]
+    max_seqlen: int
+    sequence_lengths: tuple[int, ...]
+    """Lengths of all sequences, junk included, on the host: what a ragged loop on the CPU goes by."""
+    dropout_seed: int
+    num_tokens: int
+    num_sequences: int
+    num_predictions: int
+
+    def to(self, device: torch.device) -> Batch:
+        """This batch on `device`, copied without waiting where the memory is pinned."""
+        moved = {
+            item.name: value.to(device, non_blocking=True)
+            for item in fields(self)
+            if isinstance(value := getattr(self, item.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def pin_memory(self) -> Batch:
+        """This batch in page-locked memory, from which a GPU copies while it computes."""
+        pinned = {
+            item.name: value.pin_memory()
+            for item in fields(self)
+            if isinstance(value := getattr(self, item.name), Tensor)
+        }
+        return replace(self, **pinned)

@@ -1,0 +1,183 @@
+"""Steps, bins and layouts: who computes what, decided from lengths alone.
+
+A **step** is the next stretch of the endless order of examples, measured in sequences or in tokens; never by
+memory or ranks. A **bin** is what one device computes at once: whole examples within fixed capacities. Every
+rank computes the same bins without asking another, and takes those whose number is its own modulo the ranks.
+A **layout** places a bin's examples in a flat run of tokens in which every row belongs to a sequence: what
+is left over is cut into junk sequences.
+
+Everything here is a pure function of small arrays of integers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.data.masking import Ints
+from bertrain.seeds import derive, permute
+
+SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a bin can hold: whichever is reached first closes it."""
+
+    tokens: int
+    sequences: int
+    predictions: int
+
+    def fraction(self, numerator: int, denominator: int) -> Capacity:
+        """A smaller bin of the same proportions, rounded up."""
+        scaled = (-(-size * numerator // denominator) for size in (self.tokens, self.sequences, self.predictions))
+        return Capacity(*scaled)
+
+    def holds(self, tokens: int, sequences: int, predictions: int) -> bool:
+        return tokens <= self.tokens and sequences <= self.sequences and predictions <= self.predictions
+
+
+def capacity_for(
+    token_budget: int, *, bin_sequences: int, mean_length: float, max_predictions: int, mask_probability: float
+) -> Capacity:
+    """Capacities of a bin of `token_budget` tokens.
+
+    Without `bin_sequences`, room for half as many examples again as a bin holds on average. Rounding gives an
+    example up to 0.55 predictions more than its share of tokens (at length 3), so no bin within the other two
+    capacities can exceed this one.
+    """
+    sequences = bin_sequences or max(1, int(1.5 * token_budget / mean_length) + 1)
+    share = int(mask_probability * token_budget + 0.55 * sequences) + 1
+    return Capacity(token_budget, sequences, min(share, sequences * max_predictions))
+
+
+# --- the order of examples, and steps -----------------------------------------------------------
+
+
+def rows_at(positions: npt.ArrayLike, num_rows: int, seed: int) -> tuple[Ints, Ints]:
+    """Epoch and row of each position in the endless order: every row once per epoch, each epoch shuffled anew."""
+    positions = np.asarray(positions, dtype=np.int64)
+    epochs = positions // num_rows
+    rows = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        rows[here] = permute(positions[here] % num_rows, num_rows, derive(seed, "order", int(epoch)))
+    return epochs, rows
+
+
+def step_by_sequences(position: int, sequences: int, num_rows: int, seed: int) -> tuple[Ints, Ints]:
+    """Epochs and rows of the step that begins at `position` and holds `sequences` examples."""
+    return rows_at(np.arange(position, position + sequences), num_rows, seed)
+
+
+def step_by_tokens(position: int, tokens: int, lengths: npt.NDArray[np.int32], seed: int) -> tuple[Ints, Ints]:
+    """Epochs and rows of the step that begins at `position`: as many whole examples as `tokens` can hold."""
+    guess = max(1, int(1.2 * tokens * len(lengths) / lengths.sum(dtype=np.int64)))
+    while True:
+        epochs, rows = rows_at(np.arange(position, position + guess), len(lengths), seed)
+        filled = np.cumsum(lengths[rows])
+        if filled[-1] > tokens:
+            count = max(1, int(np.searchsorted(filled, tokens, side="right")))
+            return epochs[:count], rows[:count]
+        guess *= 2
+
+
+# --- bins -----------------------------------------------------------------------------------------
+
+
+def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
+    """Longest first into the emptiest bin: full bins of even token *and* attention cost.
+
+    Returns the indices of each bin's examples, longest first. Starts with the fewest bins that could hold the
+    tokens; what does not fit the emptiest opens one more.
+    """
+    least = -(-int(lengths.sum()) // capacity.tokens)
+    bins: list[list[int]] = [[] for _ in range(least)]
+    free = [[0, number, 0] for number in range(least)]  # tokens, bin, predictions: a heap, emptiest first
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        length, wanted = int(lengths[index]), int(predictions[index])
+        while free and len(bins[free[0][1]]) == capacity.sequences:
+            heapq.heappop(free)
+        if not free or free[0][0] + length > capacity.tokens or free[0][2] + wanted > capacity.predictions:
+            heapq.heappush(free, [0, len(bins), 0])
+            bins.append([])
+        tokens, number, predicted = free[0]
+        bins[number].append(index)
+        heapq.heapreplace(free, [tokens + length, number, predicted + wanted])
+    return [np.array(bin, dtype=np.int64) for bin in bins if bin]
+
+
+def deal_padded(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
+    """The classic rectangle: examples in their order, as many to a bin as there are rows of max_seq_length."""
+    rows = min(capacity.tokens // max_seq_length, capacity.sequences)
+    return [np.arange(first, min(first + rows, len(lengths))) for first in range(0, len(lengths), rows)]
+
+
+# --- layouts ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a bin's examples lie: `starts` of each example, `boundaries` of every sequence, junk included."""
+
+    starts: Ints
+    boundaries: Ints
+    slots: Ints
+    """Which sequence each example is: example i lies between boundaries[slots[i]] and boundaries[slots[i] + 1]."""
+
+
+def lay_out_budget(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
+    """Examples one after another; the tail is junk."""
+    ends = np.cumsum(lengths)
+    boundaries = np.concatenate([[0], ends, _junk_ends(int(ends[-1]), num_tokens, max_seq_length)])
+    return Layout(ends - lengths, boundaries, np.arange(len(lengths)))
+
+
+def lay_out_padded(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
+    """Each example at a multiple of max_seq_length, followed by a junk sequence up to the next."""
+    starts = np.arange(len(lengths)) * max_seq_length
+    used = len(lengths) * max_seq_length
+    both = np.stack([starts + lengths, starts + max_seq_length], axis=1).ravel()
+    boundaries = np.unique(np.concatenate([[0], both, _junk_ends(used, num_tokens, max_seq_length)]))
+    return Layout(starts, boundaries, np.searchsorted(boundaries, starts))
+
+
+def _junk_ends(used: int, num_tokens: int, max_seq_length: int) -> Ints:
+    """Ends of the junk sequences that fill `used` .. `num_tokens`, each of max_seq_length at the most."""
+    if used == num_tokens:
+        return np.zeros(0, dtype=np.int64)
+    return np.append(np.arange(used + max_seq_length, num_tokens, max_seq_length), num_tokens)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A way to deal a step into bins, and to lay a bin out."""
+
+    deal: Callable[[Ints, Ints, Capacity, int], list[Ints]]
+    lay_out: Callable[[Ints, int, int], Layout]
+    pads_each: bool
+    """Whether an example takes max_seq_length tokens of its bin, whatever its length."""
+
+    def shape_of(self, lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> Capacity:
+        """The smallest of the bin shapes that holds these examples."""
+        tokens = len(lengths) * max_seq_length if self.pads_each else int(lengths.sum())
+        for numerator in range(1, SHAPES + 1):
+            shape = capacity.fraction(numerator, SHAPES)
+            if shape.holds(tokens, len(lengths), int(predictions.sum())):
+                return shape
+        raise AssertionError(f"a bin of {tokens} tokens was dealt beyond {capacity}")
+
+    def num_slots(self, shape: Capacity, max_seq_length: int) -> int:
+        """Most sequences, junk included, in a bin of this shape: the fixed length of cu_seqlens, less one."""
+        junk = -(-shape.tokens // max_seq_length) + 1
+        return shape.sequences * (2 if self.pads_each else 1) + junk
+
+
+POLICIES = {
+    "budget": Policy(deal_budget, lay_out_budget, pads_each=False),
+    "padded": Policy(deal_padded, lay_out_padded, pads_each=True),
+}

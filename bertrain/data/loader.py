@@ -1,0 +1,207 @@
+"""Shards to batches: the steps of a run, dealt into bins, masked, laid out, made ready ahead of time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bertrain.config import Settings
+from bertrain.data.batch import IGNORED, Batch
+from bertrain.data.batching import POLICIES, Capacity, capacity_for, step_by_sequences, step_by_tokens
+from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
+from bertrain.data.shards import Shards
+from bertrain.errors import UserError
+from bertrain.seeds import derive
+
+EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
+EVALUATION_STEP = 1024  # examples dealt into bins together
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step as one rank sees it. Counts are of the whole step, all ranks together."""
+
+    number: int
+    bins: list[Batch]
+    """The bins of this rank; none, where there are fewer bins than ranks."""
+    num_bins: int
+    num_tokens: int
+    num_sequences: int
+    num_predictions: int
+    first_position: int
+
+    @property
+    def next_position(self) -> int:
+        """Where the next step begins; also the number of examples trained on after this one."""
+        return self.first_position + self.num_sequences
+
+
+class Loader:
+    """Makes the steps of a run from shards. It is told its rank; it asks nobody."""
+
+    def __init__(self, shards: Shards, settings: Settings, *, rank: int = 0, world: int = 1) -> None:
+        check_data(shards, settings)
+        self.shards, self.rank, self.world = shards, rank, world
+        self._settings = settings
+        self._policy = POLICIES[settings.batch.policy]
+        self._max_seq_length = settings.data.max_seq_length
+        words = shards.vocabulary
+        self._pad_id = words.id_of("[PAD]")
+        self._rules = MaskingRules(
+            vocab_size=len(words.words),
+            mask_id=words.id_of("[MASK]"),
+            special_ids=(words.id_of("[CLS]"), words.id_of("[SEP]"), words.id_of("[PAD]")),
+            max_predictions=settings.data.max_predictions,
+            probability=settings.data.mask_probability,
+            continues_word=words.continues_word if settings.data.whole_word else None,
+        )
+        self.capacity: Capacity = capacity_for(
+            settings.batch.token_budget,
+            bin_sequences=settings.batch.bin_sequences,
+            mean_length=self._max_seq_length if self._policy.pads_each else float(shards.lengths.mean()),
+            max_predictions=settings.data.max_predictions,
+            mask_probability=settings.data.mask_probability,
+        )
+
+    def step(self, number: int, position: int) -> Step:
+        """Step `number`, whose first example stands at `position` of the endless order."""
+        batch, seed = self._settings.batch, self._settings.train.seed
+        if batch.sequences:
+            epochs, rows = step_by_sequences(position, batch.sequences, len(self.shards), seed)
+        else:
+            epochs, rows = step_by_tokens(position, batch.tokens, self.shards.lengths, seed)
+        mask_keys = np.zeros(len(rows), dtype=np.uint64)
+        for epoch in np.unique(epochs):
+            mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
+        lengths, predictions = self._sizes(rows)
+        bins = self._policy.deal(lengths, predictions, self.capacity, self._max_seq_length)
+        own = range(self.rank, len(bins), self.world)
+        return Step(
+            number=number,
+            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
+            num_bins=len(bins),
+            num_tokens=int(lengths.sum()),
+            num_sequences=len(rows),
+            num_predictions=int(predictions.sum()),
+            first_position=position,
+        )
+
+    def steps(self, number: int, position: int, stop: int, *, ahead: int = 2) -> Iterator[Step]:
+        """Steps `number` .. `stop` in order, up to `ahead` of them made in the background."""
+        ready: queue.Queue[Step | BaseException] = queue.Queue(ahead)
+        ended = threading.Event()
+
+        def produce() -> None:
+            next_position = position
+            try:
+                for next_number in range(number, stop):
+                    step = self.step(next_number, next_position)
+                    next_position = step.next_position
+                    while not ended.is_set():
+                        try:
+                            ready.put(step, timeout=0.1)
+                            break
+                        except queue.Full:
+                            continue
+                    if ended.is_set():
+                        return
+            except BaseException as error:  # handed to the consumer, which raises it
+                ready.put(error)
+
+        worker = threading.Thread(target=produce, name="bertrain-loader", daemon=True)
+        worker.start()
+        try:
+            for _ in range(number, stop):
+                item = ready.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            ended.set()
+
+    def evaluation(self, max_examples: int) -> Iterator[Batch]:
+        """This rank's bins of an evaluation: evenly strided examples, masked the same way every time."""
+        total = len(self.shards)
+        count = min(max_examples or total, total)
+        chosen = np.arange(count) * total // count
+        key = derive(EVALUATION_SEED, "mask", "evaluation")
+        number = 0
+        for first in range(0, count, EVALUATION_STEP):
+            rows = chosen[first : first + EVALUATION_STEP]
+            for bin in self._policy.deal(*self._sizes(rows), self.capacity, self._max_seq_length):
+                if number % self.world == self.rank:
+                    yield self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
+                number += 1
+
+    def _sizes(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Length and number of predictions of each row."""
+        lengths = self.shards.lengths[rows].astype(np.int64)
+        return lengths, count_predictions(lengths, self._rules.max_predictions, self._rules.probability)
+
+    def _batch(self, rows: Ints, mask_keys: np.ndarray, dropout_seed: int) -> Batch:
+        lengths, predictions = self._sizes(rows)
+        shape = self._policy.shape_of(lengths, predictions, self.capacity, self._max_seq_length)
+        layout = self._policy.lay_out(lengths, shape.tokens, self._max_seq_length)
+        num_slots = self._policy.num_slots(shape, self._max_seq_length)
+
+        ends = np.cumsum(lengths)
+        packed_starts = ends - lengths  # where each example begins when nothing lies between them
+        masked, chosen, labels = mask_tokens(
+            self.shards.gather(rows), packed_starts, lengths, rows, mask_keys, self._rules
+        )
+        within = np.arange(len(masked)) - np.repeat(packed_starts, lengths)
+        place = within + np.repeat(layout.starts, lengths)
+
+        input_ids = np.full(shape.tokens, self._pad_id, dtype=np.int64)
+        input_ids[place] = masked
+        segment_ids = np.zeros(shape.tokens, dtype=np.int64)
+        segment_ids[place] = within >= np.repeat(self.shards.segment_b(rows), lengths)
+        boundaries = layout.boundaries
+        sequence_lengths = np.diff(boundaries)
+        position_ids = np.arange(shape.tokens) - np.repeat(boundaries[:-1], sequence_lengths)
+
+        cu_seqlens = np.full(num_slots + 1, shape.tokens, dtype=np.int32)
+        cu_seqlens[: len(boundaries)] = boundaries
+        nsp_labels = np.full(num_slots, IGNORED, dtype=np.int64)
+        nsp_labels[layout.slots] = self.shards.is_random(rows)
+        mlm_positions = np.zeros(shape.predictions, dtype=np.int64)
+        mlm_positions[: len(chosen)] = place[chosen]
+        mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
+        mlm_labels[: len(chosen)] = labels
+        return Batch(
+            input_ids=torch.from_numpy(input_ids),
+            segment_ids=torch.from_numpy(segment_ids),
+            position_ids=torch.from_numpy(position_ids),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            cls_positions=torch.from_numpy(np.minimum(cu_seqlens[:-1], shape.tokens - 1).astype(np.int64)),
+            mlm_positions=torch.from_numpy(mlm_positions),
+            mlm_labels=torch.from_numpy(mlm_labels),
+            nsp_labels=torch.from_numpy(nsp_labels),
+            max_seqlen=self._max_seq_length,
+            sequence_lengths=tuple(sequence_lengths.tolist()),
+            dropout_seed=dropout_seed,
+            num_tokens=len(masked),
+            num_sequences=len(rows),
+            num_predictions=len(chosen),
+        )
+
+
+def check_data(shards: Shards, settings: Settings) -> None:
+    """Refuse data that was not made for these settings."""
+    words, limit = len(shards.vocabulary.words), settings.data.max_seq_length
+    if words != settings.model.vocab_size:
+        raise UserError(
+            f"{shards.folder} was prepared with a vocabulary of {words} words, but model.vocab_size is "
+            f"{settings.model.vocab_size}; prepare it with the model's vocabulary or set --model.vocab_size {words}"
+        )
+    longest = int(shards.lengths.max())
+    if longest > limit:
+        raise UserError(
+            f"{shards.folder} holds an example of {longest} tokens, more than data.max_seq_length {limit}; "
+            f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
+        )

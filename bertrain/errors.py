@@ -1,0 +1,17 @@
+"""The one kind of error a user can cause."""
+
+
+class UserError(Exception):
+    """Something only the user can mend: one sentence saying what is wrong, where, and what to do.
+
+    The command line prints the sentence and exits with code 2. Every other exception is our own
+    failure and keeps its traceback.
+    """
+
+
+def nearest(word: str, candidates: list[str]) -> str:
+    """A suggestion to append to a sentence about an unknown `word`, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,128 @@
+"""Attention over ragged sequences that lie one after another in a flat run of tokens.
+
+`attend_each` is the specification: one sequence at a time. `attend_grouped` computes the same for sequences of
+like length together, each padded to the group's length with a mask of its own keys; nothing of the size of the
+whole bin squared is ever made. Letters as in bert.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertrain.data.batch import Batch
+
+GROUP_STEP = 32  # lengths are rounded up to a multiple of this to share a group
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences padded to one length: `count` of them, [count, length] slots, `keys` true where a token lies."""
+
+    count: int
+    length: int
+    keys: Tensor | None  # [count, 1, 1, length]; None where every slot holds a token
+
+
+@dataclass(frozen=True)
+class RaggedPlan:
+    """How a bin's tokens are regrouped for attention; made once per bin, used by every layer."""
+
+    token_of_slot: Tensor  # [slots], a safe token where the slot is padding
+    slot_of_token: Tensor  # [T]
+    is_padding: Tensor | None  # [slots, 1]; None where there is none
+    groups: tuple[Group, ...]
+
+    @staticmethod
+    def of(batch: Batch) -> RaggedPlan:
+        return plan_groups(batch.sequence_lengths, batch.input_ids.device)
+
+
+def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> RaggedPlan:
+    """Group sequences by length, rounded up. `sequence_lengths` covers every token of the bin, in order."""
+    lengths = np.array(sequence_lengths, dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    rounded = -(-lengths // GROUP_STEP) * GROUP_STEP
+    token_of_slot, groups = [], []
+    for size in np.unique(rounded):
+        members = np.flatnonzero(rounded == size)
+        longest = int(lengths[members].max())
+        offsets = np.arange(longest)
+        holds_token = offsets < lengths[members, None]
+        token_of_slot.append(np.where(holds_token, starts[members, None] + offsets, -1).ravel())
+        keys = None if holds_token.all() else torch.from_numpy(holds_token[:, None, None, :]).to(device)
+        groups.append(Group(len(members), longest, keys))
+    slots = np.concatenate(token_of_slot)
+    real = np.flatnonzero(slots >= 0)
+    slot_of_token = np.empty(int(lengths.sum()), dtype=np.int64)
+    slot_of_token[slots[real]] = real
+    padding = torch.from_numpy((slots < 0)[:, None]).to(device) if len(real) < len(slots) else None
+    return RaggedPlan(
+        token_of_slot=torch.from_numpy(np.maximum(slots, 0)).to(device),
+        slot_of_token=torch.from_numpy(slot_of_token).to(device),
+        is_padding=padding,
+        groups=tuple(groups),
+    )
+
+
+def ragged_attention(qkv: Tensor, plan: RaggedPlan, dropout: float) -> Tensor:
+    """Attention within each sequence: [T, 3, H, D] -> [T, H, D]."""
+    return attend_grouped(qkv, plan, dropout)
+
+
+def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout: float) -> Tensor:
+    """The specification: softmax(q k' / sqrt(D)) v for each sequence by itself."""
+    attended = []
+    for sequence in qkv.split(list(sequence_lengths)):
+        q, k, v = sequence.unbind(1)  # [length, H, D] each
+        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+        probabilities = F.dropout(scores.softmax(-1), dropout)
+        attended.append(torch.einsum("hqk,khd->qhd", probabilities, v))
+    return torch.cat(attended)
+
+
+def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout: float) -> Tensor:
+    """As attend_each, for groups of sequences of like length at a time."""
+    heads, head_size = qkv.shape[2:]
+    slots = _TokensToSlots.apply(qkv.flatten(1), plan)
+    attended = []
+    for group, part in zip(plan.groups, slots.split([g.count * g.length for g in plan.groups]), strict=True):
+        q, k, v = part.view(group.count, group.length, 3, heads, head_size).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=group.keys, dropout_p=dropout)
+        attended.append(mixed.transpose(1, 2).reshape(group.count * group.length, heads * head_size))
+    return _SlotsToTokens.apply(torch.cat(attended), plan).view(-1, heads, head_size)
+
+
+class _TokensToSlots(torch.autograd.Function):
+    """Copy tokens into padded slots. Each token has one slot of its own, so the gradient is a plain copy back."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, plan: RaggedPlan) -> Tensor:
+        ctx.plan = plan
+        return tokens.index_select(0, plan.token_of_slot)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].index_select(0, ctx.plan.slot_of_token), None
+
+
+class _SlotsToTokens(torch.autograd.Function):
+    """Copy each token out of its slot. Padding slots go nowhere, so their gradient is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, slots: Tensor, plan: RaggedPlan) -> Tensor:
+        ctx.plan = plan
+        return slots.index_select(0, plan.slot_of_token)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        slots = gradients[0].index_select(0, ctx.plan.token_of_slot)
+        if ctx.plan.is_padding is not None:
+            slots.masked_fill_(ctx.plan.is_padding, 0.0)
+        return slots, None

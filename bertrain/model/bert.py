@@ -1,0 +1,127 @@
+"""BERT on a flat run of tokens: the encoder of Devlin et al. (2018) with its two pre-training heads.
+
+This file knows nothing of ranks, precision, compilation or checkpoints; those are applied from `train/`.
+
+Letters in shape comments: T tokens of a bin, S sequence slots, P prediction slots, E hidden size,
+F intermediate size, H heads, D head size, V vocabulary (padded).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertrain.config import ModelSettings
+from bertrain.data.batch import Batch
+from bertrain.model.attention import RaggedPlan, ragged_attention
+from bertrain.model.heads import MaskedWordHead, NextSentenceHead
+from bertrain.seeds import derive
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the heads say of one bin. Rows of empty slots hold numbers of no meaning."""
+
+    mlm_logits: Tensor  # [P, vocab_size]
+    nsp_logits: Tensor | None  # [S, 2]; None without next-sentence prediction
+
+
+class Embeddings(nn.Module):
+    """Word + position + segment, then LayerNorm and dropout."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.words = nn.Embedding(settings.padded_vocab_size, settings.hidden_size)
+        self.positions = nn.Embedding(settings.max_positions, settings.hidden_size)
+        self.segments = nn.Embedding(settings.num_segments, settings.hidden_size)
+        self.norm = nn.LayerNorm(settings.hidden_size, settings.layer_norm_eps)
+        self.dropout = settings.hidden_dropout
+
+    def forward(self, batch: Batch) -> Tensor:  # [T, E]
+        x = self.words(batch.input_ids) + self.positions(batch.position_ids) + self.segments(batch.segment_ids)
+        return F.dropout(self.norm(x), self.dropout, self.training)
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward network, each followed by dropout, residual and LayerNorm."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        width = settings.hidden_size
+        self.heads, self.head_size = settings.num_heads, settings.head_size
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, settings.layer_norm_eps)
+        self.expand = nn.Linear(width, settings.intermediate_size)
+        self.contract = nn.Linear(settings.intermediate_size, width)
+        self.output_norm = nn.LayerNorm(width, settings.layer_norm_eps)
+        self.hidden_dropout, self.attention_dropout = settings.hidden_dropout, settings.attention_dropout
+
+    def forward(self, x: Tensor, plan: RaggedPlan) -> Tensor:  # [T, E] -> [T, E]
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size))
+        attended = ragged_attention(qkv, plan, self.attention_dropout if self.training else 0.0).flatten(-2)
+        x = self.attention_norm(x + F.dropout(self.attention_out(attended), self.hidden_dropout, self.training))
+        expanded = F.gelu(self.expand(x))
+        return self.output_norm(x + F.dropout(self.contract(expanded), self.hidden_dropout, self.training))
+
+
+class Bert(nn.Module):
+    """The encoder with its pre-training heads. The masked-word head sees only the rows it has to predict."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embeddings = Embeddings(settings)
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.num_layers))
+        self.masked_words = MaskedWordHead(settings)
+        self.next_sentence = NextSentenceHead(settings) if settings.nsp else None
+
+    def encode(self, batch: Batch) -> Tensor:
+        """The last layer's output for every token of the bin, [T, E]."""
+        plan = RaggedPlan.of(batch)
+        x = self.embeddings(batch)
+        for layer in self.layers:
+            x = layer(x, plan)
+        return x
+
+    def forward(self, batch: Batch) -> Outputs:
+        x = self.encode(batch)
+        mlm_logits = self.masked_words(x[batch.mlm_positions], self.embeddings.words.weight)
+        nsp_logits = self.next_sentence(x[batch.cls_positions]) if self.next_sentence is not None else None
+        return Outputs(mlm_logits, nsp_logits)
+
+
+def split_parts(name: str) -> int:
+    """How many of the reference's tensors the parameter `name` holds, stacked along its first axis.
+
+    Query, key and value are one matrix here, so that one product computes them; to an optimizer with
+    layer-wise rates they are three tensors still.
+    """
+    return 3 if name.endswith("qkv.weight") else 1
+
+
+def initialise(model: Bert, seed: int) -> None:
+    """Fresh weights, each tensor drawn from its own generator, seeded by its name.
+
+    | what                      | value                                                        |
+    | matrices and embeddings   | normal with deviation `initializer_range`, cut at two of them |
+    | LayerNorm gain            | 1                                                            |
+    | every bias                | 0                                                            |
+    | padding of the vocabulary | 0                                                            |
+    """
+    deviation = model.settings.initializer_range
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif parameter.ndim == 1:
+                parameter.zero_()
+            else:
+                generator = torch.Generator().manual_seed(derive(seed, "weights", name))
+                drawn = torch.empty(parameter.shape)
+                nn.init.trunc_normal_(drawn, 0.0, deviation, -2 * deviation, 2 * deviation, generator)
+                parameter.copy_(drawn)
+        model.embeddings.words.weight[model.settings.vocab_size :].zero_()

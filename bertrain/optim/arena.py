@@ -1,0 +1,65 @@
+"""One flat home for all parameters and another for their gradients.
+
+Every tensor of the model becomes a view into one buffer, its gradient a view into another. What is done to all
+of them alike (zeroing, summing over ranks, the global norm, moments) is then one operation on one buffer whose
+layout never changes. That is why this is used rather than DistributedDataParallel, which rebuilds its buckets
+after the first backward pass and so makes a resumed run add up in another order than an undisturbed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 64  # elements: each tensor starts on a 256-byte boundary, where vector instructions like it
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the arena that the optimizer treats as one tensor."""
+
+    start: int
+    stop: int
+    is_adapted: bool
+    """Whether weight decay and layer-wise rates apply: to matrices, not to biases and LayerNorm."""
+
+
+class Arena:
+    """The flat parameters and gradients of a model, whose tensors it turns into views of them."""
+
+    def __init__(self, model: nn.Module, split_parts: Callable[[str], int] = lambda name: 1) -> None:
+        parameters = dict(model.named_parameters())
+        first = next(iter(parameters.values()))
+        self.places: dict[str, tuple[int, torch.Size]] = {}
+        self.segments: list[Segment] = []
+        size = 0
+        for name, parameter in parameters.items():
+            self.places[name] = size, parameter.shape
+            part = parameter.numel() // split_parts(name)
+            for start in range(size, size + parameter.numel(), part):
+                self.segments.append(Segment(start, start + part, parameter.ndim > 1))
+            size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self.gradients = torch.zeros_like(self.values)
+        for name, parameter in parameters.items():
+            value = self.view(self.values, name)
+            value.copy_(parameter.detach())
+            parameter.data = value
+            parameter.grad = self.view(self.gradients, name)
+
+    def view(self, flat: Tensor, name: str) -> Tensor:
+        """The part of a flat buffer of this layout that belongs to parameter `name`, in its shape."""
+        start, shape = self.places[name]
+        return flat[start : start + shape.numel()].view(shape)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """A flat buffer of this layout, by parameter name; the tensors are views."""
+        return {name: self.view(flat, name) for name in self.places}
+
+    def load(self, flat: Tensor, named: dict[str, Tensor]) -> None:
+        """Copy tensors by name into a flat buffer of this layout."""
+        for name in self.places:
+            self.view(flat, name).copy_(named[name])

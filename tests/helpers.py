@@ -1,0 +1,201 @@
+"""What several tests need: a small corpus, prepared folders, runs of the command line, Hugging Face twins."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertrain.config import ModelSettings, Settings, resolve
+from bertrain.data.prepare import prepare
+from bertrain.model.bert import Bert
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+TINY = {
+    "model.hidden_size": "32",
+    "model.num_layers": "2",
+    "model.num_heads": "2",
+    "model.intermediate_size": "64",
+    "model.max_positions": "64",
+    "data.max_seq_length": "64",
+    "data.max_predictions": "10",
+    "batch.sequences": "24",
+    "batch.token_budget": "256",
+    "schedule.warmup_steps": "2",
+    "train.max_steps": "20",
+    "train.threads": "1",
+    "log.tensorboard": "false",
+}
+"""Overrides of bert-tiny that make a run of seconds."""
+
+
+def write_corpus(path: Path, *, documents: int = 40, seed: int = 0) -> Path:
+    """Text with something to learn: every word has three favourite successors."""
+    draw = random.Random(seed)
+    words = vocabulary_words()
+    successors = {word: draw.sample(words, 3) for word in words}
+    lines = []
+    for _ in range(documents):
+        for _ in range(draw.randint(3, 12)):
+            sentence = [draw.choice(words)]
+            for _ in range(draw.randint(3, 14)):
+                sentence.append(draw.choice(successors[sentence[-1]]))
+            lines.append(" ".join(sentence))
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def vocabulary_words() -> list[str]:
+    return [a + b for a in ("ba", "ke", "li", "mo", "nu", "ra") for b in ("to", "se", "vi", "da", "fu", "go", "pe")]
+
+
+def write_vocabulary(path: Path) -> Path:
+    pieces = ["##" + word[2:] for word in vocabulary_words()[:7]]
+    path.write_text("\n".join([*SPECIAL, *vocabulary_words(), *pieces]) + "\n")
+    return path
+
+
+def make_data(folder: Path, *, documents: int = 40, max_seq_length: int = 64, seed: int = 0) -> Path:
+    """A prepared data folder at folder/data, from a corpus of its own vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(
+        [write_corpus(folder / "corpus.txt", documents=documents, seed=seed)],
+        folder / "data",
+        vocab=write_vocabulary(folder / "vocab.txt"),
+        max_seq_length=max_seq_length,
+    )
+    return folder / "data"
+
+
+def vocab_size() -> int:
+    return len(SPECIAL) + len(vocabulary_words()) + 7
+
+
+def tiny_settings(**overrides: object) -> Settings:
+    """Settings of a run of seconds; keys with __ for the dot."""
+    given = {key.replace("__", "."): str(value).lower() for key, value in overrides.items()}
+    return resolve("bert-tiny", list(({"model.vocab_size": str(vocab_size())} | TINY | given).items()))
+
+
+def tiny_arguments(**overrides: object) -> list[str]:
+    """The same as command-line arguments."""
+    given = {key.replace("__", "."): str(value).lower() for key, value in overrides.items()}
+    values = {"model.vocab_size": str(vocab_size())} | TINY | given
+    return [word for key, value in values.items() for word in (f"--{key}", value)]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "bertrain", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def bertrain(*arguments: object, check: bool = True, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=environment(), timeout=timeout, check=False
+    )
+    assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def losses(run: Path) -> list[float]:
+    """The loss of each step, which must stand there once and in order."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
+    return [record["loss"] for record in steps]
+
+
+def final_weights(run: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.detach() - expected.detach()).norm() / expected.norm().clamp(min=1e-30))
+
+
+def build_model(settings: ModelSettings, seed: int = 1) -> Bert:
+    """A model whose every tensor is random, biases and LayerNorm too, so that no term can hide."""
+    model = Bert(settings)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            mean = 1.0 if name.endswith("norm.weight") else 0.0
+            parameter.copy_(mean + 0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def huggingface_names(model: Bert) -> dict[str, tuple[str, int]]:
+    """For each tensor of Hugging Face's BertForPreTraining: our parameter, and which third of it (or all: -1)."""
+    names: dict[str, tuple[str, int]] = {
+        "bert.embeddings.word_embeddings.weight": ("embeddings.words.weight", -1),
+        "bert.embeddings.position_embeddings.weight": ("embeddings.positions.weight", -1),
+        "bert.embeddings.token_type_embeddings.weight": ("embeddings.segments.weight", -1),
+        "cls.predictions.bias": ("masked_words.bias", -1),
+    }
+    pairs = {
+        "bert.embeddings.LayerNorm": "embeddings.norm",
+        "cls.predictions.transform.dense": "masked_words.transform",
+        "cls.predictions.transform.LayerNorm": "masked_words.norm",
+        "bert.pooler.dense": "next_sentence.pool",
+        "cls.seq_relationship": "next_sentence.classify",
+    }
+    for number in range(model.settings.num_layers):
+        theirs, ours = f"bert.encoder.layer.{number}", f"layers.{number}"
+        pairs |= {
+            f"{theirs}.attention.output.dense": f"{ours}.attention_out",
+            f"{theirs}.attention.output.LayerNorm": f"{ours}.attention_norm",
+            f"{theirs}.intermediate.dense": f"{ours}.expand",
+            f"{theirs}.output.dense": f"{ours}.contract",
+            f"{theirs}.output.LayerNorm": f"{ours}.output_norm",
+        }
+        for third, part in enumerate(("query", "key", "value")):
+            for kind in ("weight", "bias"):
+                names[f"{theirs}.attention.self.{part}.{kind}"] = (f"{ours}.qkv.{kind}", third)
+    for theirs, ours in pairs.items():
+        for kind in ("weight", "bias"):
+            names[f"{theirs}.{kind}"] = (f"{ours}.{kind}", -1)
+    return names
+
+
+def third_of(tensor: torch.Tensor, third: int) -> torch.Tensor:
+    return tensor if third < 0 else tensor.chunk(3)[third]
+
+
+def huggingface_twin(model: Bert) -> Any:
+    """Hugging Face's BertForPreTraining with the weights of `model` and no dropout."""
+    from transformers import BertConfig, BertForPreTraining
+
+    settings = model.settings
+    twin = BertForPreTraining(
+        BertConfig(
+            vocab_size=settings.vocab_size,
+            hidden_size=settings.hidden_size,
+            num_hidden_layers=settings.num_layers,
+            num_attention_heads=settings.num_heads,
+            intermediate_size=settings.intermediate_size,
+            max_position_embeddings=settings.max_positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            layer_norm_eps=settings.layer_norm_eps,
+        )
+    )
+    ours = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            our_name, third = huggingface_names(model)[name]
+            parameter.copy_(third_of(ours[our_name], third)[: parameter.shape[0]])
+    return twin
