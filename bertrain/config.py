@@ -83,7 +83,8 @@ class BatchSettings:
         4096, "tokens a device computes at once (a bin); memory only, no effect on the training", minimum=8
     )
     policy: Literal["budget", "padded"] = setting(
-        "budget", "budget: bins of whole examples, evenly filled; padded: each example padded to max_seq_length"
+        "budget",
+        "budget: bins of whole examples, evenly filled; padded: each example padded to max_seq_length",
     )
     bin_sequences: int = setting(0, "most examples in a bin; 0: token_budget / 16", minimum=0)
 
@@ -193,11 +194,11 @@ class Settings:
             raise UserError(
                 f"batch.tokens {batch.tokens} cannot hold one example of data.max_seq_length {data.max_seq_length}"
             )
-        decay_steps = self.schedule.decay_steps or self.train.max_steps
-        if self.schedule.warmup_steps + self.schedule.start_warmup_step > decay_steps:
+        warmup_end = self.schedule.warmup_steps + self.schedule.start_warmup_step
+        if 0 < self.schedule.decay_steps < warmup_end:
             raise UserError(
-                f"the warm-up ends at step {self.schedule.warmup_steps + self.schedule.start_warmup_step}, "
-                f"after the decay has reached zero at step {decay_steps}"
+                f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {self.schedule.decay_steps}, "
+                "where the rate has reached zero"
             )
         if self.evaluate.every_samples and not self.evaluate.data:
             raise UserError("evaluate.every_samples is set, but evaluate.data names no folder to evaluate on")
@@ -207,7 +208,7 @@ class Settings:
         return dataclasses.asdict(self)
 
 
-SECTIONS: dict[str, type] = {name: hint for name, hint in get_type_hints(Settings).items()}
+SECTIONS: dict[str, type] = get_type_hints(Settings)
 
 # What bert_config.json calls the fields of ModelSettings; keys of other uses of that file are known and unused.
 BERT_CONFIG_KEYS = {

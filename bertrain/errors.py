@@ -9,6 +9,10 @@ class UserError(Exception):
     """
 
 
+class AgreedError(UserError):
+    """An error that every rank of a run comes to at the same point; the first rank says it for all."""
+
+
 def nearest(word: str, candidates: list[str]) -> str:
     """A suggestion to append to a sentence about an unknown `word`, or nothing."""
     import difflib

@@ -39,7 +39,7 @@ TINY = {
 def write_corpus(path: Path, *, documents: int = 40, seed: int = 0) -> Path:
     """Text with something to learn: every word has three favourite successors."""
     draw = random.Random(seed)
-    words = vocabulary_words()
+    words = vocabulary_words() + [word + "tose" for word in vocabulary_words()[:6]]  # these are three pieces each
     successors = {word: draw.sample(words, 3) for word in words}
     lines = []
     for _ in range(documents):
@@ -120,7 +120,8 @@ def losses(run: Path) -> list[float]:
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
+    mapped = load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
+    return {name: tensor.clone() for name, tensor in mapped.items()}
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,18 +38,15 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """This batch on `device`, copied without waiting where the memory is pinned."""
-        moved = {
-            item.name: value.to(device, non_blocking=True)
-            for item in fields(self)
-            if isinstance(value := getattr(self, item.name), Tensor)
-        }
-        return replace(self, **moved)
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """This batch in page-locked memory, from which a GPU copies while it computes."""
-        pinned = {
-            item.name: value.pin_memory()
-            for item in fields(self)
-            if isinstance(value := getattr(self, item.name), Tensor)
-        }
-        return replace(self, **pinned)
+        return self._with_tensors(Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = change(value)
+        return Batch(**values)

@@ -42,7 +42,12 @@ class Capacity:
 
 
 def capacity_for(
-    token_budget: int, *, bin_sequences: int, mean_length: float, max_predictions: int, mask_probability: float
+    token_budget: int,
+    *,
+    bin_sequences: int,
+    mean_length: float,
+    max_predictions: int,
+    mask_probability: float,
 ) -> Capacity:
     """Capacities of a bin of `token_budget` tokens.
 

@@ -88,7 +88,12 @@ def _choose_tokens(candidates: Ints, example: Ints, keys: Words, available: Ints
 
 
 def _choose_words(
-    tokens: Ints, candidates: Ints, example: Ints, keys: Words, wanted: Ints, continues_word: npt.NDArray[np.bool_]
+    tokens: Ints,
+    candidates: Ints,
+    example: Ints,
+    keys: Words,
+    wanted: Ints,
+    continues_word: npt.NDArray[np.bool_],
 ) -> Ints:
     """Whole words in random order while they fit, then pieces of one more word if the count is still short.
 
@@ -114,8 +119,8 @@ def _choose_words(
             missing[owner] -= len(word)
         else:
             passed_over.setdefault(owner, []).append(word)
-    for owner in np.flatnonzero(missing):
-        for word in passed_over[int(owner)]:
+    for owner in np.flatnonzero(missing).tolist():
+        for word in passed_over[owner]:
             piece = word[: missing[owner]]
             chosen.append(piece)
             missing[owner] -= len(piece)

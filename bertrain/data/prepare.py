@@ -39,9 +39,7 @@ def prepare(
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
     files = find_inputs(inputs)
     documents = tokenize_documents(read_documents(files), Tokenizer(vocabulary))
-    pairs = pairs_of_documents(
-        documents, max_seq_length=max_seq_length, short_seq_prob=short_seq_prob, seed=seed
-    )
+    pairs = pairs_of_documents(documents, max_seq_length=max_seq_length, short_seq_prob=short_seq_prob, seed=seed)
     preparation = {
         "inputs": [file.name for file in files],
         "max_seq_length": max_seq_length,

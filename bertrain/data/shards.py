@@ -207,7 +207,9 @@ def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
     if not path.is_file():
         raise UserError(f"the shard {path} is missing; its manifest lists it")
     if path.stat().st_size != expected["bytes"]:
-        raise UserError(f"the shard {path} is {path.stat().st_size} bytes long where its manifest says {expected['bytes']}")
+        raise UserError(
+            f"the shard {path} is {path.stat().st_size} bytes long where its manifest says {expected['bytes']}"
+        )
     if verify == "hash" and file_digest(path)[1] != expected["sha256"]:
         raise UserError(f"the shard {path} is damaged: its SHA-256 is not the manifest's; prepare the data again")
 

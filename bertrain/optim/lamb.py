@@ -65,7 +65,9 @@ class AdaptiveOptimizer:
         """Moments by parameter name: what a checkpoint stores, free of layout and world size."""
         moments = {"first_moment": self.first_moment, "second_moment": self.second_moment}
         return {
-            f"{kind}/{name}": tensor for kind, flat in moments.items() for name, tensor in self.arena.named(flat).items()
+            f"{kind}/{name}": tensor
+            for kind, flat in moments.items()
+            for name, tensor in self.arena.named(flat).items()
         }
 
     def load(self, state: dict[str, Tensor], num_applied: int) -> None:

@@ -1,0 +1,196 @@
+"""The only door: one verb per sub-command, each a thin skin over one Python function.
+
+Nothing heavy is imported before a verb needs it, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertrain import __version__
+from bertrain.errors import AgreedError, UserError
+
+EXIT_USER_ERROR = 2
+
+app = typer.Typer(
+    help="Train BERT: text to data, pre-training, evaluation and weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Make training data from text.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+DataFolder = Annotated[Path, typer.Option("--data", help="a folder made by `bertrain data prepare`")]
+RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@data_app.command("prepare")
+def data_prepare(
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="text files, or folders of them")],
+    out: Annotated[Path, typer.Option("--out", help="the folder to make")],
+    vocab: Annotated[Path | None, typer.Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
+    lower_case: Annotated[
+        bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")
+    ] = True,
+    max_seq_length: Annotated[int, typer.Option(help="longest example in tokens")] = 512,
+    short_seq_prob: Annotated[float, typer.Option(help="share of documents cut into shorter examples")] = 0.1,
+    seed: Annotated[int, typer.Option(help="seed of the pairing")] = 12345,
+    rows_per_shard: Annotated[int, typer.Option(help="examples in one file")] = 65536,
+) -> None:
+    """Turn text (a sentence per line, a blank line between documents) into training examples.
+
+    Example: bertrain data prepare articles.txt --out data/ --max-seq-length 128
+    """
+    from bertrain.data.prepare import prepare
+
+    manifest = prepare(
+        inputs,
+        out,
+        vocab=vocab,
+        lower_case=lower_case,
+        max_seq_length=max_seq_length,
+        short_seq_prob=short_seq_prob,
+        seed=seed,
+        rows_per_shard=rows_per_shard,
+    )
+    mean = manifest["tokens"] / manifest["rows"]
+    print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
+    print(f"next: bertrain pretrain RECIPE --data {out} --run runs/NAME")
+
+
+@app.command(context_settings=OVERRIDES)
+def pretrain(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="a recipe's name, or a .toml file")],
+    data: DataFolder,
+    run: Annotated[Path | None, typer.Option(help="the run folder to make or continue")] = None,
+    settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
+    init: Annotated[Path | None, typer.Option(help="a run whose weights to begin with")] = None,
+    nproc: RankCount = 1,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
+) -> None:
+    """Pre-train BERT; any setting can be given as --section.field VALUE.
+
+    Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --train.max_steps 200
+    """
+    from bertrain import config
+
+    overrides = parse_overrides(context.args)
+    if deterministic:
+        overrides.append(("train.deterministic", "true"))
+    settings = config.resolve(recipe, overrides, settings_file)
+    if dry_run:
+        from bertrain.train import pretrain as training
+
+        print(training.dry_run(settings, data, world=nproc))
+        return
+    if run is None:
+        raise UserError("--run is missing: the folder this run is kept in, for example --run runs/first")
+    from bertrain.train import pretrain as training
+
+    if nproc > 1 and "RANK" not in os.environ:
+        training.preflight(settings, data, run)
+        start_ranks(nproc)
+    finish(run, training.pretrain(settings, data, run, init=str(init.resolve()) if init else "").step)
+
+
+@app.command()
+def resume(run: RunFolder, nproc: RankCount = 1) -> None:
+    """Continue a run from its newest whole checkpoint, on any number of ranks.
+
+    Example: bertrain resume runs/tiny
+    """
+    from bertrain.train import pretrain as training
+    from bertrain.train.runs import Run
+
+    Run.open(run)
+    if nproc > 1 and "RANK" not in os.environ:
+        start_ranks(nproc)
+    finish(run, training.resume(run).step)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: DataFolder,
+    max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Loss and accuracy of a run's newest checkpoint on held-out data.
+
+    Example: bertrain evaluate runs/tiny --data held-out/
+    """
+    from bertrain.observe.metrics import evaluation_text
+    from bertrain.train.evaluate import evaluate as evaluate_run
+
+    result = evaluate_run(run, data, max_examples=max_examples)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+
+
+def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
+    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
+    pairs = []
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--") or len(word) == 2:
+            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            value = next(words, "")
+            if not value or value.startswith("--"):
+                raise UserError(f"--{key} has no value after it")
+        pairs.append((key, value))
+    return pairs
+
+
+def start_ranks(nproc: int) -> None:
+    """Run this same command as several ranks, and end as they end."""
+    from bertrain.launch.local import run_ranks
+
+    raise SystemExit(run_ranks(nproc, sys.argv[1:]))
+
+
+def finish(run: Path, step: int) -> None:
+    """The last line: what was made, and what to type next. Said once, by the first rank."""
+    if is_first_rank():
+        print(f"done: {run} after step {step}; next: bertrain evaluate {run} --data DIR")
+
+
+def is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def main() -> None:
+    """Run the command line; a user's error ends in one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        if not isinstance(error, AgreedError) or is_first_rank():
+            print(f"bertrain: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR) from None
+    except KeyboardInterrupt:
+        print("bertrain: interrupted; what was saved before stays", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR) from None

@@ -1,0 +1,189 @@
+"""Checkpoints: a folder of safetensors and JSON, written whole or not at all, verified before it is trusted.
+
+    checkpoints/step-00000500/
+        model.safetensors       weights by parameter name
+        optimizer.safetensors   moments by parameter name
+        state.json              counters; there is no random state to keep
+        manifest.json           size and SHA-256 of the three, written last
+
+A checkpoint knows no world size. It is written beside its place, synced, and renamed; the folders before it are
+deleted only after that. Nothing in it is a pickle. Training waits for a copy to host memory, not for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bertrain.data.shards import file_digest
+from bertrain.errors import UserError
+
+SCHEMA_VERSION = 1
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    samples: int = 0
+    """Examples trained on: also the position of the next one in the endless order."""
+    tokens: int = 0
+    updates: int = 0
+    """Steps applied; the others were not finite."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run's state, copied off the device: nothing that training does next can change it."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    progress: Progress
+
+
+class Saver:
+    """Writes snapshots in the background, one at a time, and says so when one could not be written."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+        self._writer: threading.Thread | None = None
+        self.failure: OSError | None = None
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Begin to write `snapshot`, after the one before it has ended."""
+        self.wait()
+        self._writer = threading.Thread(target=self._write, args=(snapshot,), name="bertrain-saver")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Wait for the save in hand, if there is one; `failure` then says how it ended."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            write_checkpoint(self.folder, snapshot)
+            purge(self.folder, self.keep)
+        except OSError as error:
+            self.failure = error
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Write one checkpoint into `folder`; on any error nothing of it is left there."""
+    final = folder / checkpoint_name(snapshot.progress.step)
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        try:
+            save_file(snapshot.model, partial / FILES[0])
+            save_file(snapshot.optimizer, partial / FILES[1])
+        except SafetensorError as error:
+            raise OSError(f"{error}") from None  # its writer wraps the system's error in text
+        state = {"schema_version": SCHEMA_VERSION} | asdict(snapshot.progress)
+        (partial / FILES[2]).write_text(json.dumps(state, indent=1) + "\n")
+        manifest = {name: dict(zip(("bytes", "sha256"), file_digest(partial / name), strict=True)) for name in FILES}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)  # a torn one of the same step, passed over at resume
+        partial.rename(final)
+        _sync(folder)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def purge(folder: Path, keep: int) -> None:
+    """Delete the oldest whole checkpoints beyond `keep`."""
+    for path in whole_checkpoints(folder)[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints with all their files, oldest first. Their content is checked by `find_damage`."""
+    return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).is_file())
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in words, or None if every file is what it was when written."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except OSError:
+        return f"{MANIFEST} is missing"
+    except ValueError:
+        return f"{MANIFEST} is not JSON"
+    for name in FILES:
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        size, digest = file_digest(checkpoint / name)
+        if manifest.get(name) != {"bytes": size, "sha256": digest}:
+            return f"{name} is not what was written"
+    return None
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over."""
+    warnings: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        damage = find_damage(path)
+        if damage is None:
+            return path, warnings
+        warnings.append(f"passing over the checkpoint {path}: {damage}")
+    return None, warnings
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The model's tensors by name."""
+    return load_file(checkpoint / FILES[0])
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """How far the run had come."""
+    state = json.loads((checkpoint / FILES[2]).read_text())
+    if state.pop("schema_version") != SCHEMA_VERSION:
+        raise UserError(f"{checkpoint} was written by another version of bertrain")
+    return Progress(**state)
+
+
+def read_checkpoint(checkpoint: Path) -> Snapshot:
+    """A checkpoint's content, on the CPU."""
+    return Snapshot(
+        model=read_weights(checkpoint),
+        optimizer=load_file(checkpoint / FILES[1]),
+        progress=read_progress(checkpoint),
+    )
+
+
+def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that own their memory, on the CPU."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }

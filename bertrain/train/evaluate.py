@@ -1,0 +1,57 @@
+"""Held-out loss and accuracy, with masks that never change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bertrain.config import TrainSettings
+from bertrain.data.loader import Loader
+from bertrain.data.shards import Shards
+from bertrain.errors import UserError
+from bertrain.model.bert import Bert
+from bertrain.model.heads import pretraining_sums
+from bertrain.observe.metrics import averages, warn
+from bertrain.train import checkpoint, parallel
+from bertrain.train.precision import autocast
+from bertrain.train.runs import Run
+
+
+def evaluate(run: str | Path, data: str | Path, *, max_examples: int = 0) -> dict[str, float]:
+    """Loss and accuracy of a run's newest whole checkpoint on a prepared folder, and the step it stands at."""
+    opened = Run.open(run)
+    shards = Shards.open(data, verify=opened.settings.data.verify)
+    opened.refuse_other_vocabulary(shards)
+    newest, warnings = checkpoint.newest_whole(opened.checkpoints)
+    for warning in warnings:
+        warn(warning)
+    if newest is None:
+        raise UserError(f"the run {run} has no whole checkpoint to evaluate yet")
+    with parallel.join(opened.settings.train) as ranks:
+        loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
+        model = Bert(opened.settings.model).to(ranks.device)
+        model.load_state_dict(checkpoint.read_weights(newest))
+        result = evaluate_model(model, loader, ranks, opened.settings.train, max_examples)
+    return {"step": float(checkpoint.read_progress(newest).step)} | result
+
+
+@torch.no_grad()
+def evaluate_model(
+    model: Bert, loader: Loader, ranks: parallel.Ranks, settings: TrainSettings, max_examples: int
+) -> dict[str, float]:
+    """Averages over the whole evaluation set, each rank computing its share; dropout off."""
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    for batch in loader.evaluation(max_examples):
+        moved = batch.to(ranks.device)
+        with autocast(settings, ranks.device):
+            outputs = model(moved)
+        sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, moved).stack()
+        counts += torch.tensor([batch.num_predictions, batch.num_sequences], device=ranks.device)
+    ranks.sum(sums, counts)
+    model.train(was_training)
+    num_predictions, num_sequences = map(int, counts.tolist())
+    return averages(sums, num_predictions, num_sequences) | {"examples": float(num_sequences)}

@@ -1,0 +1,92 @@
+"""The ranks of a run: who they are, and the three things they say to each other.
+
+Ranks are started by torchrun (or by `--nproc`, which uses it). Sums go over NCCL between GPUs and over gloo
+between CPUs. A run of one rank never touches torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bertrain.config import TrainSettings
+from bertrain.errors import UserError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, *tensors: Tensor) -> None:
+        """Replace each tensor by its sum over all ranks. The order of addition depends on nothing but the ranks."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+    def largest(self, value: int) -> int:
+        """The largest `value` that any rank brought: how ranks agree on stopping. All ranks must call it."""
+        if self.world == 1:
+            return value
+        words = torch.tensor([value], dtype=torch.int64, device=self._talking_device())
+        dist.all_reduce(words, op=dist.ReduceOp.MAX)
+        return int(words.item())
+
+    def from_first(self, value: int) -> int:
+        """The first rank's `value`, on every rank; also a barrier, which no rank passes before the first."""
+        return self.largest(value if self.is_first else -1)
+
+    def _talking_device(self) -> torch.device:
+        return self.device if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def under_launcher() -> bool:
+    """Whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
+    """The device to compute on, and why."""
+    if wish == "cpu":
+        return torch.device("cpu"), "asked for"
+    if torch.cuda.is_available():
+        reason = "asked for" if wish == "cuda" else "there is a GPU"
+        return torch.device("cuda", local_rank % torch.cuda.device_count()), reason
+    if wish == "cuda":
+        raise UserError("train.device is cuda, but torch sees no GPU here; use --train.device cpu")
+    return torch.device("cpu"), "torch sees no GPU"
+
+
+@contextmanager
+def join(settings: TrainSettings) -> Iterator[Ranks]:
+    """Take this process's place among the ranks; leave it at the end."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, _ = choose_device(settings.device, local_rank)
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(settings.threads or max(1, cores // local_world))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world == 1:
+        yield Ranks(0, 1, device)
+        return
+    # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
+    has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
+    dist.init_process_group("nccl" if has_own_gpu else "gloo")
+    try:
+        yield Ranks(rank, world, device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,354 @@
+"""Pre-training, from start to end: read it from top to bottom and you know what a run does.
+
+pretrain / resume     open data and run folder, build, restore, loop, finish
+train_step            forward and backward over a rank's bins, sum over ranks, clip, update
+dry_run               what would happen, without doing it
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bertrain.config import Settings
+from bertrain.data.batch import Batch
+from bertrain.data.loader import Loader, Step, check_data
+from bertrain.data.shards import Shards
+from bertrain.errors import AgreedError, UserError
+from bertrain.model.bert import Bert, initialise, split_parts
+from bertrain.model.heads import pretraining_sums
+from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch, say, warn
+from bertrain.optim.arena import Arena
+from bertrain.optim.clipping import clip_to_norm, is_finite
+from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.schedules import learning_rate
+from bertrain.train import checkpoint, parallel
+from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
+from bertrain.train.evaluate import evaluate_model
+from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
+from bertrain.train.precision import autocast, make_deterministic
+from bertrain.train.runs import Run, check_free, describe_environment
+
+
+@dataclass
+class TrainState:
+    """All that a step changes."""
+
+    model: Bert
+    arena: Arena
+    optimizer: AdaptiveOptimizer
+    progress: Progress
+
+    def snapshot(self) -> Snapshot:
+        """A copy off the device, which a checkpoint is written from."""
+        return Snapshot(
+            model=copy_to_host(self.arena.named(self.arena.values)),
+            optimizer=copy_to_host(self.optimizer.state()),
+            progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
+        )
+
+
+def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
+    """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
+
+    `init` names a run whose weights to begin with. If `run` holds this very run already, it is continued.
+    """
+    preflight(settings, data, run)
+    with parallel.join(settings.train) as ranks:
+        shards = _open_data(data, settings, ranks)
+        loader = Loader(shards, settings, rank=ranks.rank, world=ranks.world)
+        if (Path(run) / "config.json").is_file():
+            opened = Run.open(run)
+            opened.refuse_other(settings)
+            opened.refuse_other_data(shards)
+        elif ranks.is_first:
+            opened = Run.create(run, settings, shards, init)
+        ranks.from_first(0)
+        return _train(Run.open(run), loader, ranks)
+
+
+def preflight(settings: Settings, data: str | Path, run: str | Path) -> None:
+    """Everything that can be refused before ranks are started: data, and a run folder that is taken."""
+    shards = Shards.open(data, verify="size")
+    check_data(shards, settings)
+    if (Path(run) / "config.json").is_file():
+        Run.open(run).refuse_other(settings)
+    else:
+        check_free(Path(run))
+    if settings.evaluate.data:
+        check_data(Shards.open(settings.evaluate.data, verify="size"), settings)
+    parallel.choose_device(settings.train.device)
+
+
+def resume(run: str | Path) -> Progress:
+    """Continue the run in the folder `run` from its newest whole checkpoint."""
+    opened = Run.open(run)
+    with parallel.join(opened.settings.train) as ranks:
+        shards = _open_data(opened.data, opened.settings, ranks)
+        opened.refuse_other_data(shards)
+        loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
+        return _train(opened, loader, ranks)
+
+
+def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> Shards:
+    """The prepared folder, whose hashes the first rank checks for all."""
+    return Shards.open(folder, verify=settings.data.verify if ranks.is_first else "size")
+
+
+def _train(run: Run, loader: Loader, ranks: parallel.Ranks) -> Progress:
+    settings, train = run.settings, run.settings.train
+    make_deterministic(train)
+    with ExitStack() as stack:
+        is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
+        if not ranks.from_first(is_ours):
+            raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
+
+        # --- build, and restore ------------------------------------------------------------------
+        model = Bert(settings.model)
+        initialise(model, train.seed)
+        model.to(ranks.device).train()
+        arena = Arena(model, split_parts)
+        state = TrainState(model, arena, AdaptiveOptimizer(arena, settings.optimizer), Progress())
+        _restore(state, run, ranks)
+        first_step = state.progress.step
+        if ranks.is_first:
+            _announce(run, loader, ranks, state)
+        evaluation = _evaluation_loader(settings, run, ranks)
+        saver = Saver(run.checkpoints, settings.checkpoint.keep)
+        skipped = SkippedSteps(train.max_skipped_steps)
+        stopwatch = Stopwatch(ranks.device)
+        metrics = Metrics(
+            run.folder,
+            stopwatch,
+            first_step=first_step,
+            last_step=train.max_steps,
+            tensorboard=settings.log.tensorboard,
+            is_writer=ranks.is_first,
+        )
+        stack.callback(metrics.close)
+        stop_signal = stack.enter_context(StopSignal().listening())
+
+        # --- the loop ----------------------------------------------------------------------------
+        verdict = GO_ON
+        for step in loader.steps(first_step, state.progress.samples, train.max_steps):
+            stopwatch.mark()
+            metrics.add(train_step(state, step, settings, ranks, stopwatch))
+            done, is_last = state.progress.step, state.progress.step == train.max_steps
+
+            if is_last or done % settings.log.every_steps == 0:
+                skipped.note(metrics.flush(), done)
+
+            if evaluation and (is_last or _is_due(step, settings.evaluate.every_samples)):
+                skipped.note(metrics.flush(), done)
+                result = evaluate_model(model, evaluation, ranks, train, settings.evaluate.max_examples)
+                metrics.evaluation(done, state.progress.samples, result)
+                stopwatch.start()
+
+            # Ranks agree on what comes next, so that none is left waiting for another.
+            mine = FAIL if saver.failure or metrics.failure else STOP if stop_signal.received else GO_ON
+            verdict = ranks.largest(mine)
+            if verdict == FAIL:
+                break
+            every = settings.checkpoint.every_steps
+            if verdict == STOP or is_last or (every and done % every == 0):
+                skipped.note(metrics.flush(), done)  # what a checkpoint holds, the metrics hold too
+                if ranks.is_first:
+                    saver.save(state.snapshot())
+                stopwatch.start()
+            if verdict == STOP:
+                break
+
+        # --- the end -----------------------------------------------------------------------------
+        saver.wait()
+        failure = saver.failure or metrics.failure
+        if ranks.largest(FAIL if failure else GO_ON) == FAIL:
+            raise AgreedError(_failure_sentence(run, failure))
+        if verdict == STOP and state.progress.step < train.max_steps:
+            name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
+            raise AgreedError(
+                f"stopped by {name} after step {state.progress.step}, which is saved; "
+                f"continue with `bertrain resume {run.folder}`"
+            )
+        return state.progress
+
+
+def train_step(
+    state: TrainState, step: Step, settings: Settings, ranks: parallel.Ranks, stopwatch: Stopwatch
+) -> StepRecord:
+    """One optimizer step: this rank's bins forward and backward, the sum over ranks, and the update.
+
+    Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
+    """
+    arena = state.arena
+    arena.gradients.zero_()
+    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    for batch in step.bins:
+        sums += forward_backward(state.model, batch, step, settings, ranks.device)
+    ranks.sum(arena.gradients, sums)
+    stopwatch.mark()
+
+    rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
+    norm, scale = clip_to_norm(arena.gradients, settings.optimizer.clip_norm)
+    apply = is_finite(sums.sum(), norm)
+    state.optimizer.step(rate, scale, apply)
+    stopwatch.mark()
+
+    state.progress = Progress(
+        step=step.number + 1,
+        samples=step.next_position,
+        tokens=state.progress.tokens + step.num_tokens,
+    )
+    return StepRecord(
+        step=step.number + 1,
+        samples=step.next_position,
+        tokens=step.num_tokens,
+        num_predictions=step.num_predictions,
+        num_sequences=step.num_sequences,
+        learning_rate=rate,
+        sums=sums,
+        verdict=torch.stack([norm, apply]),
+        marks=stopwatch.lap(),
+    )
+
+
+def forward_backward(model: Bert, batch: Batch, step: Step, settings: Settings, device: torch.device) -> Tensor:
+    """Add one bin's share of the step's gradient; returns its sums of losses and right answers.
+
+    The loss is divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
+    """
+    batch = batch.to(device)
+    torch.manual_seed(batch.dropout_seed)
+    with autocast(settings.train, device):
+        outputs = model(batch)
+    sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+    loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
+    loss.backward()
+    return sums.stack()
+
+
+def _restore(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
+    """Bring back the newest whole checkpoint, or begin with the weights of `run.init`, or with fresh ones."""
+    newest: Path | None = None
+    if ranks.is_first:
+        newest, warnings = checkpoint.newest_whole(run.checkpoints)
+        for warning in warnings:
+            warn(warning)
+    step = ranks.from_first(checkpoint.read_progress(newest).step if newest else -1)
+    if step >= 0:
+        snapshot = checkpoint.read_checkpoint(run.checkpoints / checkpoint.checkpoint_name(step))
+        state.arena.load(state.arena.values, snapshot.model)
+        state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
+        state.progress = snapshot.progress
+    elif run.init:
+        _begin_with(state, run)
+
+
+def _begin_with(state: TrainState, run: Run) -> None:
+    """Take the weights of another run; the optimizer and the counters begin anew."""
+    other = Run.open(run.init)
+    if other.vocabulary_hash != run.vocabulary_hash:
+        raise UserError(f"the run {run.init} to begin with has another vocabulary than {run.data}")
+    newest, _ = checkpoint.newest_whole(other.checkpoints)
+    if newest is None:
+        raise UserError(f"the run {run.init} to begin with has no whole checkpoint")
+    weights = checkpoint.read_weights(newest)
+    expected = state.arena.named(state.arena.values)
+    for name, tensor in expected.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            found = tuple(weights[name].shape) if name in weights else "missing"
+            raise UserError(f"the weights of {run.init} do not fit: {name} is {found}, not {tuple(tensor.shape)}")
+    state.arena.load(state.arena.values, weights)
+
+
+def _evaluation_loader(settings: Settings, run: Run, ranks: parallel.Ranks) -> Loader | None:
+    if not settings.evaluate.data:
+        return None
+    shards = _open_data(settings.evaluate.data, settings, ranks)
+    run.refuse_other_vocabulary(shards)
+    return Loader(shards, settings, rank=ranks.rank, world=ranks.world)
+
+
+def _is_due(step: Step, every_samples: int) -> bool:
+    """Whether this step crossed a multiple of `every_samples` (0: never)."""
+    return bool(every_samples) and step.next_position // every_samples > step.first_position // every_samples
+
+
+def _failure_sentence(run: Run, failure: OSError | None) -> str:
+    """Why nothing more could be written, and what is left to continue from. Only the first rank writes."""
+    newest = checkpoint.whole_checkpoints(run.checkpoints)[-1:]
+    kept = f"the last whole checkpoint is {newest[0]}" if newest else "there is no whole checkpoint yet"
+    return (
+        f"could not write into {run.folder}: {failure and (failure.strerror or failure)}; {kept}; make room and "
+        f"continue with `bertrain resume {run.folder}`"
+    )
+
+
+def _announce(run: Run, loader: Loader, ranks: parallel.Ranks, state: TrainState) -> None:
+    """Say what was chosen and why, and note the environment."""
+    settings = run.settings
+    _, reason = parallel.choose_device(settings.train.device)
+    threads = torch.get_num_threads()
+    say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
+    say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}")
+    say("attention: grouped by length, plain PyTorch")
+    say(f"data {loader.shards.folder}: {len(loader.shards):,} examples; {_describe_step(settings)}")
+    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
+        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
+    if state.progress.step:
+        say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
+    elif run.init:
+        say(f"beginning with the weights of {run.init}")
+    run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
+
+
+def _describe_step(settings: Settings) -> str:
+    batch = settings.batch
+    size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({batch.policy})"
+
+
+def _count(model: Bert) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def dry_run(settings: Settings, data: str | Path, *, world: int = 1) -> str:
+    """The resolved run, its size, memory and steps, as text; nothing is written."""
+    shards = Shards.open(data, verify="size")
+    loader = Loader(shards, settings, world=world)
+    step = loader.step(0, 0)
+    with torch.device("meta"):
+        model = Bert(settings.model)
+    parameters = _count(model)
+    gib = 1 << 30
+    lines = [
+        f"{section}.{name} = {value}"
+        for section, fields in settings.to_dict().items()
+        for name, value in fields.items()
+    ]
+    fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
+    lines += [
+        "",
+        f"parameters: {parameters:,}",
+        f"memory: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, "
+        f"and about {activation_bytes(settings) / gib:.2f} GiB for the activations of a bin, on each rank",
+        f"data: {len(shards):,} examples, {int(shards.lengths.sum()):,} tokens",
+        f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
+        f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
+        f"steps: {settings.train.max_steps:,}, about "
+        f"{settings.train.max_steps * step.num_sequences / len(shards):.1f} epochs",
+    ]
+    return "\n".join(lines)
+
+
+def activation_bytes(settings: Settings) -> int:
+    """Rough memory of one bin's forward pass on the plain path: what autograd keeps for the backward pass."""
+    model, tokens = settings.model, settings.batch.token_budget
+    size = 2 if settings.train.precision == "bf16" else 4
+    per_token = model.num_layers * (14 * model.hidden_size + 3 * model.intermediate_size)
+    probabilities = 3 * model.num_layers * model.num_heads * settings.data.max_seq_length
+    predictions = 2 * 4 * int(settings.data.mask_probability * tokens) * model.padded_vocab_size
+    return tokens * (per_token + probabilities) * size + predictions

@@ -1,0 +1,70 @@
+"""Training is the same on any number of ranks, with any budget and policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.train.pretrain import pretrain
+from tests import helpers
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return helpers.make_data(tmp_path_factory.mktemp("data"))
+
+
+def assert_same_training(run: Path, reference: Path) -> None:
+    for step, (one, other) in enumerate(zip(helpers.losses(run), helpers.losses(reference), strict=True), start=1):
+        assert abs(one - other) <= TOLERANCE * abs(other), f"loss of step {step}"
+    weights, expected = helpers.final_weights(run), helpers.final_weights(reference)
+    assert weights.keys() == expected.keys()
+    # By distance over the whole and by tensor, in units of the tensor's size: a bias near zero has no relative error.
+    everything = torch.cat([expected[name].flatten() for name in expected])
+    difference = torch.cat([(weights[name] - expected[name]).flatten() for name in expected])
+    assert difference.norm() <= TOLERANCE * everything.norm()
+    for name, tensor in weights.items():
+        scale = max(float(expected[name].abs().max()), 1e-2)
+        assert float((tensor - expected[name]).abs().max()) <= TOLERANCE * scale, name
+
+
+@pytest.mark.parametrize("optimizer", ["lamb"])
+def test_across_ranks_with_dropout(data: Path, tmp_path: Path, optimizer: str) -> None:
+    """1, 2, 3 and 4 real processes, dropout on; bins of 256 tokens make about five to a step."""
+    arguments = helpers.tiny_arguments(optimizer__name=optimizer)
+    for world in (1, 2, 3, 4):
+        helpers.bertrain(
+            "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / str(world), "--nproc", world, *arguments
+        )
+    assert len(helpers.losses(tmp_path / "1")) == 20
+    for world in (2, 3, 4):
+        assert_same_training(tmp_path / str(world), tmp_path / "1")
+
+
+def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path) -> None:
+    no_dropout = {"model__hidden_dropout": 0, "model__attention_dropout": 0}
+    runs = []
+    for policy in ("budget", "padded"):
+        for budget in (64, 200, 1024):
+            run = tmp_path / f"{policy}-{budget}"
+            pretrain(
+                helpers.tiny_settings(batch__policy=policy, batch__token_budget=budget, **no_dropout), data, run
+            )
+            runs.append(run)
+    for run in runs[1:]:
+        assert_same_training(run, runs[0])
+
+
+def test_dropout_is_on_where_it_is_said_to_be(data: Path, tmp_path: Path) -> None:
+    """Guards the two tests above: dropout changes the losses, and is drawn anew in each step and bin."""
+    pretrain(helpers.tiny_settings(train__max_steps=2), data, tmp_path / "on")
+    pretrain(
+        helpers.tiny_settings(train__max_steps=2, model__hidden_dropout=0, model__attention_dropout=0),
+        data,
+        tmp_path / "off",
+    )
+    assert helpers.losses(tmp_path / "on") != helpers.losses(tmp_path / "off")

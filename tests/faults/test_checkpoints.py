@@ -1,0 +1,186 @@
+"""Checkpoints: whole or passed over, never half; the last whole one survives whatever happens to the next."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.errors import UserError
+from bertrain.train import checkpoint
+from bertrain.train.checkpoint import Progress, Saver, Snapshot
+from bertrain.train.pretrain import pretrain, resume
+from tests import helpers
+
+
+def snapshot(step: int) -> Snapshot:
+    return Snapshot({"w": torch.full((4, 4), float(step))}, {"m": torch.zeros(4)}, Progress(step, 10 * step))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run of 20 steps with checkpoints at 10, 15 and 20."""
+    data = helpers.make_data(tmp_path)
+    pretrain(helpers.tiny_settings(checkpoint__every_steps=5, train__deterministic=True), data, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: flip_a_byte(folder / "model.safetensors"), "model.safetensors is not what was written"),
+        (lambda folder: flip_a_byte(folder / "optimizer.safetensors"), "optimizer.safetensors is not what was"),
+        (lambda folder: os.truncate(folder / "optimizer.safetensors", 100), "optimizer.safetensors is not what was"),
+        (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is not JSON"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_passed_over(
+    finished: Path, damage: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected, losses = helpers.final_weights(finished), helpers.losses(finished)
+    newest = finished / "checkpoints" / "step-00000020"
+    damage(newest)  # type: ignore[operator]
+    assert resume(finished).step == 20
+    captured = capsys.readouterr()
+    assert f"warning: passing over the checkpoint {newest}: {said}" in captured.err
+    assert "continuing after step 15" in captured.out
+    assert helpers.losses(finished) == losses
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in helpers.final_weights(finished).items())
+    assert checkpoint.find_damage(newest) is None, "the torn one was written anew"
+
+
+def test_all_damaged_begins_again_with_warnings(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = helpers.losses(finished)
+    for folder in (finished / "checkpoints").glob("step-*"):
+        flip_a_byte(folder / "model.safetensors")
+    resume(finished)
+    assert capsys.readouterr().err.count("passing over") == 3
+    assert helpers.losses(finished) == losses
+
+
+def test_keeps_the_newest(finished: Path) -> None:
+    assert [path.name for path in checkpoint.whole_checkpoints(finished / "checkpoints")] == [
+        "step-00000010",
+        "step-00000015",
+        "step-00000020",
+    ]
+
+
+def test_a_failed_write_leaves_nothing_and_keeps_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.write_checkpoint(tmp_path, snapshot(1))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    saver = Saver(tmp_path, keep=2)
+    saver.save(snapshot(2))
+    saver.wait()
+    assert saver.failure is not None
+    assert saver.failure.errno == errno.ENOSPC
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoint.find_damage(tmp_path / "step-00000001") is None
+
+
+def long_run(tmp_path: Path, *more: object, world: int = 1) -> tuple[subprocess.Popen[str], Path]:
+    """A run that would take minutes, with its first checkpoint on disk."""
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    arguments = helpers.tiny_arguments(train__max_steps=100000, checkpoint__every_steps=5, log__every_steps=5)
+    process = subprocess.Popen(
+        helpers.command("pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", world, *arguments, *more),
+        env=helpers.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list((run / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return process, run
+
+
+def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
+    """The system refuses to write (a limit on file size stands in for the disk): one sentence, the last one stays."""
+    process, run = long_run(tmp_path)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    sentence = err.strip()
+    assert "\n" not in sentence
+    assert sentence.startswith(f"bertrain: could not write into {run}")
+    newest = checkpoint.whole_checkpoints(run / "checkpoints")[-1]
+    assert f"the last whole checkpoint is {newest}" in sentence
+    assert checkpoint.find_damage(newest) is None
+    assert not list((run / "checkpoints").glob(".step-*"))
+
+
+@pytest.mark.parametrize(("world", "number"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_interrupted_saves_and_says_how_to_resume(tmp_path: Path, world: int, number: signal.Signals) -> None:
+    process, run = long_run(tmp_path, world=world)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    (sentence,) = [line for line in err.splitlines() if line.startswith("bertrain:")]
+    newest = checkpoint.whole_checkpoints(run / "checkpoints")[-1]
+    step = checkpoint.read_progress(newest).step
+    assert f"stopped by {number.name} after step {step}, which is saved; continue with `bertrain resume {run}`" in sentence
+    assert "Traceback" not in err
+    assert len(helpers.losses(run)) == step
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    process, run = long_run(tmp_path)
+    try:
+        second = helpers.bertrain("resume", run, check=False)
+        assert second.returncode == 2
+        assert second.stderr.strip() == f"bertrain: another process is training in {run}; wait for it or end it"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_diverges_ends_with_a_hint(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    arguments = helpers.tiny_arguments(
+        optimizer__learning_rate=1e30, schedule__warmup_steps=0, train__max_skipped_steps=4, log__every_steps=2
+    )
+    done = helpers.bertrain("pretrain", "bert-tiny", "--data", data, "--run", run, *arguments, check=False)
+    assert done.returncode == 2
+    assert "was not finite in 4 steps in a row" in done.stderr
+    assert "lower optimizer.learning_rate" in done.stderr
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["applied"] for record in records][-4:] == [False] * 4
+    assert records[-1]["loss"] is None
+    assert "Traceback" not in done.stderr
+
+
+def test_other_weights_to_begin_with(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    settings = helpers.tiny_settings(train__max_steps=1, optimizer__learning_rate=0)
+    pretrain(settings, data, tmp_path / "second", init=str(finished))
+    assert f"beginning with the weights of {finished}" in capsys.readouterr().out
+    expected = helpers.final_weights(finished)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in helpers.final_weights(tmp_path / "second").items())
+    with pytest.raises(UserError, match=r"do not fit: .* is \(.*\), not \("):
+        pretrain(helpers.tiny_settings(model__hidden_size=16), data, tmp_path / "third", init=str(finished))
+    shutil.rmtree(finished / "checkpoints")
+    with pytest.raises(UserError, match="has no whole checkpoint"):
+        pretrain(settings, data, tmp_path / "fourth", init=str(finished))

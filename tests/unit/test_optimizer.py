@@ -1,0 +1,118 @@
+"""The optimizer over an arena: AdamW against torch's, three parts of one matrix, and steps not applied."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bertrain.config import OptimizerSettings
+from bertrain.model.bert import Bert, initialise, split_parts
+from bertrain.optim.arena import Arena
+from bertrain.optim.clipping import clip_to_norm, is_finite
+from bertrain.optim.lamb import AdaptiveOptimizer
+from tests import helpers
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 9), nn.LayerNorm(9), nn.Linear(9, 3))
+
+
+def test_adamw_equals_torch() -> None:
+    ours, theirs = small_net(), small_net()
+    arena = Arena(ours)
+    optimizer = AdaptiveOptimizer(arena, OptimizerSettings(name="adamw", epsilon=1e-6, weight_decay=0.1))
+    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2, eps=1e-6
+    )
+    x = torch.randn(5, 7)
+    for _ in range(10):
+        arena.gradients.zero_()
+        reference.zero_grad()
+        ours(x).square().sum().backward()
+        theirs(x).square().sum().backward()
+        optimizer.step(1e-2, torch.tensor(1.0), torch.tensor(1.0))
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_lamb_treats_query_key_and_value_as_three_tensors() -> None:
+    """The fused matrix moves as three separate matrices would."""
+    settings = OptimizerSettings(weight_decay=0.1)
+    parts = nn.ParameterList([nn.Parameter((k + 1.0) * torch.randn(4, 5)) for k in range(3)])
+    fused = nn.ParameterDict({"qkv.weight".replace(".", "_"): nn.Parameter(torch.cat(list(parts)).detach().clone())})
+    one, three = Arena(fused, lambda name: 3), Arena(parts)
+    gradient = torch.randn(12, 5)
+    one.gradients[:60] = gradient.flatten()
+    three.load(three.gradients, {str(k): gradient[4 * k : 4 * k + 4] for k in range(3)})
+    for arena in (one, three):
+        AdaptiveOptimizer(arena, settings).step(0.1, torch.tensor(1.0), torch.tensor(1.0))
+    torch.testing.assert_close(fused["qkv_weight"], torch.cat(list(parts)))
+    assert split_parts("layers.3.qkv.weight") == 3
+    assert split_parts("layers.3.qkv.bias") == split_parts("layers.3.expand.weight") == 1
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("at_step", [0, 3])
+def test_a_step_that_is_not_finite_changes_nothing(name: str, poison: float, at_step: int) -> None:
+    arena = Arena(small_net())
+    optimizer = AdaptiveOptimizer(arena, OptimizerSettings(name=name))  # type: ignore[arg-type]
+    for step in range(5):
+        arena.gradients.normal_(generator=torch.Generator().manual_seed(step))
+        before = [copy.deepcopy(tensor) for tensor in (arena.values, optimizer.first_moment, optimizer.second_moment)]
+        if step == at_step:
+            arena.gradients[3] = poison
+        norm, scale = clip_to_norm(arena.gradients, 1.0)
+        optimizer.step(0.1, scale, is_finite(torch.tensor(1.0), norm))
+        after = [arena.values, optimizer.first_moment, optimizer.second_moment]
+        unchanged = [torch.equal(one, other) for one, other in zip(before, after, strict=True)]
+        assert all(unchanged) if step == at_step else not any(unchanged)
+    assert optimizer.num_applied == 4
+    assert torch.isfinite(arena.values).all()
+
+
+def test_clipping() -> None:
+    gradients = torch.tensor([3.0, 4.0])
+    norm, scale = clip_to_norm(gradients, 1.0)
+    assert norm == 5
+    assert float(scale) == pytest.approx(0.2)
+    assert clip_to_norm(gradients, 10.0)[1] == 1
+    assert clip_to_norm(gradients, 0.0)[1] == 1
+
+
+def test_the_table_of_initial_weights_is_true() -> None:
+    settings = helpers.tiny_settings(model__pad_vocab_to=64, model__initializer_range=0.05).model
+    model = Bert(settings)
+    initialise(model, seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all(), name
+        elif parameter.ndim == 1:
+            assert (parameter == 0).all(), name
+        else:
+            assert parameter.abs().max() <= 0.1, name
+            real = parameter[: settings.vocab_size] if name == "embeddings.words.weight" else parameter
+            assert 0.03 < real.std() < 0.06, name
+    assert (model.embeddings.words.weight[settings.vocab_size :] == 0).all()
+    again = Bert(settings)
+    initialise(again, seed=1)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_arena_views_are_the_models_own_memory() -> None:
+    net = small_net()
+    arena = Arena(net)
+    net(torch.randn(2, 7)).sum().backward()
+    assert arena.gradients.norm() > 0
+    arena.values.zero_()
+    assert all((parameter == 0).all() for parameter in net.parameters())
+    for start, shape in arena.places.values():
+        assert start % 64 == 0
+        assert shape.numel() > 0
