@@ -37,17 +37,15 @@ TINY = {
 
 
 def write_corpus(path: Path, *, documents: int = 40, seed: int = 0) -> Path:
-    """Text with something to learn: every word has three favourite successors."""
-    draw = random.Random(seed)
+    """Text with something to learn: a document keeps to the eight words of its topic."""
     words = vocabulary_words() + [word + "tose" for word in vocabulary_words()[:6]]  # these are three pieces each
-    successors = {word: draw.sample(words, 3) for word in words}
+    topics = [words[first::6] for first in range(6)]
+    draw = random.Random(seed)
     lines = []
     for _ in range(documents):
+        topic = draw.choice(topics)
         for _ in range(draw.randint(3, 12)):
-            sentence = [draw.choice(words)]
-            for _ in range(draw.randint(3, 14)):
-                sentence.append(draw.choice(successors[sentence[-1]]))
-            lines.append(" ".join(sentence))
+            lines.append(" ".join(draw.choices(topic, k=draw.randint(4, 15))))
         lines.append("")
     path.write_text("\n".join(lines) + "\n")
     return path

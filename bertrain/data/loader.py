@@ -96,22 +96,25 @@ class Loader:
         ready: queue.Queue[Step | BaseException] = queue.Queue(ahead)
         ended = threading.Event()
 
+        def offer(item: Step | BaseException) -> None:
+            while not ended.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    return
+                except queue.Full:
+                    continue
+
         def produce() -> None:
             next_position = position
             try:
                 for next_number in range(number, stop):
-                    step = self.step(next_number, next_position)
-                    next_position = step.next_position
-                    while not ended.is_set():
-                        try:
-                            ready.put(step, timeout=0.1)
-                            break
-                        except queue.Full:
-                            continue
                     if ended.is_set():
                         return
+                    step = self.step(next_number, next_position)
+                    next_position = step.next_position
+                    offer(step)
             except BaseException as error:  # handed to the consumer, which raises it
-                ready.put(error)
+                offer(error)
 
         worker = threading.Thread(target=produce, name="bertrain-loader", daemon=True)
         worker.start()
@@ -123,6 +126,7 @@ class Loader:
                 yield item
         finally:
             ended.set()
+            worker.join()
 
     def evaluation(self, max_examples: int) -> Iterator[Batch]:
         """This rank's bins of an evaluation: evenly strided examples, masked the same way every time."""

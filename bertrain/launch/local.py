@@ -21,6 +21,7 @@ def run_ranks(nproc: int, arguments: list[str]) -> int:
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -24,8 +24,9 @@ class MaskedWordHead(nn.Module):
 
     def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:  # [P, E], [V, E] -> [P, vocab_size]
         x = self.norm(F.gelu(self.transform(x)))
+        logits = F.linear(x, word_embeddings, self.bias)
         # The padding of the vocabulary is computed with the rest, then cut off: no probability falls on it.
-        return F.linear(x, word_embeddings, self.bias)[:, : self.vocab_size]
+        return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
 
 
 class NextSentenceHead(nn.Module):

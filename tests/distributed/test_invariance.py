@@ -51,9 +51,7 @@ def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path)
     for policy in ("budget", "padded"):
         for budget in (64, 200, 1024):
             run = tmp_path / f"{policy}-{budget}"
-            pretrain(
-                helpers.tiny_settings(batch__policy=policy, batch__token_budget=budget, **no_dropout), data, run
-            )
+            pretrain(helpers.tiny_settings(batch__policy=policy, batch__token_budget=budget, **no_dropout), data, run)
             runs.append(run)
     for run in runs[1:]:
         assert_same_training(run, runs[0])

@@ -121,7 +121,7 @@ def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
     """The system refuses to write (a limit on file size stands in for the disk): one sentence, the last one stays."""
     process, run = long_run(tmp_path)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     sentence = err.strip()
     assert "\n" not in sentence
@@ -136,12 +136,14 @@ def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
 def test_interrupted_saves_and_says_how_to_resume(tmp_path: Path, world: int, number: signal.Signals) -> None:
     process, run = long_run(tmp_path, world=world)
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     (sentence,) = [line for line in err.splitlines() if line.startswith("bertrain:")]
     newest = checkpoint.whole_checkpoints(run / "checkpoints")[-1]
     step = checkpoint.read_progress(newest).step
-    assert f"stopped by {number.name} after step {step}, which is saved; continue with `bertrain resume {run}`" in sentence
+    assert (
+        f"stopped by {number.name} after step {step}, which is saved; continue with `bertrain resume {run}`" in sentence
+    )
     assert "Traceback" not in err
     assert len(helpers.losses(run)) == step
 
@@ -178,7 +180,9 @@ def test_other_weights_to_begin_with(finished: Path, tmp_path: Path, capsys: pyt
     pretrain(settings, data, tmp_path / "second", init=str(finished))
     assert f"beginning with the weights of {finished}" in capsys.readouterr().out
     expected = helpers.final_weights(finished)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in helpers.final_weights(tmp_path / "second").items())
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in helpers.final_weights(tmp_path / "second").items()
+    )
     with pytest.raises(UserError, match=r"do not fit: .* is \(.*\), not \("):
         pretrain(helpers.tiny_settings(model__hidden_size=16), data, tmp_path / "third", init=str(finished))
     shutil.rmtree(finished / "checkpoints")

@@ -72,11 +72,18 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
         pretrain = ["pretrain", "bert-tiny", "--data", data, "--run", run, *ranks, "--deterministic", *ARGUMENTS]
         return helpers.command(*(["resume", run, *ranks] if (run / "config.json").is_file() else pretrain))
 
-    subprocess.run(start(tmp_path / "calm"), check=True, env=helpers.environment(), stdout=subprocess.DEVNULL)
+    def to_the_end(run: Path) -> str:
+        done = subprocess.run(start(run), env=helpers.environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    to_the_end(tmp_path / "calm")
 
     run, killed_while_saving = tmp_path / "disturbed", 0
     for number in range(kills):
-        process = subprocess.Popen(start(run), env=helpers.environment(), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            start(run), env=helpers.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         target = steps_written(run) // 3 * 3 + draw.randint(1, max(1, STEPS // (kills + 1)))
         wait_until(lambda target=target: steps_written(run) >= target, process, 0.002)
         condemned = descendants(process.pid)
@@ -87,9 +94,8 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
         kill(condemned)
         process.wait()
         killed_while_saving += any((run / "checkpoints").glob(".step-*"))
-    for _ in range(2):  # the second finds the run complete, and leaves it so
-        done = subprocess.run(start(run), env=helpers.environment(), capture_output=True, text=True, check=True)
-    assert f"after step {STEPS}" in done.stdout
+    to_the_end(run)
+    assert f"after step {STEPS}" in to_the_end(run), "the second time finds the run complete, and leaves it so"
     print(f"{killed_while_saving} of {kills} died while saving")
 
     assert helpers.losses(run) == helpers.losses(tmp_path / "calm")

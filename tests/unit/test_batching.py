@@ -16,9 +16,7 @@ budgets = st.integers(MAX_LENGTH, 10 * MAX_LENGTH)
 
 
 def capacity(budget: int, bin_sequences: int = 0) -> Capacity:
-    return capacity_for(
-        budget, bin_sequences=bin_sequences, mean_length=32, max_predictions=10, mask_probability=0.15
-    )
+    return capacity_for(budget, bin_sequences=bin_sequences, mean_length=32, max_predictions=10, mask_probability=0.15)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -106,7 +106,7 @@ def test_recipes_that_are_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'model'"):
         resolve(str(broken))
     broken.write_text('[model]\nnsp = "true"\n')
-    with pytest.raises(UserError, match="model.nsp is true or false, not 'true'"):
+    with pytest.raises(UserError, match="nsp is true or false, not 'true'"):
         resolve(str(broken))
 
 

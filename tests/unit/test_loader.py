@@ -136,7 +136,11 @@ def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: s
     import dataclasses
 
     settings = helpers.tiny_settings(
-        model__hidden_dropout=0, model__attention_dropout=0, batch__policy=policy, batch__sequences=3, batch__token_budget=400
+        model__hidden_dropout=0,
+        model__attention_dropout=0,
+        batch__policy=policy,
+        batch__sequences=3,
+        batch__token_budget=400,
     )
     batch = Loader(shards, settings).step(0, 0).bins[0]
     model = helpers.build_model(settings.model).train()
@@ -161,8 +165,6 @@ def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: s
 
 def test_whole_word_masking_reaches_the_batch(tmp_path: Path) -> None:
     data = Shards.open(helpers.make_data(tmp_path))
-    plain, whole = (
-        step_content(data, helpers.tiny_settings(data__whole_word=flag), 0, 0, 1) for flag in (False, True)
-    )
+    plain, whole = (step_content(data, helpers.tiny_settings(data__whole_word=flag), 0, 0, 1) for flag in (False, True))
     assert plain != whole
     assert sum(len(labels) for *_, labels, _ in plain) == sum(len(labels) for *_, labels, _ in whole)

@@ -99,7 +99,9 @@ def test_eighty_ten_ten_and_uniform_positions() -> None:
     as_mask = kept = replaced = 0
     at_position = np.zeros(128)
     drawn_words = []
-    for tokens, (masked, positions, labels) in zip(made, mask(made, list(range(4000)), rules(vocab=vocab)), strict=True):
+    for tokens, (masked, positions, labels) in zip(
+        made, mask(made, list(range(4000)), rules(vocab=vocab)), strict=True
+    ):
         at_position[positions] += 1
         as_mask += (masked[positions] == MASK).sum()
         kept += (masked[positions] == tokens[positions]).sum()

@@ -1,0 +1,110 @@
+"""How fast one core turns shards into batches, deals a step into bins, and answers --help.
+
+    python benchmarks/loader.py
+
+Examples have the lengths of Wikipedia at 512 tokens (benchmarks/wikipedia-512.csv) and words at random; the page
+cache is warm. Writes benchmarks/results/loader.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertrain.config import resolve
+from bertrain.data.batching import POLICIES
+from bertrain.data.loader import Loader
+from bertrain.data.masking import count_predictions
+from bertrain.data.shards import Example, Shards, write_shards
+from bertrain.data.tokenizer import Vocabulary
+
+HERE = Path(__file__).parent
+STEP = 768
+
+
+def wikipedia_lengths(count: int, seed: int) -> np.ndarray[Any, Any]:
+    """Lengths drawn from the published histogram; the few under five tokens cannot hold a pair."""
+    with open(HERE / "wikipedia-512.csv") as file:
+        rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
+    lengths, weights = np.array([row for row in rows if row[0] >= 5], dtype=np.float64).T
+    return np.random.default_rng(seed).choice(lengths.astype(np.int64), count, p=weights / weights.sum())
+
+
+def random_examples(count: int, vocabulary: Vocabulary) -> Iterator[Example]:
+    draw = np.random.default_rng(1)
+    start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
+    for length in wikipedia_lengths(count, seed=0).tolist():
+        tokens = draw.integers(1000, len(vocabulary.words), length)
+        middle = int(draw.integers(2, length - 2))
+        tokens[[0, middle, -1]] = start, separator, separator
+        yield Example(tokens.tolist(), middle + 1, bool(draw.random() < 0.5))
+
+
+def median_seconds(action: Callable[[int], object], repeats: int) -> float:
+    times = []
+    for number in range(repeats):
+        begin = time.perf_counter()
+        action(number)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def main() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core for all that follows
+    settings = resolve("bert-large-phase2", [("batch.sequences", str(STEP)), ("batch.policy", "budget")])
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary = Vocabulary.load()
+        examples = random_examples(20_000, vocabulary)
+        write_shards(Path(folder) / "data", examples, vocabulary, preparation={}, rows_per_shard=65536)
+        shards = Shards.open(Path(folder) / "data")  # reading it all for the hash also warms the cache
+        loader = Loader(shards, settings)
+        loader.step(0, 0)
+        step_seconds = median_seconds(lambda number: loader.step(number, number * STEP), 30)
+        step = loader.step(1, STEP)
+
+        lengths = shards.lengths[:STEP].astype(np.int64)
+        predictions = count_predictions(lengths, 76, 0.15)
+        deal_seconds = median_seconds(
+            lambda _: POLICIES["budget"].deal(lengths, predictions, loader.capacity, 512), 100
+        )
+    help_seconds = median_seconds(
+        lambda _: subprocess.run([sys.executable, "-m", "bertrain", "--help"], capture_output=True, check=True), 9
+    )
+    result = {
+        "what": "one core: batches from shards (512 tokens, dynamic masking, budget), dealing, --help",
+        "examples_per_s": STEP / step_seconds,
+        "tokens_per_s": step.num_tokens / step_seconds,
+        "mean_length": float(shards.lengths.mean()),
+        "bins_per_step": step.num_bins,
+        "bin_fill": step.num_tokens / (step.num_bins * settings.batch.token_budget),
+        "deal_768_ms": 1e3 * deal_seconds,
+        "help_s": help_seconds,
+        "machine": {"cpu": cpu_model(), "python": platform.python_version(), "numpy": np.__version__},
+    }
+    (HERE / "results" / "loader.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['examples_per_s']:,.0f} examples/s ({result['tokens_per_s']:,.0f} tokens/s) on one core")
+    print(f"dealing {STEP} examples into bins: {result['deal_768_ms']:.2f} ms, {result['bin_fill']:.1%} full")
+    print(f"bertrain --help: {help_seconds:.2f} s")
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    main()

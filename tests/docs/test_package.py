@@ -1,0 +1,121 @@
+"""The package as a user gets it: built, installed elsewhere, run outside the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertrain.config import recipe_names
+from tests import helpers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel and nothing else of the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, cwd=folder)
+    (wheel,) = folder.glob("bertrain-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+def run_installed(site: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "bertrain", *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_text_to_evaluation_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    """Recipes and vocabulary travel with the wheel: prepare, train two steps, evaluate."""
+    (tmp_path / "text.txt").write_text((ROOT / "tests" / "golden" / "sample.txt").read_text())
+    where = subprocess.run(
+        [sys.executable, "-P", "-c", "import bertrain; print(bertrain.__file__)"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert where.stdout.startswith(str(installed))
+    commands = [
+        ["data", "prepare", "text.txt", "--out", "data", "--max-seq-length", 128],
+        ["pretrain", "bert-tiny", "--data", "data", "--run", "run", "--train.max_steps", 2, "--batch.sequences", 4],
+        ["evaluate", "run", "--data", "data"],
+    ]
+    for command in commands:
+        done = run_installed(installed, tmp_path, *command)
+        assert done.returncode == 0, done.stderr
+    assert "masked words" in done.stdout
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_dry_runs(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bertrain.config import resolve
+    from bertrain.data.prepare import prepare
+    from bertrain.train.pretrain import dry_run
+
+    settings = resolve(recipe)
+    text = ROOT / "tests" / "golden" / "sample.txt"
+    prepare([text], tmp_path / "data", max_seq_length=settings.data.max_seq_length)
+    shown = dry_run(settings, tmp_path / "data", world=8)
+    assert f"train.max_steps = {settings.train.max_steps}" in shown
+    assert "memory:" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["data"], "a dry run writes nothing"
+
+
+def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
+    """Parameters and steps as worked out by hand for BERT-Large."""
+    data = helpers.make_data(tmp_path)
+    done = helpers.bertrain(
+        "pretrain", "bert-tiny", "--data", data, "--dry-run", "--nproc", 3, *helpers.tiny_arguments()
+    )
+    width, vocab = 32, helpers.vocab_size()
+    layer = 4 * width * width + 4 * width + 2 * width * 64 + 64 + width + 4 * width
+    heads = (width * width + width) + 2 * width + vocab + (width * width + width) + 2 * width + 2
+    total = (vocab + 64 + 2) * width + 2 * width + 2 * layer + heads
+    assert f"parameters: {total:,}" in done.stdout
+    assert "for 3 rank(s)" in done.stdout
+    assert "24 sequences" in done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """No clock here (benchmarks/loader.py has it): --help answers at once because it loads neither torch nor arrow."""
+    script = (
+        "import sys, bertrain.cli as cli\n"
+        "sys.argv = ['bertrain', '--help']\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('torch', 'numpy', 'pyarrow', 'tokenizers', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+    assert "pretrain" in done.stdout
+
+
+def test_every_verb_has_an_example() -> None:
+    for verb in (["pretrain"], ["resume"], ["evaluate"], ["data", "prepare"]):
+        done = helpers.bertrain(*verb, "--help")
+        assert f"Example: bertrain {' '.join(verb)}" in done.stdout
+
+
+def test_nothing_reads_a_pickle() -> None:
+    """The promise of SECURITY: no pickle, no eval, no shell, anywhere in the package."""
+    forbidden = ("pickle", "torch.load(", "allow_pickle", "eval(", "exec(", "trust_remote_code", "shell=True")
+    for path in (ROOT / "bertrain").rglob("*.py"):
+        code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+        for word in forbidden:
+            if word == "eval(" and "model.eval()" in code:
+                code = code.replace("model.eval()", "")
+            assert word not in code or (word == "pickle" and "a pickle" in code), f"{word} in {path}"

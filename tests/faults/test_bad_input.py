@@ -1,0 +1,197 @@
+"""What a user can get wrong: one sentence, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertrain.cli import main
+from bertrain.train.pretrain import pretrain
+from tests import helpers
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return helpers.make_data(tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    pretrain(helpers.tiny_settings(train__max_steps=2), data, folder)
+    return folder
+
+
+class Refused:
+    """Runs the command line in this process and expects it to be refused."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> str:
+        self._monkeypatch.setattr(sys, "argv", ["bertrain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        sentence = self._capsys.readouterr().err.strip()
+        assert sentence.startswith("bertrain: ")
+        assert "\n" not in sentence
+        return sentence.removeprefix("bertrain: ")
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    return Refused(monkeypatch, capsys)
+
+
+def start(data: Path, run: Path, **overrides: object) -> list[object]:
+    return ["pretrain", "bert-tiny", "--data", data, "--run", run, *helpers.tiny_arguments(**overrides)]
+
+
+def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
+    assert "did you mean 'bert-tiny'?" in refused("pretrain", "bert-tinny", "--data", data, "--run", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model.hidden", "8"], "no setting named 'model.hidden'; did you mean 'model.hidden_size'?"),
+        (["--steps", "8"], "no setting named 'steps'"),
+        (["--train.max_steps", "many"], "is a whole number"),
+        (["--train.max_steps=-1"], "must be at least 1"),
+        (["--train.max_steps"], "--train.max_steps has no value after it"),
+        (["extra"], "'extra' is neither an option nor a setting"),
+        (["--batch.tokens", "4096"], "both are set"),
+        (["--train.device", "cuda"], "torch sees no GPU here"),
+    ],
+)
+def test_wrong_settings(refused: Refused, data: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    if "cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here, so asking for one is right")
+    assert said in refused(*start(data, tmp_path / "r"), *arguments)
+    assert not (tmp_path / "r").exists()
+
+
+def test_run_folder_missing_from_the_command(refused: Refused, data: Path) -> None:
+    assert "--run is missing" in refused("pretrain", "bert-tiny", "--data", data)
+
+
+def test_missing_and_empty_data(refused: Refused, tmp_path: Path) -> None:
+    assert f"no data folder at {tmp_path / 'none'}" in refused(*start(tmp_path / "none", tmp_path / "r"))
+    (tmp_path / "empty").mkdir()
+    assert "is not a prepared data folder" in refused(*start(tmp_path / "empty", tmp_path / "r"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_damaged_shards_are_named(refused: Refused, tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    shard = data / "shard-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert f"the shard {shard} is damaged" in refused(*start(data, tmp_path / "r"))
+    os.truncate(shard, 100)
+    assert f"the shard {shard} is 100 bytes long" in refused(*start(data, tmp_path / "r"))
+    shard.unlink()
+    assert f"the shard {shard} is missing" in refused(*start(data, tmp_path / "r"))
+    (data / "manifest.json").write_text("{}")
+    assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_data_of_another_vocabulary(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
+    size = helpers.vocab_size()
+    said = refused(*start(data, tmp_path / "r", model__vocab_size=99))
+    assert f"vocabulary of {size} words, but model.vocab_size is 99" in said
+    assert f"--model.vocab_size {size}" in said
+    other = tmp_path / "other"
+    other.mkdir()
+    words = helpers.write_vocabulary(other / "vocab.txt").read_text().split()
+    words[-1], words[-2] = words[-2], words[-1]
+    (other / "vocab.txt").write_text("\n".join(words) + "\n")
+    corpus = helpers.write_corpus(other / "corpus.txt")
+    helpers.bertrain(
+        "data", "prepare", corpus, "--out", other / "data", "--vocab", other / "vocab.txt", "--max-seq-length", 64
+    )
+    assert "another vocabulary than the run's" in refused("evaluate", run, "--data", other / "data")
+
+
+def test_data_longer_than_the_model_reads(refused: Refused, data: Path, tmp_path: Path) -> None:
+    said = refused(*start(data, tmp_path / "r", data__max_seq_length=32))
+    assert "64 tokens, more than data.max_seq_length 32" in said
+
+
+def test_a_run_folder_that_holds_another_run(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    said = refused(*start(data, run, train__max_steps=2, train__seed=7))
+    assert f"{run} holds another run, which differs in train.seed (7 here, 1 there)" in said
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("mine")
+    assert "holds something that is not a run" in refused(*start(data, tmp_path / "thesis"))
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "mine"
+
+
+def test_the_same_command_again_continues(data: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain(helpers.tiny_settings(train__max_steps=2), data, run)
+    assert "continuing after step 2" in capsys.readouterr().out
+    assert len(helpers.losses(run)) == 2
+
+
+def test_resume_and_evaluate_of_what_is_no_run(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
+    assert "holds no run" in refused("resume", tmp_path)
+    assert "holds no run" in refused("evaluate", tmp_path, "--data", data)
+    (tmp_path / "config.json").write_text("{")
+    assert "is damaged" in refused("resume", tmp_path)
+    assert "no data folder" in refused("evaluate", run, "--data", tmp_path / "none")
+
+
+def test_resume_on_other_data(refused: Refused, tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    pretrain(helpers.tiny_settings(train__max_steps=2, schedule__warmup_steps=0), data, tmp_path / "run")
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["preparation"]["seed"] = 1
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    assert "is not the data this run began with" in refused("resume", tmp_path / "run")
+
+
+def test_prepare_refuses_what_it_cannot_use(refused: Refused, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "no input file or folder" in refused("data", "prepare", tmp_path / "none.txt", "--out", out)
+    (tmp_path / "hollow").mkdir()
+    assert "holds no file" in refused("data", "prepare", tmp_path / "hollow", "--out", out)
+    (tmp_path / "blank.txt").write_text("\n\n \n")
+    assert "no text that makes an example" in refused("data", "prepare", tmp_path / "blank.txt", "--out", out)
+    text = helpers.write_corpus(tmp_path / "text.txt")
+    assert "not an empty folder" in refused("data", "prepare", text, "--out", data)
+    assert "between 8 and 65536" in refused("data", "prepare", text, "--out", out, "--max-seq-length", 2)
+    assert "a probability" in refused("data", "prepare", text, "--out", out, "--short-seq-prob", 2)
+    assert "no vocabulary file" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
+    (tmp_path / "v").write_text("hello\nworld\n")
+    assert "has no [PAD] in it" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
+    (tmp_path / "v").write_text("\n".join([*helpers.SPECIAL, "twice", "twice"]) + "\n")
+    assert "lists the word 'twice' twice" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
+    leftovers = {path.name for path in tmp_path.iterdir()} - {"hollow", "blank.txt", "text.txt", "v"}
+    assert not leftovers, "nothing was left behind"
+
+
+def test_errors_of_ranks_are_said_once(data: Path, tmp_path: Path) -> None:
+    """Through real processes: a damaged shard is found by the first rank after the ranks were started."""
+    bad = helpers.make_data(tmp_path)
+    shard = bad / "shard-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    done = helpers.bertrain(*start(bad, tmp_path / "r"), "--nproc", 2, check=False)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "bertrain:" in line] == [
+        f"bertrain: the shard {shard} is damaged: its SHA-256 is not the manifest's; prepare the data again"
+    ]
