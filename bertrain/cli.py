@@ -108,10 +108,11 @@ def pretrain(
         raise UserError("--run is missing: the folder this run is kept in, for example --run runs/first")
     from bertrain.train import pretrain as training
 
+    beginning = str(init.resolve()) if init else ""
     if nproc > 1 and "RANK" not in os.environ:
-        training.preflight(settings, data, run)
+        training.preflight(settings, data, run, init=beginning)
         start_ranks(nproc)
-    finish(run, training.pretrain(settings, data, run, init=str(init.resolve()) if init else "").step)
+    finish(run, training.pretrain(settings, data, run, init=beginning).step)
 
 
 @app.command()

@@ -74,6 +74,7 @@ class StepRecord:
     tokens: int
     num_predictions: int
     num_sequences: int
+    nsp: bool
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
     verdict: Tensor  # gradient norm, and 1 if the step was applied
@@ -141,7 +142,7 @@ class Metrics:
             "step": record.step,
             "samples": record.samples,
             "tokens": record.tokens,
-            **averages(record.sums, record.num_predictions, record.num_sequences),
+            **averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp),
             "learning_rate": record.learning_rate,
             "gradient_norm": gradient_norm,
             "applied": bool(applied),
@@ -163,16 +164,17 @@ class Metrics:
                     self._board.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
 
-def averages(sums: Tensor, num_predictions: int, num_sequences: int) -> dict[str, float]:
+def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: bool) -> dict[str, float]:
     """Losses and accuracies from the sums over a step or an evaluation, all ranks together."""
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums.tolist()
-    return {
+    result = {
         "loss": mlm_loss / num_predictions + nsp_loss / num_sequences,
         "mlm_loss": mlm_loss / num_predictions,
-        "nsp_loss": nsp_loss / num_sequences,
         "mlm_accuracy": mlm_correct / num_predictions,
-        "nsp_accuracy": nsp_correct / num_sequences,
     }
+    if nsp:
+        result |= {"nsp_loss": nsp_loss / num_sequences, "nsp_accuracy": nsp_correct / num_sequences}
+    return result
 
 
 def console_line(records: list[dict[str, Any]], last_step: int) -> str:
@@ -194,10 +196,10 @@ def console_line(records: list[dict[str, Any]], last_step: int) -> str:
 
 
 def evaluation_text(result: dict[str, float]) -> str:
-    return (
-        f"loss {result['loss']:.4f}  masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f})"
-        f"  next sentence {result['nsp_accuracy']:.2%}"
-    )
+    """Loss and accuracies in one line."""
+    next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
+    masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f})"
+    return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}"
 
 
 def drop_after(path: Path, step: int) -> None:

@@ -54,4 +54,5 @@ def evaluate_model(
     ranks.sum(sums, counts)
     model.train(was_training)
     num_predictions, num_sequences = map(int, counts.tolist())
-    return averages(sums, num_predictions, num_sequences) | {"examples": float(num_sequences)}
+    result = averages(sums, num_predictions, num_sequences, nsp=model.settings.nsp)
+    return result | {"examples": float(num_sequences)}

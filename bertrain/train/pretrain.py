@@ -57,26 +57,24 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
 
     `init` names a run whose weights to begin with. If `run` holds this very run already, it is continued.
     """
-    preflight(settings, data, run)
+    preflight(settings, data, run, init=init)
     with parallel.join(settings.train) as ranks:
         shards = _open_data(data, settings, ranks)
         loader = Loader(shards, settings, rank=ranks.rank, world=ranks.world)
         if (Path(run) / "config.json").is_file():
-            opened = Run.open(run)
-            opened.refuse_other(settings)
-            opened.refuse_other_data(shards)
+            Run.open(run).refuse_other_data(shards)
         elif ranks.is_first:
-            opened = Run.create(run, settings, shards, init)
+            Run.create(run, settings, shards, init)
         ranks.from_first(0)
         return _train(Run.open(run), loader, ranks)
 
 
-def preflight(settings: Settings, data: str | Path, run: str | Path) -> None:
+def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> None:
     """Everything that can be refused before ranks are started: data, and a run folder that is taken."""
     shards = Shards.open(data, verify="size")
     check_data(shards, settings)
     if (Path(run) / "config.json").is_file():
-        Run.open(run).refuse_other(settings)
+        Run.open(run).refuse_other(settings, init)
     else:
         check_free(Path(run))
     if settings.evaluate.data:
@@ -208,6 +206,7 @@ def train_step(
         tokens=step.num_tokens,
         num_predictions=step.num_predictions,
         num_sequences=step.num_sequences,
+        nsp=settings.model.nsp,
         learning_rate=rate,
         sums=sums,
         verdict=torch.stack([norm, apply]),

@@ -112,9 +112,12 @@ class Run:
         write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
         return run
 
-    def refuse_other(self, settings: Settings) -> None:
-        """Refuse to continue this run as one of other settings."""
-        if fields := differing(settings, self.settings):
+    def refuse_other(self, settings: Settings, init: str) -> None:
+        """Refuse to continue this run as one of other settings, or of other weights to begin with."""
+        fields = differing(settings, self.settings)
+        if init != self.init:
+            fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
+        if fields:
             raise UserError(
                 f"{self.folder} holds another run, which differs in {', '.join(fields)}; choose another --run"
             )

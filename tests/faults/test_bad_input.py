@@ -134,6 +134,7 @@ def test_a_run_folder_that_holds_another_run(refused: Refused, data: Path, run: 
     said = refused(*start(data, run, train__max_steps=2, train__seed=7))
     assert f"{run} holds another run, which differs in train.seed (7 here, 1 there)" in said
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert "differs in --init" in refused(*start(data, run, train__max_steps=2), "--init", tmp_path)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("mine")
     assert "holds something that is not a run" in refused(*start(data, tmp_path / "thesis"))

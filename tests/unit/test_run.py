@@ -1,0 +1,122 @@
+"""A run as a user finds it afterwards: metrics, TensorBoard, evaluations, the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bertrain.observe.metrics import console_line, drop_after
+from bertrain.train.evaluate import evaluate
+from bertrain.train.pretrain import pretrain, resume
+from tests import helpers
+
+
+def records(run: Path, kind: str) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in lines if record["kind"] == kind]
+
+
+def test_without_next_sentence_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    pretrain(helpers.tiny_settings(model__nsp=False, train__max_steps=3, evaluate__data=data), data, run)
+    for record in [*records(run, "step"), *records(run, "evaluation")]:
+        assert record["loss"] == record["mlm_loss"]
+        assert "nsp_loss" not in record
+    assert "next sentence" not in capsys.readouterr().out
+    assert not any("next_sentence" in name for name in helpers.final_weights(run))
+
+
+def test_evaluates_every_so_many_samples_and_at_the_end(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    settings = helpers.tiny_settings(evaluate__data=data, evaluate__every_samples=100, evaluate__max_examples=30)
+    pretrain(settings, data, run)
+    crossed = [step for step in range(1, 21) if step * 24 // 100 > (step - 1) * 24 // 100]
+    evaluations = records(run, "evaluation")
+    assert [record["step"] for record in evaluations] == sorted({*crossed, 20})
+    assert all(record["samples"] == 24 * record["step"] for record in evaluations)
+    assert evaluations[-1]["mlm_loss"] == evaluate(run, data, max_examples=30)["mlm_loss"]
+
+
+def test_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    pretrain(helpers.tiny_settings(train__max_steps=6), data, tmp_path / "without")
+    pretrain(
+        helpers.tiny_settings(train__max_steps=6, evaluate__data=data, evaluate__every_samples=24),
+        data,
+        tmp_path / "with",
+    )
+    assert helpers.losses(tmp_path / "without") == helpers.losses(tmp_path / "with")
+
+
+def test_every_step_stands_in_the_metrics_and_on_the_board_once(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    settings = helpers.tiny_settings(log__tensorboard=True, log__every_steps=7, checkpoint__every_steps=8)
+    pretrain(settings, data, run)
+    losses = helpers.losses(run)
+    for folder in sorted((run / "checkpoints").glob("step-*"))[1:]:
+        (folder / "manifest.json").unlink()
+    resume(run)
+    assert len(helpers.losses(run)) == len(losses) == 20
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("step/loss")] == list(range(1, 21))
+    assert [event.value for event in board.Scalars("step/loss")] == pytest.approx(losses, rel=1e-6)
+
+
+def test_metrics_add_up(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    pretrain(helpers.tiny_settings(train__max_steps=5), data, run)
+    steps = records(run, "step")
+    for record in steps:
+        seconds = sum(record["seconds"].values())
+        assert record["tokens_per_s"] == pytest.approx(record["tokens"] / seconds)
+        assert record["loss"] == pytest.approx(record["mlm_loss"] + record["nsp_loss"])
+        assert 24 * 5 <= record["tokens"] <= 24 * 64, "padding is never counted"
+        assert record["applied"] is True
+    state = json.loads((run / "checkpoints" / "step-00000005" / "state.json").read_text())
+    assert state["tokens"] == sum(record["tokens"] for record in steps)
+    assert state["samples"] == 5 * 24
+    assert state["updates"] == 5
+
+
+def test_the_run_folder_is_the_whole_truth(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    settings = helpers.tiny_settings(train__max_steps=2)
+    pretrain(settings, data, run)
+    resume(run)
+    config = json.loads((run / "config.json").read_text())
+    assert config["settings"] == settings.to_dict()
+    assert config["data"]["folder"] == str(data)
+    environment = json.loads((run / "environment.json").read_text())
+    assert len(environment) == 2
+    assert {"torch", "python", "cores", "ranks", "device"} <= environment[0].keys()
+    assert (run / "vocab.txt").read_text() == (data / "vocab.txt").read_text()
+
+
+def test_drop_after_keeps_whole_lines_up_to_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"kind": "evaluation", "step": 2}\n{"step": 3}\n{"st')
+    drop_after(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"kind": "evaluation", "step": 2}\n'
+
+
+def test_console_line_worked_out_by_hand() -> None:
+    def record(step: int, loss: float, seconds: float) -> dict:
+        phases = {"data": 0.1 * seconds, "forward_backward": 0.8 * seconds, "optimizer": 0.1 * seconds}
+        return {
+            "step": step,
+            "loss": loss,
+            "mlm_accuracy": 0.25,
+            "learning_rate": 1e-3,
+            "tokens": 500,
+            "seconds": phases,
+            "applied": step != 4,
+        }
+
+    assert console_line([record(3, 2.0, 1.0), record(4, 4.0, 3.0)], 100) == (
+        "step   4/100  loss 3.0000  masked words 25.00%  lr 1.00e-03  250 tokens/s"
+        "  data 10% forward+backward 80% optimizer 10%  1 not finite, not applied"
+    )
