@@ -123,7 +123,8 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.detach() - expected.detach()).norm() / expected.norm().clamp(min=1e-30))
+    actual, expected = actual.detach(), expected.detach()
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def build_model(settings: ModelSettings, seed: int = 1) -> Bert:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bertrain.model.attention import attend_each, attend_grouped, plan_groups
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=12), seed=st.integers(0, 100))
 def test_grouped_equals_one_at_a_time(lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)
