@@ -9,14 +9,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from bertrain import __version__
+from bertrain import __version__, config
 from bertrain.errors import AgreedError, UserError
 
 EXIT_USER_ERROR = 2
+UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
 
 app = typer.Typer(
     help="Train BERT: text to data, pre-training, evaluation and weights.",
@@ -31,6 +32,7 @@ app.add_typer(data_app, name="data")
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 DataFolder = Annotated[Path, typer.Option("--data", help="a folder made by `bertrain data prepare`")]
+Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
 
 
@@ -84,7 +86,9 @@ def pretrain(
     data: DataFolder,
     run: Annotated[Path | None, typer.Option(help="the run folder to make or continue")] = None,
     settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
-    init: Annotated[Path | None, typer.Option(help="a run whose weights to begin with")] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="a run, or a Hugging Face folder, whose weights to begin with")
+    ] = None,
     nproc: RankCount = 1,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
@@ -93,8 +97,6 @@ def pretrain(
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --train.max_steps 200
     """
-    from bertrain import config
-
     overrides = parse_overrides(context.args)
     if deterministic:
         overrides.append(("train.deterministic", "true"))
@@ -109,25 +111,28 @@ def pretrain(
     from bertrain.train import pretrain as training
 
     beginning = str(init.resolve()) if init else ""
-    if nproc > 1 and "RANK" not in os.environ:
+    if nproc > 1 and not under_launcher():
         training.preflight(settings, data, run, init=beginning)
         start_ranks(nproc)
     finish(run, training.pretrain(settings, data, run, init=beginning).step)
 
 
-@app.command()
-def resume(run: RunFolder, nproc: RankCount = 1) -> None:
+@app.command(context_settings=OVERRIDES)
+def resume(context: typer.Context, run: RunFolder, nproc: RankCount = 1) -> None:
     """Continue a run from its newest whole checkpoint, on any number of ranks.
+
+    Settings that do not shape the training can be given anew as --section.field VALUE.
 
     Example: bertrain resume runs/tiny
     """
     from bertrain.train import pretrain as training
     from bertrain.train.runs import Run
 
-    Run.open(run)
-    if nproc > 1 and "RANK" not in os.environ:
+    overrides = parse_overrides(context.args)
+    config.override(Run.open(run).settings, overrides)
+    if nproc > 1 and not under_launcher():
         start_ranks(nproc)
-    finish(run, training.resume(run).step)
+    finish(run, training.resume(run, overrides).step)
 
 
 @app.command()
@@ -135,6 +140,7 @@ def evaluate(
     run: RunFolder,
     data: DataFolder,
     max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Loss and accuracy of a run's newest checkpoint on held-out data.
@@ -144,7 +150,7 @@ def evaluate(
     from bertrain.observe.metrics import evaluation_text
     from bertrain.train.evaluate import evaluate as evaluate_run
 
-    result = evaluate_run(run, data, max_examples=max_examples)
+    result = evaluate_run(run, data, max_examples=max_examples, device=device)
     if as_json:
         print(json.dumps(result))
     else:
@@ -180,6 +186,11 @@ def finish(run: Path, step: int) -> None:
         print(f"done: {run} after step {step}; next: bertrain evaluate {run} --data DIR")
 
 
+def under_launcher() -> bool:
+    """Whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
 def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
@@ -187,7 +198,15 @@ def is_first_rank() -> bool:
 def main() -> None:
     """Run the command line; a user's error ends in one sentence and exit code 2."""
     try:
-        app()
+        app(standalone_mode=False)
+    except UsageError as error:
+        message = error.format_message()
+        if message.startswith("Usage:"):  # no verb was given: this is the help text
+            print(message)
+            raise SystemExit(0) from None
+        where = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
+        print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR) from None
     except UserError as error:
         if not isinstance(error, AgreedError) or is_first_rank():
             print(f"bertrain: {error}", file=sys.stderr)

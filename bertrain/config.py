@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
@@ -25,16 +26,20 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    shapes_training: bool = True,
 ) -> Any:
-    """A dataclass field with its help and its inclusive range."""
-    return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
+    """A dataclass field with its help, its inclusive range, and whether another value is another training."""
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "shapes_training": shapes_training}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """What the network is. The defaults are BERT-Base, uncased."""
 
-    config: str = setting("", "a bert_config.json that describes the model; settings given beside it win")
+    config: str = setting(
+        "", "a bert_config.json that describes the model; settings given beside it win", shapes_training=False
+    )
     vocab_size: int = setting(30522, "words in the vocabulary", minimum=6)
     hidden_size: int = setting(768, "width of the encoder", minimum=1)
     num_layers: int = setting(12, "encoder layers", minimum=1)
@@ -59,6 +64,14 @@ class ModelSettings:
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
+    def check(self) -> ModelSettings:
+        """Refuse a model that cannot be built; returns itself."""
+        if self.hidden_size % self.num_heads:
+            raise UserError(
+                f"model.hidden_size {self.hidden_size} is not a multiple of model.num_heads {self.num_heads}"
+            )
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
@@ -69,7 +82,9 @@ class DataSettings:
     mask_probability: float = setting(0.15, "share of an example's tokens to predict", minimum=0.001, maximum=0.5)
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     verify: Literal["hash", "size"] = setting(
-        "hash", "check each shard's SHA-256 at the start, or only its size (quicker on a terabyte)"
+        "hash",
+        "check each shard's SHA-256 at the start, or only its size (quicker on a terabyte)",
+        shapes_training=False,
     )
 
 
@@ -80,13 +95,13 @@ class BatchSettings:
     sequences: int = setting(0, "examples in a step; 0: measured in tokens", minimum=0)
     tokens: int = setting(0, "real tokens in a step, at the most; 0: measured in sequences", minimum=0)
     token_budget: int = setting(
-        4096, "tokens a device computes at once (a bin); memory only, no effect on the training", minimum=8
+        4096, "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it", minimum=8
     )
     policy: Literal["budget", "padded"] = setting(
         "budget",
         "budget: bins of whole examples, evenly filled; padded: each example padded to max_seq_length",
     )
-    bin_sequences: int = setting(0, "most examples in a bin; 0: token_budget / 16", minimum=0)
+    bin_sequences: int = setting(0, "most examples in a bin; 0: half as many again as fit on average", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +133,17 @@ class TrainSettings:
 
     max_steps: int = setting(1000, "optimizer steps in the run", minimum=1)
     seed: int = setting(1, "the one seed; order, masks, dropout and weights are derived from it", minimum=0)
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one", shapes_training=False)
     precision: Literal["fp32", "bf16"] = setting("fp32", "bf16: matrix products in bfloat16, weights stay fp32")
     deterministic: bool = setting(False, "killed and resumed, the run ends bitwise equal to an undisturbed one")
-    threads: int = setting(0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0)
+    threads: int = setting(
+        0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0, shapes_training=False
+    )
     max_skipped_steps: int = setting(
-        10, "end the run after this many non-finite steps in a row, none of them applied", minimum=1
+        10,
+        "end the run after this many non-finite steps in a row, none of them applied",
+        minimum=1,
+        shapes_training=False,
     )
 
 
@@ -131,25 +151,35 @@ class TrainSettings:
 class EvaluateSettings:
     """Held-out loss and accuracy during the run."""
 
-    data: str = setting("", "prepared folder to evaluate on; empty: no evaluation during training")
-    every_samples: int = setting(0, "evaluate each time this many examples were trained on; 0: at the end", minimum=0)
-    max_examples: int = setting(10000, "examples to evaluate on, evenly strided; 0: all", minimum=0)
+    data: str = setting(
+        "", "prepared folder to evaluate on; empty: no evaluation during training", shapes_training=False
+    )
+    every_samples: int = setting(
+        0, "evaluate each time this many examples were trained on; 0: at the end", minimum=0, shapes_training=False
+    )
+    max_examples: int = setting(
+        10000, "examples to evaluate on, evenly strided; 0: all", minimum=0, shapes_training=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """What is kept to go on from."""
 
-    every_steps: int = setting(500, "save every so many steps, and always at the end; 0: only at the end", minimum=0)
-    keep: int = setting(3, "whole checkpoints to keep; at least two, the newest may be the torn one", minimum=2)
+    every_steps: int = setting(
+        500, "save every so many steps, and always at the end; 0: only at the end", minimum=0, shapes_training=False
+    )
+    keep: int = setting(
+        3, "whole checkpoints to keep; at least two, the newest may be the torn one", minimum=2, shapes_training=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """What is said while it runs. metrics.jsonl always holds every step."""
 
-    every_steps: int = setting(10, "a console line every so many steps", minimum=1)
-    tensorboard: bool = setting(True, "write TensorBoard events into the run folder")
+    every_steps: int = setting(10, "a console line every so many steps", minimum=1, shapes_training=False)
+    tensorboard: bool = setting(True, "write TensorBoard events into the run folder", shapes_training=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +198,7 @@ class Settings:
 
     def check(self) -> Settings:
         """Refuse settings that contradict each other; returns itself."""
-        model, data, batch = self.model, self.data, self.batch
-        if model.hidden_size % model.num_heads:
-            raise UserError(
-                f"model.hidden_size {model.hidden_size} is not a multiple of model.num_heads {model.num_heads}"
-            )
+        model, data, batch = self.model.check(), self.data, self.batch
         if data.max_seq_length > model.max_positions:
             raise UserError(
                 f"data.max_seq_length {data.max_seq_length} is more than model.max_positions {model.max_positions}"
@@ -246,53 +272,80 @@ def resolve(
     _overlay(values, _read_toml(_recipe_text(recipe), recipe), recipe)
     if settings_file is not None:
         path = Path(settings_file)
-        if not path.is_file():
-            raise UserError(f"no settings file at {path}")
-        _overlay(values, _read_toml(path.read_text(), str(path)), str(path))
+        _overlay(values, _read_toml(_read_text(path, "settings"), str(path)), str(path))
     command_line: dict[str, dict[str, Any]] = {}
     for key, text in overrides or []:
         section, name = _split_key(key)
         hint = get_type_hints(SECTIONS[section])[name]
         command_line.setdefault(section, {})[name] = _parse_text(text, hint, key)
     _overlay(values, command_line, "the command line")
-    return from_dict(values)
+    return _with_absolute_paths(from_dict(values))
+
+
+def override(settings: Settings, overrides: list[tuple[str, str]]) -> Settings:
+    """A run's settings with some that do not shape the training changed; others are refused."""
+    values = settings.to_dict()
+    for key, text in overrides:
+        section, name = _split_key(key)
+        if _metadata(section, name)["shapes_training"]:
+            raise UserError(f"{key} shapes the training, so a run cannot change it; start a new run")
+        values[section][name] = _parse_text(text, get_type_hints(SECTIONS[section])[name], key)
+    return _with_absolute_paths(from_dict(values))
+
+
+def _with_absolute_paths(settings: Settings) -> Settings:
+    """A run may be continued from another folder than the one it was started in."""
+    folder = settings.evaluate.data
+    evaluate = dataclasses.replace(settings.evaluate, data=str(Path(folder).resolve()) if folder else "")
+    return dataclasses.replace(settings, evaluate=evaluate)
 
 
 def from_dict(values: dict[str, dict[str, Any]]) -> Settings:
     """Settings from nested plain values (a run's config.json), checked as a recipe is."""
-    sections: dict[str, Any] = {}
-    for section, fields in values.items():
-        for name, value in fields.items():
-            _split_key(f"{section}.{name}")
-            hint = get_type_hints(SECTIONS[section])[name]
-            fields[name] = _check_value(value, hint, f"{section}.{name}", _metadata(section, name))
-        sections[section] = SECTIONS[section](**fields)
-    return Settings(**sections).check()
+    return Settings(
+        **{section: SECTIONS[section](**_checked(section, fields)) for section, fields in values.items()}
+    ).check()
+
+
+def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A section's values, each of its field's type and within its range."""
+    checked = {}
+    for name, value in fields.items():
+        _split_key(f"{section}.{name}")
+        hint = get_type_hints(SECTIONS[section])[name]
+        checked[name] = _check_value(value, hint, f"{section}.{name}", _metadata(section, name))
+    return checked
 
 
 def differing(one: Settings, other: Settings) -> list[str]:
-    """Names of the settings that two runs do not share, as `section.field (1 here, 2 there)`."""
+    """The settings that shape the training and that two runs do not share, as `section.field (1 here, 2 there)`."""
     here, there = one.to_dict(), other.to_dict()
     return [
         f"{section}.{name} ({value} here, {there[section][name]} there)"
         for section, fields in here.items()
         for name, value in fields.items()
-        if there[section][name] != value
+        if there[section][name] != value and _metadata(section, name)["shapes_training"]
     ]
 
 
 def _recipe_text(recipe: str) -> str:
     if recipe.endswith(".toml"):
-        path = Path(recipe)
-        if not path.is_file():
-            raise UserError(f"no recipe file at {path}")
-        return path.read_text()
+        return _read_text(Path(recipe), "recipe")
     if recipe not in recipe_names():
         raise UserError(
             f"no recipe named {recipe!r}{nearest(recipe, recipe_names())} "
             f"(there are {', '.join(recipe_names())}, or give a .toml file)"
         )
     return (resources.files("bertrain") / "recipes" / f"{recipe}.toml").read_text()
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        raise UserError(f"no {what} file at {path}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the {what} file {path} is not text") from None
 
 
 def _read_toml(text: str, origin: str) -> dict[str, Any]:
@@ -314,6 +367,11 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
     if raw.get("hidden_act", "gelu") != "gelu":
         raise UserError(f"{path} (model.config) asks for the activation {raw['hidden_act']!r}; BERT's is 'gelu'")
     return {ours: raw[theirs] for theirs, ours in BERT_CONFIG_KEYS.items() if theirs in raw}
+
+
+def model_from_bert_config(path: Path) -> ModelSettings:
+    """The model that a bert_config.json (or a Hugging Face config.json) describes."""
+    return ModelSettings(**_checked("model", _read_bert_config(path))).check()
 
 
 def _overlay(values: dict[str, dict[str, Any]], layer: dict[str, Any], origin: str) -> None:
@@ -373,8 +431,8 @@ def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
         raise UserError(f"{key} is {kind}, not {value!r}")
     if hint in (int, float):
-        if value != value:
-            raise UserError(f"{key} is not a number")
+        if not math.isfinite(value):
+            raise UserError(f"{key} is {value}; it must be a finite number")
         if limits["minimum"] is not None and value < limits["minimum"]:
             raise UserError(f"{key} is {value}; it must be at least {limits['minimum']}")
         if limits["maximum"] is not None and value > limits["maximum"]:

@@ -61,7 +61,9 @@ def write_vocabulary(path: Path) -> Path:
     return path
 
 
-def make_data(folder: Path, *, documents: int = 40, max_seq_length: int = 64, seed: int = 0) -> Path:
+def make_data(
+    folder: Path, *, documents: int = 40, max_seq_length: int = 64, seed: int = 0, cased: bool = False
+) -> Path:
     """A prepared data folder at folder/data, from a corpus of its own vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     prepare(
@@ -69,6 +71,7 @@ def make_data(folder: Path, *, documents: int = 40, max_seq_length: int = 64, se
         folder / "data",
         vocab=write_vocabulary(folder / "vocab.txt"),
         max_seq_length=max_seq_length,
+        lower_case=not cased,
     )
     return folder / "data"
 

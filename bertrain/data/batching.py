@@ -21,6 +21,7 @@ import numpy.typing as npt
 from bertrain.data.masking import Ints
 from bertrain.seeds import derive, permute
 
+SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
 SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
 
 
@@ -51,12 +52,13 @@ def capacity_for(
 ) -> Capacity:
     """Capacities of a bin of `token_budget` tokens.
 
-    Without `bin_sequences`, room for half as many examples again as a bin holds on average. Rounding gives an
-    example up to 0.55 predictions more than its share of tokens (at length 3), so no bin within the other two
-    capacities can exceed this one.
+    Without `bin_sequences`, room for half as many examples again as a bin holds on average. An example has at most
+    half a prediction more than its share of tokens by rounding, or one instead of its share if it is short; so no
+    bin within the other two capacities can exceed this one.
     """
     sequences = bin_sequences or max(1, int(1.5 * token_budget / mean_length) + 1)
-    share = int(mask_probability * token_budget + 0.55 * sequences) + 1
+    excess = max(0.5, 1 - SHORTEST_EXAMPLE * mask_probability)
+    share = int(mask_probability * token_budget + excess * sequences) + 1
     return Capacity(token_budget, sequences, min(share, sequences * max_predictions))
 
 
@@ -79,9 +81,11 @@ def step_by_sequences(position: int, sequences: int, num_rows: int, seed: int) -
     return rows_at(np.arange(position, position + sequences), num_rows, seed)
 
 
-def step_by_tokens(position: int, tokens: int, lengths: npt.NDArray[np.int32], seed: int) -> tuple[Ints, Ints]:
+def step_by_tokens(
+    position: int, tokens: int, lengths: npt.NDArray[np.int32], mean_length: float, seed: int
+) -> tuple[Ints, Ints]:
     """Epochs and rows of the step that begins at `position`: as many whole examples as `tokens` can hold."""
-    guess = max(1, int(1.2 * tokens * len(lengths) / lengths.sum(dtype=np.int64)))
+    guess = max(1, int(1.2 * tokens / mean_length))
     while True:
         epochs, rows = rows_at(np.arange(position, position + guess), len(lengths), seed)
         filled = np.cumsum(lengths[rows])

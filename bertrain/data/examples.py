@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from bertrain.errors import UserError
 from bertrain.seeds import derive
 
 Sentence = list[int]
@@ -43,6 +44,11 @@ def pairs_of_documents(
     """
     first = 0
     for block in _blocks(documents, block_size):
+        if len(block) == 1:
+            raise UserError(
+                "the input is a single document, so no pair can be drawn from another; "
+                "put a blank line between documents"
+            )
         for offset, document in enumerate(block):
             draw = random.Random(derive(seed, "pairs", first + offset))
             yield from _pairs_of_document(document, offset, block, draw, max_seq_length, short_seq_prob)
@@ -95,9 +101,7 @@ def _pairs_of_document(
 
 
 def _another(block: list[TokenDocument], number: int, draw: random.Random) -> TokenDocument:
-    """A document of the block other than `number`, unless it is alone there."""
-    if len(block) == 1:
-        return block[0]
+    """A document of the block other than `number`."""
     other = draw.randrange(len(block) - 1)
     return block[other + (other >= number)]
 

@@ -44,14 +44,17 @@ class Step:
 class Loader:
     """Makes the steps of a run from shards. It is told its rank; it asks nobody."""
 
-    def __init__(self, shards: Shards, settings: Settings, *, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, shards: Shards, settings: Settings, *, rank: int = 0, world: int = 1, pin_memory: bool = False
+    ) -> None:
         check_data(shards, settings)
-        self.shards, self.rank, self.world = shards, rank, world
+        self.shards, self.rank, self.world, self._pin_memory = shards, rank, world, pin_memory
         self._settings = settings
         self._policy = POLICIES[settings.batch.policy]
         self._max_seq_length = settings.data.max_seq_length
         words = shards.vocabulary
         self._pad_id = words.id_of("[PAD]")
+        self._mean_length = float(shards.lengths.mean())
         self._rules = MaskingRules(
             vocab_size=len(words.words),
             mask_id=words.id_of("[MASK]"),
@@ -63,7 +66,7 @@ class Loader:
         self.capacity: Capacity = capacity_for(
             settings.batch.token_budget,
             bin_sequences=settings.batch.bin_sequences,
-            mean_length=self._max_seq_length if self._policy.pads_each else float(shards.lengths.mean()),
+            mean_length=self._max_seq_length if self._policy.pads_each else self._mean_length,
             max_predictions=settings.data.max_predictions,
             mask_probability=settings.data.mask_probability,
         )
@@ -74,7 +77,7 @@ class Loader:
         if batch.sequences:
             epochs, rows = step_by_sequences(position, batch.sequences, len(self.shards), seed)
         else:
-            epochs, rows = step_by_tokens(position, batch.tokens, self.shards.lengths, seed)
+            epochs, rows = step_by_tokens(position, batch.tokens, self.shards.lengths, self._mean_length, seed)
         mask_keys = np.zeros(len(rows), dtype=np.uint64)
         for epoch in np.unique(epochs):
             mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
@@ -177,7 +180,7 @@ class Loader:
         mlm_positions[: len(chosen)] = place[chosen]
         mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
         mlm_labels[: len(chosen)] = labels
-        return Batch(
+        batch = Batch(
             input_ids=torch.from_numpy(input_ids),
             segment_ids=torch.from_numpy(segment_ids),
             position_ids=torch.from_numpy(position_ids),
@@ -193,6 +196,7 @@ class Loader:
             num_sequences=len(rows),
             num_predictions=len(chosen),
         )
+        return batch.pin_memory() if self._pin_memory else batch
 
 
 def check_data(shards: Shards, settings: Settings) -> None:

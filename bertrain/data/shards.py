@@ -54,10 +54,9 @@ def write_shards(
     """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder; choose another --out or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    partial.mkdir()
     try:
+        partial.mkdir(parents=True)
         manifest = _write_into(partial, examples, vocabulary, preparation, rows_per_shard)
         if out.exists():
             out.rmdir()
@@ -136,10 +135,8 @@ def file_digest(path: Path) -> tuple[int, str]:
 class Shards:
     """A prepared folder, open for reading: lengths of all rows in memory, the tokens mapped from disk."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=manifest["vocabulary"]["lower_case"])
+    def __init__(self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary) -> None:
+        self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
         self._values: list[npt.NDArray[Any]] = []
         self._offsets: list[npt.NDArray[np.int32]] = []
         segment_b, is_random = [], []
@@ -168,15 +165,19 @@ class Shards:
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
             version = manifest["schema_version"]
+            if version != SCHEMA_VERSION:
+                raise UserError(f"{folder} was written in layout {version}; this bertrain reads {SCHEMA_VERSION}")
+            if not manifest["rows"]:
+                raise UserError(f"the data folder {folder} holds no example")
+            for file in manifest["files"]:
+                _check_file(folder / file["name"], file, verify)
+            words = manifest["vocabulary"]
+            vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=words["lower_case"])
+            if vocabulary.hash != words["sha256"]:
+                raise UserError(f"{folder / VOCABULARY} is not the vocabulary that {folder} was prepared with")
+            return Shards(folder, manifest, vocabulary)
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{folder / MANIFEST} is damaged; prepare the data again") from None
-        if version != SCHEMA_VERSION:
-            raise UserError(f"{folder} was written in layout {version}; this bertrain reads layout {SCHEMA_VERSION}")
-        if not manifest["rows"]:
-            raise UserError(f"the data folder {folder} holds no example")
-        for file in manifest["files"]:
-            _check_file(folder / file["name"], file, verify)
-        return Shards(folder, manifest)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -30,14 +30,21 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
     """Each document as its list of non-empty sentences. The end of a file ends a document."""
     for path in files:
         document: Document = []
-        # Bytes that are not UTF-8 become U+FFFD, which BERT's text cleaning then drops.
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
-            for line in lines:
-                sentence = line.strip()
-                if sentence:
-                    document.append(sentence)
-                elif document:
-                    yield document
-                    document = []
+        for line in _lines(path):
+            sentence = line.strip()
+            if sentence:
+                document.append(sentence)
+            elif document:
+                yield document
+                document = []
         if document:
             yield document
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        # Bytes that are not UTF-8 become U+FFFD, which BERT's text cleaning then drops.
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield from lines
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None

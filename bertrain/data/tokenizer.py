@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.data.text import find_inputs
 from bertrain.errors import UserError
 
 CONTINUATION = "##"
+SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Vocabulary:
                 raise UserError(f"the vocabulary {path} is not UTF-8 text") from None
         words = tuple(line.rstrip("\r") for line in text.rstrip("\n").split("\n"))
         origin = path or "the vocabulary"
-        for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
+        for special in SPECIAL_WORDS:
             if special not in words:
                 raise UserError(f"{origin} has no {special} in it: a BERT vocabulary is one word per line")
         if len(set(words)) != len(words):
@@ -66,20 +70,55 @@ class Tokenizer:
     """Sentences to WordPiece numbers, many at a time."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from tokenizers import Tokenizer as Pipeline
-        from tokenizers import models, normalizers, pre_tokenizers
-
-        self._pipeline = Pipeline(
-            models.WordPiece(
-                {word: number for number, word in enumerate(vocabulary.words)},
-                unk_token="[UNK]",
-                max_input_chars_per_word=200,
-            )
-        )
-        self._pipeline.normalizer = normalizers.BertNormalizer(lowercase=vocabulary.lower_case)
-        self._pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._pipeline = build_pipeline(vocabulary)
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         """The word-piece numbers of each sentence, without [CLS] and [SEP]."""
         encoded = self._pipeline.encode_batch_fast(sentences, add_special_tokens=False)
         return [sentence.ids for sentence in encoded]
+
+
+def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
+    """BERT's normaliser, splitter and WordPiece model as Hugging Face tokenizers has them.
+
+    `for_models` adds what a model's user expects and training data must not have: special words are recognised in
+    the text, [CLS] and [SEP] are put around it.
+    """
+    from tokenizers import Tokenizer as Pipeline
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+    numbers = {word: number for number, word in enumerate(vocabulary.words)}
+    pipeline = Pipeline(models.WordPiece(numbers, unk_token="[UNK]", max_input_chars_per_word=200))
+    pipeline.normalizer = normalizers.BertNormalizer(lowercase=vocabulary.lower_case)
+    pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if for_models:
+        pipeline.add_special_tokens(list(SPECIAL_WORDS))
+        pipeline.post_processor = processors.BertProcessing(
+            ("[SEP]", vocabulary.id_of("[SEP]")), ("[CLS]", vocabulary.id_of("[CLS]"))
+        )
+        pipeline.decoder = decoders.WordPiece(CONTINUATION)
+    return pipeline
+
+
+def train_vocabulary(
+    inputs: Iterable[str | Path], out: str | Path, *, size: int = 30522, lower_case: bool = True
+) -> Vocabulary:
+    """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line."""
+    from tokenizers import trainers
+
+    if size < 100:
+        raise UserError(f"--size is {size}; a vocabulary has at least 100 words")
+    files = find_inputs(inputs)
+    pipeline = build_pipeline(Vocabulary(SPECIAL_WORDS, lower_case))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=list(SPECIAL_WORDS), continuing_subword_prefix=CONTINUATION, show_progress=False
+    )
+    pipeline.train([str(file) for file in files], trainer)
+    numbers = pipeline.get_vocab()
+    if len(numbers) < size:
+        raise UserError(
+            f"the text has only {len(numbers)} word pieces to offer; ask for a smaller --size or give more text"
+        )
+    vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
+    vocabulary.save(Path(out))
+    return vocabulary

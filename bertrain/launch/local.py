@@ -13,7 +13,8 @@ EXIT_USER_ERROR = 2
 def run_ranks(nproc: int, arguments: list[str]) -> int:
     """Run `bertrain ARGUMENTS` as `nproc` local ranks; returns the exit code for the whole.
 
-    A rank that ends in a sentence for the user (code 2) has printed it, so nothing is added to it here.
+    A rank that ends in a sentence for the user (code 2) has printed it, so nothing is added to it here. A signal is
+    passed on to the ranks, which then have two minutes to save.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -22,6 +23,7 @@ def run_ranks(nproc: int, arguments: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -35,7 +37,7 @@ def run_ranks(nproc: int, arguments: list[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "bertrain", *arguments)
     except SignalException:
-        return EXIT_USER_ERROR  # passed on to the ranks, which saved and said so
+        return EXIT_USER_ERROR
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
         if EXIT_USER_ERROR in codes:

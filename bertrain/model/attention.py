@@ -71,11 +71,6 @@ def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> Ragged
     )
 
 
-def ragged_attention(qkv: Tensor, plan: RaggedPlan, dropout: float) -> Tensor:
-    """Attention within each sequence: [T, 3, H, D] -> [T, H, D]."""
-    return attend_grouped(qkv, plan, dropout)
-
-
 def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout: float) -> Tensor:
     """The specification: softmax(q k' / sqrt(D)) v for each sequence by itself."""
     attended = []
@@ -88,7 +83,7 @@ def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout: float) ->
 
 
 def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout: float) -> Tensor:
-    """As attend_each, for groups of sequences of like length at a time."""
+    """Attention within each sequence, groups of like length at a time: [T, 3, H, D] -> [T, H, D]."""
     heads, head_size = qkv.shape[2:]
     slots = _TokensToSlots.apply(qkv.flatten(1), plan)
     attended = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertrain.config import ModelSettings
 from bertrain.data.batch import Batch
-from bertrain.model.attention import RaggedPlan, ragged_attention
+from bertrain.model.attention import RaggedPlan, attend_grouped
 from bertrain.model.heads import MaskedWordHead, NextSentenceHead
 from bertrain.seeds import derive
 
@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, plan: RaggedPlan) -> Tensor:  # [T, E] -> [T, E]
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size))
-        attended = ragged_attention(qkv, plan, self.attention_dropout if self.training else 0.0).flatten(-2)
+        attended = attend_grouped(qkv, plan, self.attention_dropout if self.training else 0.0).flatten(-2)
         x = self.attention_norm(x + F.dropout(self.attention_out(attended), self.hidden_dropout, self.training))
         expanded = F.gelu(self.expand(x))
         return self.output_norm(x + F.dropout(self.contract(expanded), self.hidden_dropout, self.training))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -129,10 +131,11 @@ class Metrics:
             say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
     def close(self) -> None:
-        if self._file is not None and self.failure is None:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
+        """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
+        for sink in (self._file, self._board):
+            if sink is not None:
+                with suppress(OSError):
+                    sink.close()
 
     def _finish(self, record: StepRecord) -> dict[str, Any]:
         gradient_norm, applied = record.verdict.tolist()
@@ -153,15 +156,25 @@ class Metrics:
     def _write(self, record: dict[str, Any]) -> None:
         """Write one record. An error is kept for the loop to see, since the ranks must end together."""
         assert self._file is not None
+        if self.failure is not None:
+            return
         try:
             self._file.write(json.dumps(_finite(record)) + "\n")
             self._file.flush()
+            if self._board is not None:
+                for name, value in record.items():
+                    if isinstance(value, float):
+                        self._board.add_scalar(f"{record['kind']}/{name}", value, record["step"])
         except OSError as error:
             self.failure = error
-        if self._board is not None:
-            for name, value in record.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def sync(self) -> None:
+        """Make sure of what was written, before a checkpoint relies on it."""
+        if self._file is not None and self.failure is None:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                self.failure = error
 
 
 def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: bool) -> dict[str, float]:

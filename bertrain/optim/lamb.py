@@ -26,10 +26,8 @@ class AdaptiveOptimizer:
         self.first_moment = torch.zeros_like(arena.values)
         self.second_moment = torch.zeros_like(arena.values)
         self.num_applied = torch.zeros((), dtype=torch.float64, device=arena.values.device)
-        self._decay = torch.zeros_like(arena.values)
-        for segment in arena.segments:
-            if segment.is_adapted:
-                self._decay[segment.start : segment.stop] = settings.weight_decay
+        self._adapted = [segment for segment in arena.segments if segment.is_adapted]
+        self._weights = [arena.values[segment.start : segment.stop] for segment in self._adapted]
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: Tensor, apply: Tensor) -> None:
@@ -47,19 +45,17 @@ class AdaptiveOptimizer:
         corrected_second = self.second_moment / (1 - beta2**count).to(values.dtype)
         update = self.first_moment / (1 - beta1**count).to(values.dtype)
         update /= corrected_second.sqrt_().add_(self.settings.epsilon)
-        update.addcmul_(self._decay, values)
+        adapted = [update[segment.start : segment.stop] for segment in self._adapted]
+        torch._foreach_add_(adapted, self._weights, alpha=self.settings.weight_decay)
         if self.settings.name == "lamb":
-            self._scale_by_trust_ratios(update)
+            torch._foreach_mul_(adapted, self._trust_ratios(adapted))
         values.sub_(update.mul_(apply * learning_rate))
 
-    def _scale_by_trust_ratios(self, update: Tensor) -> None:
-        adapted = [segment for segment in self.arena.segments if segment.is_adapted]
-        updates = [update[segment.start : segment.stop] for segment in adapted]
-        weights = [self.arena.values[segment.start : segment.stop] for segment in adapted]
-        weight_norms = torch.stack(torch._foreach_norm(weights))
+    def _trust_ratios(self, updates: list[Tensor]) -> list[Tensor]:
+        weight_norms = torch.stack(torch._foreach_norm(self._weights))
         update_norms = torch.stack(torch._foreach_norm(updates))
         ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
-        torch._foreach_mul_(updates, list(ratios.unbind()))
+        return list(ratios.unbind())
 
     def state(self) -> dict[str, Tensor]:
         """Moments by parameter name: what a checkpoint stores, free of layout and world size."""

@@ -28,7 +28,8 @@ from bertrain.data.shards import file_digest
 from bertrain.errors import UserError
 
 SCHEMA_VERSION = 1
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+FILES = (MODEL, OPTIMIZER, STATE)
 MANIFEST = "manifest.json"
 
 
@@ -59,7 +60,7 @@ class Saver:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
         self._writer: threading.Thread | None = None
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
 
     def save(self, snapshot: Snapshot) -> None:
         """Begin to write `snapshot`, after the one before it has ended."""
@@ -77,7 +78,7 @@ class Saver:
         try:
             write_checkpoint(self.folder, snapshot)
             purge(self.folder, self.keep)
-        except OSError as error:
+        except Exception as error:  # the loop looks at it after each step and ends the run
             self.failure = error
 
 
@@ -93,12 +94,12 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     partial.mkdir(parents=True)
     try:
         try:
-            save_file(snapshot.model, partial / FILES[0])
-            save_file(snapshot.optimizer, partial / FILES[1])
+            save_file(snapshot.model, partial / MODEL)
+            save_file(snapshot.optimizer, partial / OPTIMIZER)
         except SafetensorError as error:
             raise OSError(f"{error}") from None  # its writer wraps the system's error in text
         state = {"schema_version": SCHEMA_VERSION} | asdict(snapshot.progress)
-        (partial / FILES[2]).write_text(json.dumps(state, indent=1) + "\n")
+        (partial / STATE).write_text(json.dumps(state, indent=1) + "\n")
         manifest = {name: dict(zip(("bytes", "sha256"), file_digest(partial / name), strict=True)) for name in FILES}
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in (*partial.iterdir(), partial):
@@ -106,7 +107,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         shutil.rmtree(final, ignore_errors=True)  # a torn one of the same step, passed over at resume
         partial.rename(final)
         _sync(folder)
-    except OSError:
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
@@ -121,9 +122,26 @@ def _sync(path: Path) -> None:
 
 
 def purge(folder: Path, keep: int) -> None:
-    """Delete the oldest whole checkpoints beyond `keep`."""
+    """Delete the oldest checkpoints beyond `keep`; one half deleted by a crash no longer has a checkpoint's name."""
     for path in whole_checkpoints(folder)[:-keep]:
+        doomed = path.with_name(f".{path.name}.partial")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def tidy(folder: Path, newest: Path | None) -> None:
+    """Clear away what crashes left behind; called by the one process that holds the run.
+
+    Checkpoints newer than `newest` were found damaged. They are renamed, so that they are neither counted nor found
+    again, and can still be looked at.
+    """
+    for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob("step-*"):
+        if newest is None or path.name > newest.name:
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
@@ -161,12 +179,12 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The model's tensors by name."""
-    return load_file(checkpoint / FILES[0])
+    return load_file(checkpoint / MODEL)
 
 
 def read_progress(checkpoint: Path) -> Progress:
     """How far the run had come."""
-    state = json.loads((checkpoint / FILES[2]).read_text())
+    state = json.loads((checkpoint / STATE).read_text())
     if state.pop("schema_version") != SCHEMA_VERSION:
         raise UserError(f"{checkpoint} was written by another version of bertrain")
     return Progress(**state)
@@ -176,7 +194,7 @@ def read_checkpoint(checkpoint: Path) -> Snapshot:
     """A checkpoint's content, on the CPU."""
     return Snapshot(
         model=read_weights(checkpoint),
-        optimizer=load_file(checkpoint / FILES[1]),
+        optimizer=load_file(checkpoint / OPTIMIZER),
         progress=read_progress(checkpoint),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -15,24 +17,27 @@ from bertrain.model.heads import pretraining_sums
 from bertrain.observe.metrics import averages, warn
 from bertrain.train import checkpoint, parallel
 from bertrain.train.precision import autocast
-from bertrain.train.runs import Run
+from bertrain.train.runs import Run, refuse_other_vocabulary
 
 
-def evaluate(run: str | Path, data: str | Path, *, max_examples: int = 0) -> dict[str, float]:
+def evaluate(
+    run: str | Path, data: str | Path, *, max_examples: int = 0, device: Literal["auto", "cpu", "cuda"] = "auto"
+) -> dict[str, float]:
     """Loss and accuracy of a run's newest whole checkpoint on a prepared folder, and the step it stands at."""
     opened = Run.open(run)
+    train = replace(opened.settings.train, device=device)
     shards = Shards.open(data, verify=opened.settings.data.verify)
-    opened.refuse_other_vocabulary(shards)
+    refuse_other_vocabulary(shards, opened.vocabulary_hash)
     newest, warnings = checkpoint.newest_whole(opened.checkpoints)
     for warning in warnings:
         warn(warning)
     if newest is None:
         raise UserError(f"the run {run} has no whole checkpoint to evaluate yet")
-    with parallel.join(opened.settings.train) as ranks:
+    with parallel.join(train) as ranks:
         loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
         model = Bert(opened.settings.model).to(ranks.device)
         model.load_state_dict(checkpoint.read_weights(newest))
-        result = evaluate_model(model, loader, ranks, opened.settings.train, max_examples)
+        result = evaluate_model(model, loader, ranks, train, max_examples)
     return {"step": float(checkpoint.read_progress(newest).step)} | result
 
 

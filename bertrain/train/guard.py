@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -38,17 +38,16 @@ class StopSignal:
 class SkippedSteps:
     """Counts steps that were not applied, and ends the run when there are too many in a row."""
 
-    def __init__(self, limit: int, total: int = 0) -> None:
-        self.limit, self.total, self.in_a_row = limit, total, 0
+    def __init__(self, limit: int) -> None:
+        self.limit, self.in_a_row = limit, 0
 
-    def note(self, applied: Iterable[bool], last_step: int) -> None:
+    def note(self, applied: list[bool], last_step: int) -> None:
         """Take note of the newest steps, in order, the last of them being `last_step`."""
-        for was_applied in applied:
+        for step, was_applied in enumerate(applied, start=last_step - len(applied) + 1):
             self.in_a_row = 0 if was_applied else self.in_a_row + 1
-            self.total += not was_applied
             if self.in_a_row >= self.limit:
                 raise AgreedError(
-                    f"the loss or its gradient was not finite in {self.in_a_row} steps in a row up to step "
-                    f"{last_step}; none of them was applied: lower optimizer.learning_rate, lengthen "
+                    f"the loss or its gradient was not finite in {self.in_a_row} steps in a row, the last of them "
+                    f"step {step}; none of them was applied: lower optimizer.learning_rate, lengthen "
                     "schedule.warmup_steps, or check the data"
                 )

@@ -26,6 +26,8 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    control: dist.ProcessGroup | None = None
+    """Where words of agreement go: always between CPUs, so that no GPU is waited for."""
 
     @property
     def is_first(self) -> bool:
@@ -41,21 +43,13 @@ class Ranks:
         """The largest `value` that any rank brought: how ranks agree on stopping. All ranks must call it."""
         if self.world == 1:
             return value
-        words = torch.tensor([value], dtype=torch.int64, device=self._talking_device())
-        dist.all_reduce(words, op=dist.ReduceOp.MAX)
+        words = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.control)
         return int(words.item())
 
     def from_first(self, value: int) -> int:
         """The first rank's `value`, on every rank; also a barrier, which no rank passes before the first."""
         return self.largest(value if self.is_first else -1)
-
-    def _talking_device(self) -> torch.device:
-        return self.device if dist.get_backend() == "nccl" else torch.device("cpu")
-
-
-def under_launcher() -> bool:
-    """Whether torchrun started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
@@ -87,6 +81,6 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
     dist.init_process_group("nccl" if has_own_gpu else "gloo")
     try:
-        yield Ranks(rank, world, device)
+        yield Ranks(rank, world, device, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()

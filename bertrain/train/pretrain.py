@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bertrain.config import Settings
+from bertrain.config import Settings, override
 from bertrain.data.batch import Batch
 from bertrain.data.loader import Loader, Step, check_data
 from bertrain.data.shards import Shards
-from bertrain.errors import AgreedError, UserError
+from bertrain.errors import AgreedError
 from bertrain.model.bert import Bert, initialise, split_parts
 from bertrain.model.heads import pretraining_sums
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch, say, warn
@@ -31,7 +31,8 @@ from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
 from bertrain.train.evaluate import evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import autocast, make_deterministic
-from bertrain.train.runs import Run, check_free, describe_environment
+from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
+from bertrain.weights.source import check_fit, fill_in, read_weights
 
 
 @dataclass
@@ -55,41 +56,54 @@ class TrainState:
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
     """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
 
-    `init` names a run whose weights to begin with. If `run` holds this very run already, it is continued.
+    `init` names a run or a Hugging Face folder whose weights to begin with. If `run` holds this very run
+    already, it is continued.
     """
-    preflight(settings, data, run, init=init)
+    fingerprint = preflight(settings, data, run, init=init)
     with parallel.join(settings.train) as ranks:
         shards = _open_data(data, settings, ranks)
-        loader = Loader(shards, settings, rank=ranks.rank, world=ranks.world)
-        if (Path(run) / "config.json").is_file():
-            Run.open(run).refuse_other_data(shards)
-        elif ranks.is_first:
-            Run.create(run, settings, shards, init)
+        if ranks.is_first and not (Path(run) / "config.json").is_file():
+            Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
-        return _train(Run.open(run), loader, ranks)
+        return _train(Run.open(run).with_settings(settings), shards, ranks)
 
 
-def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> None:
-    """Everything that can be refused before ranks are started: data, and a run folder that is taken."""
+def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> Progress:
+    """Continue the run in the folder `run` from its newest whole checkpoint.
+
+    `overrides` may change settings that do not shape the training: where and how it runs, what is said and saved.
+    """
+    opened = Run.open(run)
+    settings = override(opened.settings, overrides or [])
+    with parallel.join(settings.train) as ranks:
+        return _train(opened.with_settings(settings), _open_data(opened.data, settings, ranks), ranks)
+
+
+def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> str:
+    """Refuse what can be refused before anything is written or any rank is started.
+
+    Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
+    returns (or nothing).
+    """
+    parallel.choose_device(settings.train.device)
     shards = Shards.open(data, verify="size")
     check_data(shards, settings)
+    if settings.evaluate.data:
+        held_out = Shards.open(settings.evaluate.data, verify="size")
+        check_data(held_out, settings)
+        refuse_other_vocabulary(held_out, shards.vocabulary.hash)
     if (Path(run) / "config.json").is_file():
         Run.open(run).refuse_other(settings, init)
     else:
         check_free(Path(run))
-    if settings.evaluate.data:
-        check_data(Shards.open(settings.evaluate.data, verify="size"), settings)
-    parallel.choose_device(settings.train.device)
-
-
-def resume(run: str | Path) -> Progress:
-    """Continue the run in the folder `run` from its newest whole checkpoint."""
-    opened = Run.open(run)
-    with parallel.join(opened.settings.train) as ranks:
-        shards = _open_data(opened.data, opened.settings, ranks)
-        opened.refuse_other_data(shards)
-        loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
-        return _train(opened, loader, ranks)
+    if not init:
+        return ""
+    weights = read_weights(init)
+    if weights.vocabulary is not None:
+        refuse_other_vocabulary(shards, weights.vocabulary.hash)
+    with torch.device("meta"):
+        check_fit(dict(Bert(settings.model).named_parameters()), weights)
+    return weights.fingerprint
 
 
 def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> Shards:
@@ -97,8 +111,9 @@ def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) ->
     return Shards.open(folder, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def _train(run: Run, loader: Loader, ranks: parallel.Ranks) -> Progress:
+def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
     settings, train = run.settings, run.settings.train
+    run.refuse_other_data(shards)
     make_deterministic(train)
     with ExitStack() as stack:
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
@@ -113,10 +128,13 @@ def _train(run: Run, loader: Loader, ranks: parallel.Ranks) -> Progress:
         state = TrainState(model, arena, AdaptiveOptimizer(arena, settings.optimizer), Progress())
         _restore(state, run, ranks)
         first_step = state.progress.step
+        loader = _loader(shards, settings, ranks)
+        evaluation = _evaluation_loader(run, ranks)
         if ranks.is_first:
-            _announce(run, loader, ranks, state)
-        evaluation = _evaluation_loader(settings, run, ranks)
+            run.write_config(run.folder)
+            _announce(run, shards, ranks, state)
         saver = Saver(run.checkpoints, settings.checkpoint.keep)
+        stack.callback(saver.wait)
         skipped = SkippedSteps(train.max_skipped_steps)
         stopwatch = Stopwatch(ranks.device)
         metrics = Metrics(
@@ -136,33 +154,34 @@ def _train(run: Run, loader: Loader, ranks: parallel.Ranks) -> Progress:
             stopwatch.mark()
             metrics.add(train_step(state, step, settings, ranks, stopwatch))
             done, is_last = state.progress.step, state.progress.step == train.max_steps
+            evaluates = evaluation is not None and (is_last or _is_due(step, settings.evaluate.every_samples))
+            saves = is_last or (settings.checkpoint.every_steps > 0 and done % settings.checkpoint.every_steps == 0)
 
-            if is_last or done % settings.log.every_steps == 0:
+            if evaluates or saves or done % settings.log.every_steps == 0:
                 skipped.note(metrics.flush(), done)
-
-            if evaluation and (is_last or _is_due(step, settings.evaluate.every_samples)):
-                skipped.note(metrics.flush(), done)
+            if evaluation is not None and evaluates:
                 result = evaluate_model(model, evaluation, ranks, train, settings.evaluate.max_examples)
                 metrics.evaluation(done, state.progress.samples, result)
-                stopwatch.start()
 
             # Ranks agree on what comes next, so that none is left waiting for another.
             mine = FAIL if saver.failure or metrics.failure else STOP if stop_signal.received else GO_ON
             verdict = ranks.largest(mine)
             if verdict == FAIL:
                 break
-            every = settings.checkpoint.every_steps
-            if verdict == STOP or is_last or (every and done % every == 0):
-                skipped.note(metrics.flush(), done)  # what a checkpoint holds, the metrics hold too
-                if ranks.is_first:
+            if saves or verdict == STOP:
+                skipped.note(metrics.flush(), done)
+                metrics.sync()  # what a checkpoint holds, the metrics hold too
+                if ranks.is_first and metrics.failure is None:
                     saver.save(state.snapshot())
-                stopwatch.start()
             if verdict == STOP:
                 break
+            stopwatch.start()
 
         # --- the end -----------------------------------------------------------------------------
         saver.wait()
         failure = saver.failure or metrics.failure
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure
         if ranks.largest(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
         if verdict == STOP and state.progress.step < train.max_steps:
@@ -236,6 +255,7 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
         newest, warnings = checkpoint.newest_whole(run.checkpoints)
         for warning in warnings:
             warn(warning)
+        checkpoint.tidy(run.checkpoints, newest)
     step = ranks.from_first(checkpoint.read_progress(newest).step if newest else -1)
     if step >= 0:
         snapshot = checkpoint.read_checkpoint(run.checkpoints / checkpoint.checkpoint_name(step))
@@ -243,32 +263,34 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
         state.progress = snapshot.progress
     elif run.init:
-        _begin_with(state, run)
+        _begin_with(state, run, ranks)
 
 
-def _begin_with(state: TrainState, run: Run) -> None:
-    """Take the weights of another run; the optimizer and the counters begin anew."""
-    other = Run.open(run.init)
-    if other.vocabulary_hash != run.vocabulary_hash:
-        raise UserError(f"the run {run.init} to begin with has another vocabulary than {run.data}")
-    newest, _ = checkpoint.newest_whole(other.checkpoints)
-    if newest is None:
-        raise UserError(f"the run {run.init} to begin with has no whole checkpoint")
-    weights = checkpoint.read_weights(newest)
-    expected = state.arena.named(state.arena.values)
-    for name, tensor in expected.items():
-        if name not in weights or weights[name].shape != tensor.shape:
-            found = tuple(weights[name].shape) if name in weights else "missing"
-            raise UserError(f"the weights of {run.init} do not fit: {name} is {found}, not {tuple(tensor.shape)}")
-    state.arena.load(state.arena.values, weights)
+def _begin_with(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
+    """Take the weights of another run or of a Hugging Face folder; the optimizer and the counters begin anew."""
+    weights = read_weights(run.init)
+    if weights.fingerprint != run.init_fingerprint:
+        raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
+    initialised = fill_in(state.arena.named(state.arena.values), weights)
+    if ranks.is_first:
+        taken = len(state.arena.places) - len(initialised)
+        say(f"beginning with the weights of {weights.origin}: {taken} tensors taken")
+        for kind, names in (("initialised afresh", initialised), ("left over", weights.left_over)):
+            if names:
+                say(f"  {kind}: {', '.join(names)}")
 
 
-def _evaluation_loader(settings: Settings, run: Run, ranks: parallel.Ranks) -> Loader | None:
-    if not settings.evaluate.data:
+def _loader(shards: Shards, settings: Settings, ranks: parallel.Ranks) -> Loader:
+    on_gpu = ranks.device.type == "cuda"
+    return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
+
+
+def _evaluation_loader(run: Run, ranks: parallel.Ranks) -> Loader | None:
+    if not run.settings.evaluate.data:
         return None
-    shards = _open_data(settings.evaluate.data, settings, ranks)
-    run.refuse_other_vocabulary(shards)
-    return Loader(shards, settings, rank=ranks.rank, world=ranks.world)
+    shards = _open_data(run.settings.evaluate.data, run.settings, ranks)
+    refuse_other_vocabulary(shards, run.vocabulary_hash)
+    return _loader(shards, run.settings, ranks)
 
 
 def _is_due(step: Step, every_samples: int) -> bool:
@@ -276,17 +298,17 @@ def _is_due(step: Step, every_samples: int) -> bool:
     return bool(every_samples) and step.next_position // every_samples > step.first_position // every_samples
 
 
-def _failure_sentence(run: Run, failure: OSError | None) -> str:
+def _failure_sentence(run: Run, failure: Exception | None) -> str:
     """Why nothing more could be written, and what is left to continue from. Only the first rank writes."""
     newest = checkpoint.whole_checkpoints(run.checkpoints)[-1:]
     kept = f"the last whole checkpoint is {newest[0]}" if newest else "there is no whole checkpoint yet"
     return (
-        f"could not write into {run.folder}: {failure and (failure.strerror or failure)}; {kept}; make room and "
+        f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; make room and "
         f"continue with `bertrain resume {run.folder}`"
     )
 
 
-def _announce(run: Run, loader: Loader, ranks: parallel.Ranks, state: TrainState) -> None:
+def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState) -> None:
     """Say what was chosen and why, and note the environment."""
     settings = run.settings
     _, reason = parallel.choose_device(settings.train.device)
@@ -294,13 +316,11 @@ def _announce(run: Run, loader: Loader, ranks: parallel.Ranks, state: TrainState
     say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
     say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}")
     say("attention: grouped by length, plain PyTorch")
-    say(f"data {loader.shards.folder}: {len(loader.shards):,} examples; {_describe_step(settings)}")
+    say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
     if state.progress.step:
         say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
-    elif run.init:
-        say(f"beginning with the weights of {run.init}")
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
 
 
@@ -332,8 +352,8 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1) -> str:
     lines += [
         "",
         f"parameters: {parameters:,}",
-        f"memory: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, "
-        f"and about {activation_bytes(settings) / gib:.2f} GiB for the activations of a bin, on each rank",
+        f"memory on each rank: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, and about "
+        f"{max(12 * parameters, activation_bytes(settings)) / gib:.2f} GiB for the activations of a bin or the update",
         f"data: {len(shards):,} examples, {int(shards.lengths.sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",

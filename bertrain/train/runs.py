@@ -15,17 +15,19 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import bertrain
 from bertrain.config import Settings, differing, from_dict
 from bertrain.data.shards import MANIFEST, VOCABULARY, Shards
-from bertrain.errors import UserError
+from bertrain.data.tokenizer import Vocabulary
+from bertrain.errors import AgreedError, UserError
 
 SCHEMA_VERSION = 1
 
@@ -33,7 +35,10 @@ SCHEMA_VERSION = 1
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content whole: a reader sees the old or the new, never a part."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.write_text(text)
+    with open(partial, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.rename(path)
 
 
@@ -46,15 +51,17 @@ class Run:
     data: Path
     data_fingerprint: str
     vocabulary_hash: str
+    lower_case: bool
     init: str
+    init_fingerprint: str
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
+    def vocabulary(self) -> Vocabulary:
+        """The words the run was trained on."""
+        return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
 
     @staticmethod
     def open(folder: str | Path) -> Run:
@@ -66,21 +73,23 @@ class Run:
         try:
             content = json.loads(path.read_text())
             version = content["schema_version"]
+            if version != SCHEMA_VERSION:
+                raise UserError(f"{path} was written in layout {version}; this bertrain reads {SCHEMA_VERSION}")
+            return Run(
+                folder=folder,
+                settings=from_dict(content["settings"]),
+                data=Path(content["data"]["folder"]),
+                data_fingerprint=content["data"]["fingerprint"],
+                vocabulary_hash=content["data"]["vocabulary"],
+                lower_case=content["data"]["lower_case"],
+                init=content["init"]["source"],
+                init_fingerprint=content["init"]["fingerprint"],
+            )
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is damaged, so the run cannot be opened") from None
-        if version != SCHEMA_VERSION:
-            raise UserError(f"{path} was written in layout {version}; this bertrain reads layout {SCHEMA_VERSION}")
-        return Run(
-            folder=folder,
-            settings=from_dict(content["settings"]),
-            data=Path(content["data"]["folder"]),
-            data_fingerprint=content["data"]["fingerprint"],
-            vocabulary_hash=content["data"]["vocabulary"],
-            init=content["init"],
-        )
 
     @staticmethod
-    def create(folder: str | Path, settings: Settings, shards: Shards, init: str) -> Run:
+    def create(folder: str | Path, settings: Settings, shards: Shards, init: str, init_fingerprint: str) -> Run:
         """Make a new run folder, whole or not at all."""
         folder = Path(folder)
         check_free(folder)
@@ -90,27 +99,43 @@ class Run:
             data=shards.folder.resolve(),
             data_fingerprint=fingerprint(shards),
             vocabulary_hash=shards.vocabulary.hash,
+            lower_case=shards.vocabulary.lower_case,
             init=init,
+            init_fingerprint=init_fingerprint,
         )
+        partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            shards.vocabulary.save(folder / VOCABULARY)
+            partial.mkdir(parents=True)
+            shards.vocabulary.save(partial / VOCABULARY)
+            run.write_config(partial)
+            if folder.exists():
+                folder.rmdir()
+            partial.rename(folder)
         except OSError as error:
-            raise UserError(f"cannot make the run folder {folder}: {error.strerror}") from None
+            raise UserError(f"cannot make the run folder {folder}: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return run
+
+    def write_config(self, folder: Path) -> None:
+        """Write config.json into `folder`."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "bertrain": bertrain.__version__,
-            "settings": settings.to_dict(),
+            "settings": self.settings.to_dict(),
             "data": {
-                "folder": str(run.data),
-                "fingerprint": run.data_fingerprint,
-                "vocabulary": run.vocabulary_hash,
-                "lower_case": shards.vocabulary.lower_case,
+                "folder": str(self.data),
+                "fingerprint": self.data_fingerprint,
+                "vocabulary": self.vocabulary_hash,
+                "lower_case": self.lower_case,
             },
-            "init": init,
+            "init": {"source": self.init, "fingerprint": self.init_fingerprint},
         }
         write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
-        return run
+
+    def with_settings(self, settings: Settings) -> Run:
+        """This run with settings that may differ in what does not shape the training."""
+        return replace(self, settings=settings)
 
     def refuse_other(self, settings: Settings, init: str) -> None:
         """Refuse to continue this run as one of other settings, or of other weights to begin with."""
@@ -118,41 +143,50 @@ class Run:
         if init != self.init:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
         if fields:
-            raise UserError(
+            raise AgreedError(
                 f"{self.folder} holds another run, which differs in {', '.join(fields)}; choose another --run"
             )
 
     def refuse_other_data(self, shards: Shards) -> None:
         """Refuse to continue this run on other data."""
         if fingerprint(shards) != self.data_fingerprint:
-            raise UserError(
+            raise AgreedError(
                 f"{shards.folder} is not the data this run began with (manifest {fingerprint(shards)[:12]} now, "
                 f"{self.data_fingerprint[:12]} then); put it back or start a new run"
-            )
-
-    def refuse_other_vocabulary(self, shards: Shards) -> None:
-        """Refuse data whose words have other numbers."""
-        if shards.vocabulary.hash != self.vocabulary_hash:
-            raise UserError(
-                f"{shards.folder} was prepared with another vocabulary than the run's; prepare it with "
-                f"--vocab {self.folder / VOCABULARY}"
             )
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
         """Hold the run for this process; gives False if another holds it. The system frees it when a process ends."""
-        with open(self.folder / ".lock", "w") as lock:
+        try:
+            lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
+        except OSError as error:
+            raise UserError(f"cannot write into the run folder {self.folder}: {error.strerror}") from None
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield True
+                is_ours = True
             except BlockingIOError:
-                yield False
+                is_ours = False
+            yield is_ours
 
     def note_environment(self, facts: dict[str, Any]) -> None:
         """Add one entry to environment.json."""
         path = self.folder / "environment.json"
-        entries = json.loads(path.read_text()) if path.is_file() else []
+        try:
+            entries = json.loads(path.read_text())
+        except (OSError, ValueError):
+            entries = []  # for information only: a damaged one is begun anew
         write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
+
+
+def refuse_other_vocabulary(shards: Shards, expected_hash: str) -> None:
+    """Refuse data whose words have other numbers than the model's."""
+    if shards.vocabulary.hash != expected_hash:
+        raise AgreedError(
+            f"{shards.folder} was prepared with another vocabulary than the model's; "
+            "prepare it with the vocab.txt of the run or the weights"
+        )
 
 
 def check_free(folder: Path) -> None:

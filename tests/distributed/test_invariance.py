@@ -60,7 +60,7 @@ def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path)
 
 
 def test_dropout_is_on_where_it_is_said_to_be(data: Path, tmp_path: Path) -> None:
-    """Guards the two tests above: dropout changes the losses, and is drawn anew in each step and bin."""
+    """Guards the two tests above: dropout changes the losses."""
     pretrain(helpers.tiny_settings(train__max_steps=2), data, tmp_path / "on")
     pretrain(
         helpers.tiny_settings(train__max_steps=2, model__hidden_dropout=0, model__attention_dropout=0),

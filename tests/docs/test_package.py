@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -72,12 +73,12 @@ def test_every_recipe_dry_runs(recipe: str, tmp_path: Path, capsys: pytest.Captu
     prepare([text], tmp_path / "data", max_seq_length=settings.data.max_seq_length)
     shown = dry_run(settings, tmp_path / "data", world=8)
     assert f"train.max_steps = {settings.train.max_steps}" in shown
-    assert "memory:" in shown
+    assert "memory on each rank:" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["data"], "a dry run writes nothing"
 
 
 def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
-    """Parameters and steps as worked out by hand for BERT-Large."""
+    """Parameters and memory as worked out by hand."""
     data = helpers.make_data(tmp_path)
     done = helpers.bertrain(
         "pretrain", "bert-tiny", "--data", data, "--dry-run", "--nproc", 3, *helpers.tiny_arguments()
@@ -87,6 +88,7 @@ def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
     heads = (width * width + width) + 2 * width + vocab + (width * width + width) + 2 * width + 2
     total = (vocab + 64 + 2) * width + 2 * width + 2 * layer + heads
     assert f"parameters: {total:,}" in done.stdout
+    assert f"{16 * total / 2**30:.2f} GiB for weights, gradients and moments" in done.stdout
     assert "for 3 rank(s)" in done.stdout
     assert "24 sequences" in done.stdout
 
@@ -111,11 +113,14 @@ def test_every_verb_has_an_example() -> None:
 
 
 def test_nothing_reads_a_pickle() -> None:
-    """The promise of SECURITY: no pickle, no eval, no shell, anywhere in the package."""
-    forbidden = ("pickle", "torch.load(", "allow_pickle", "eval(", "exec(", "trust_remote_code", "shell=True")
+    """No pickle, no eval, no shell, anywhere in the package: looked for in the code, not in the words about it."""
+    forbidden_calls = {"eval", "exec", "torch.load", "pickle.load", "pickle.loads", "dist.broadcast_object_list"}
     for path in (ROOT / "bertrain").rglob("*.py"):
-        code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
-        for word in forbidden:
-            if word == "eval(" and "model.eval()" in code:
-                code = code.replace("model.eval()", "")
-            assert word not in code or (word == "pickle" and "a pickle" in code), f"{word} in {path}"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {"pickle", "dill", "cloudpickle", "shelve"} & set(names), path
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in forbidden_calls, f"{path}:{node.lineno}"
+                for keyword in node.keywords:
+                    assert keyword.arg not in ("allow_pickle", "trust_remote_code", "shell"), f"{path}:{node.lineno}"

@@ -80,6 +80,28 @@ def test_wrong_settings(refused: Refused, data: Path, tmp_path: Path, arguments:
     assert not (tmp_path / "r").exists()
 
 
+def test_usage_errors_are_one_sentence_too(refused: Refused, data: Path) -> None:
+    assert "see `bertrain pretrain --help`" in refused("pretrain", "bert-tiny")
+    assert "No such command 'pretain'" in refused("pretain")
+    assert "not one of" in refused("evaluate", data, "--data", data, "--device", "gpu")
+
+
+def test_weights_to_begin_with_are_checked_before_anything_is_written(
+    refused: Refused, data: Path, run: Path, tmp_path: Path
+) -> None:
+    start_here = start(data, tmp_path / "r")
+    assert "no run and no weights at" in refused(*start_here, "--init", tmp_path / "none")
+    assert "do not fit" in refused(*start(data, tmp_path / "r", model__hidden_size=16), "--init", run)
+    other = helpers.make_data(tmp_path / "other", cased=True)
+    assert "another vocabulary than the model's" in refused(*start(other, tmp_path / "r"), "--init", run)
+    assert "another vocabulary than the model's" in refused(*start_here, "--evaluate.data", other)
+    assert not (tmp_path / "r").exists()
+
+
+def test_resume_changes_only_what_does_not_shape_the_training(refused: Refused, run: Path) -> None:
+    assert "train.seed shapes the training" in refused("resume", run, "--train.seed", 3)
+
+
 def test_run_folder_missing_from_the_command(refused: Refused, data: Path) -> None:
     assert "--run is missing" in refused("pretrain", "bert-tiny", "--data", data)
 
@@ -102,8 +124,9 @@ def test_damaged_shards_are_named(refused: Refused, tmp_path: Path) -> None:
     assert f"the shard {shard} is 100 bytes long" in refused(*start(data, tmp_path / "r"))
     shard.unlink()
     assert f"the shard {shard} is missing" in refused(*start(data, tmp_path / "r"))
-    (data / "manifest.json").write_text("{}")
-    assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
+    for text in ("{}", '{"schema_version": 1}', "[]", "{"):
+        (data / "manifest.json").write_text(text)
+        assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
     assert not (tmp_path / "r").exists()
 
 
@@ -121,7 +144,15 @@ def test_data_of_another_vocabulary(refused: Refused, data: Path, run: Path, tmp
     helpers.bertrain(
         "data", "prepare", corpus, "--out", other / "data", "--vocab", other / "vocab.txt", "--max-seq-length", 64
     )
-    assert "another vocabulary than the run's" in refused("evaluate", run, "--data", other / "data")
+    assert "another vocabulary than the model's" in refused("evaluate", run, "--data", other / "data")
+
+
+def test_a_vocabulary_that_was_swapped(refused: Refused, tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    words = (data / "vocab.txt").read_text().split()
+    words[4], words[9] = words[9], words[4]
+    (data / "vocab.txt").write_text("\n".join(words) + "\n")
+    assert "is not the vocabulary" in refused(*start(data, tmp_path / "r"))
 
 
 def test_data_longer_than_the_model_reads(refused: Refused, data: Path, tmp_path: Path) -> None:
@@ -150,8 +181,9 @@ def test_the_same_command_again_continues(data: Path, run: Path, capsys: pytest.
 def test_resume_and_evaluate_of_what_is_no_run(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
     assert "holds no run" in refused("resume", tmp_path)
     assert "holds no run" in refused("evaluate", tmp_path, "--data", data)
-    (tmp_path / "config.json").write_text("{")
-    assert "is damaged" in refused("resume", tmp_path)
+    for text in ("{", '{"schema_version": 1}'):
+        (tmp_path / "config.json").write_text(text)
+        assert "is damaged" in refused("resume", tmp_path)
     assert "no data folder" in refused("evaluate", run, "--data", tmp_path / "none")
 
 
@@ -180,6 +212,10 @@ def test_prepare_refuses_what_it_cannot_use(refused: Refused, data: Path, tmp_pa
     assert "has no [PAD] in it" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
     (tmp_path / "v").write_text("\n".join([*helpers.SPECIAL, "twice", "twice"]) + "\n")
     assert "lists the word 'twice' twice" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
+    (tmp_path / "one.txt").write_text("a sentence .\nanother sentence .\n" * 50)
+    assert "a single document" in refused("data", "prepare", tmp_path / "one.txt", "--out", out)
+    (tmp_path / "one.txt").unlink()
+    assert "could not write" in refused("data", "prepare", text, "--out", "/proc/none/here")
     leftovers = {path.name for path in tmp_path.iterdir()} - {"hollow", "blank.txt", "text.txt", "v"}
     assert not leftovers, "nothing was left behind"
 

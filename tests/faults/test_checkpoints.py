@@ -73,6 +73,8 @@ def test_all_damaged_begins_again_with_warnings(finished: Path, capsys: pytest.C
     resume(finished)
     assert capsys.readouterr().err.count("passing over") == 3
     assert helpers.losses(finished) == losses
+    assert len(list((finished / "checkpoints").glob("damaged-step-*"))) == 3
+    assert len(checkpoint.whole_checkpoints(finished / "checkpoints")) == 3
 
 
 def test_keeps_the_newest(finished: Path) -> None:
@@ -119,7 +121,7 @@ def long_run(tmp_path: Path, *more: object, world: int = 1) -> tuple[subprocess.
 
 def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
     """The system refuses to write (a limit on file size stands in for the disk): one sentence, the last one stays."""
-    process, run = long_run(tmp_path)
+    process, run = long_run(tmp_path, "--log.tensorboard", "true")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
@@ -130,6 +132,24 @@ def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
     assert f"the last whole checkpoint is {newest}" in sentence
     assert checkpoint.find_damage(newest) is None
     assert not list((run / "checkpoints").glob(".step-*"))
+    assert len(helpers.losses(run)) >= checkpoint.read_progress(newest).step, "the metrics hold what it holds"
+
+
+def test_a_saver_that_breaks_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure of ours in the background is not lost: it comes out with its traceback."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken writer")
+
+    monkeypatch.setattr(checkpoint, "save_file", broken)
+    with pytest.raises(RuntimeError, match="broken writer"):
+        pretrain(helpers.tiny_settings(checkpoint__every_steps=2), helpers.make_data(tmp_path), tmp_path / "run")
+
+
+def test_resume_takes_settings_that_do_not_shape_the_training(finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoints" / "step-00000020")
+    resume(finished, [("log.every_steps", "1"), ("train.threads", "2")])
+    assert json.loads((finished / "config.json").read_text())["settings"]["log"]["every_steps"] == 1
 
 
 @pytest.mark.parametrize(("world", "number"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT)])
@@ -166,7 +186,7 @@ def test_a_run_that_diverges_ends_with_a_hint(tmp_path: Path) -> None:
     )
     done = helpers.bertrain("pretrain", "bert-tiny", "--data", data, "--run", run, *arguments, check=False)
     assert done.returncode == 2
-    assert "was not finite in 4 steps in a row" in done.stderr
+    assert "was not finite in 4 steps in a row, the last of them step 5" in done.stderr
     assert "lower optimizer.learning_rate" in done.stderr
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["applied"] for record in records][-4:] == [False] * 4
@@ -178,7 +198,10 @@ def test_other_weights_to_begin_with(finished: Path, tmp_path: Path, capsys: pyt
     data = tmp_path / "data"
     settings = helpers.tiny_settings(train__max_steps=1, optimizer__learning_rate=0)
     pretrain(settings, data, tmp_path / "second", init=str(finished))
-    assert f"beginning with the weights of {finished}" in capsys.readouterr().out
+    assert (
+        f"beginning with the weights of {finished / 'checkpoints' / 'step-00000020'}: 38 tensors taken"
+        in capsys.readouterr().out
+    )
     expected = helpers.final_weights(finished)
     assert all(
         torch.equal(tensor, expected[name]) for name, tensor in helpers.final_weights(tmp_path / "second").items()
@@ -188,3 +211,5 @@ def test_other_weights_to_begin_with(finished: Path, tmp_path: Path, capsys: pyt
     shutil.rmtree(finished / "checkpoints")
     with pytest.raises(UserError, match="has no whole checkpoint"):
         pretrain(settings, data, tmp_path / "fourth", init=str(finished))
+    assert not (tmp_path / "third").exists()
+    assert not (tmp_path / "fourth").exists()

@@ -15,17 +15,24 @@ lengths_of_a_step = st.lists(st.integers(5, MAX_LENGTH), min_size=1, max_size=20
 budgets = st.integers(MAX_LENGTH, 10 * MAX_LENGTH)
 
 
-def capacity(budget: int, bin_sequences: int = 0) -> Capacity:
-    return capacity_for(budget, bin_sequences=bin_sequences, mean_length=32, max_predictions=10, mask_probability=0.15)
+def capacity(budget: int, bin_sequences: int = 0, probability: float = 0.15) -> Capacity:
+    return capacity_for(
+        budget, bin_sequences=bin_sequences, mean_length=32, max_predictions=10, mask_probability=probability
+    )
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@given(lengths=lengths_of_a_step, budget=budgets, bin_sequences=st.integers(0, 8))
+@given(
+    lengths=lengths_of_a_step,
+    budget=budgets,
+    bin_sequences=st.integers(0, 40),
+    probability=st.sampled_from([0.005, 0.15, 0.5]),
+)
 def test_every_example_lies_in_one_bin_within_capacity(
-    policy: str, lengths: np.ndarray, budget: int, bin_sequences: int
+    policy: str, lengths: np.ndarray, budget: int, bin_sequences: int, probability: float
 ) -> None:
-    predictions = count_predictions(lengths, 10, 0.15)
-    limits = capacity(budget, bin_sequences)
+    predictions = count_predictions(lengths, 10, probability)
+    limits = capacity(budget, bin_sequences, probability)
     bins = POLICIES[policy].deal(lengths, predictions, limits, MAX_LENGTH)
     assert sorted(np.concatenate(bins).tolist()) == list(range(len(lengths)))
     for members in bins:
@@ -81,7 +88,7 @@ def test_steps_by_tokens_cover_every_epoch_once_and_stay_within(lengths: np.ndar
     seen: list[int] = []
     position = 0
     while position < 2 * len(lengths):
-        epochs, rows = step_by_tokens(position, tokens, lengths, seed=3)
+        epochs, rows = step_by_tokens(position, tokens, lengths, float(lengths.mean()), seed=3)
         assert lengths[rows].sum() <= tokens
         _, after = rows_at([position + len(rows)], len(lengths), 3)
         assert lengths[rows].sum() + lengths[after[0]] > tokens, "one more example would have fitted"

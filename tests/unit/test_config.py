@@ -74,7 +74,7 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ({"model.pad_vocab_to": "7"}, "model.pad_vocab_to is one of 1, 8, 64"),
         ({"train.max_steps": "0"}, "train.max_steps is 0; it must be at least 1"),
         ({"model.hidden_dropout": "1.5"}, "model.hidden_dropout is 1.5; it must be at most 0.99"),
-        ({"optimizer.learning_rate": "nan"}, "optimizer.learning_rate is not a number"),
+        ({"optimizer.learning_rate": "nan"}, "optimizer.learning_rate is nan; it must be a finite number"),
         ({"model.num_heads": "3"}, "model.hidden_size 128 is not a multiple of model.num_heads 3"),
         ({"data.max_seq_length": "600"}, "more than model.max_positions 512"),
         ({"batch.tokens": "4096"}, "both are set"),

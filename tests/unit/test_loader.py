@@ -102,6 +102,15 @@ def test_steps_ahead_are_the_steps(shards: Shards) -> None:
         position = direct.next_position
 
 
+def test_dropout_is_drawn_anew_in_each_step_and_bin(shards: Shards) -> None:
+    def seeds(seed: int) -> list[int]:
+        loader = Loader(shards, helpers.tiny_settings(batch__token_budget=128, train__seed=seed))
+        return [batch.dropout_seed for number in range(5) for batch in loader.step(number, 24 * number).bins]
+
+    assert len(seeds(1)) > 20
+    assert len(set(seeds(1) + seeds(2))) == len(seeds(1)) + len(seeds(2))
+
+
 def test_every_batch_is_valid(shards: Shards) -> None:
     for policy in ("budget", "padded"):
         loader = Loader(shards, helpers.tiny_settings(batch__policy=policy, batch__token_budget=300))
@@ -132,7 +141,7 @@ def gradients(model: Bert, batch: Batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("policy", ["budget", "padded"])
 def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: str) -> None:
-    """The same examples with much junk and with little, every fresh tensor filled with NaN before it is written."""
+    """The same examples beside other junk, every fresh tensor filled with NaN before it is written."""
     import dataclasses
 
     settings = helpers.tiny_settings(
@@ -161,6 +170,21 @@ def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: s
     for name, gradient in expected.items():
         assert torch.isfinite(gradient).all(), name
         assert torch.equal(gradient, actual[name]), name
+
+
+def test_the_amount_of_junk_has_no_influence(shards: Shards) -> None:
+    found = []
+    for budget in (200, 2000):
+        settings = helpers.tiny_settings(
+            model__hidden_dropout=0, model__attention_dropout=0, batch__sequences=3, batch__token_budget=budget
+        )
+        (batch,) = Loader(shards, settings).step(0, 0).bins
+        found.append((len(batch.input_ids), gradients(helpers.build_model(settings.model).train(), batch)))
+    (few, expected), (many, actual) = found
+    assert many >= 2 * few
+    total = sum(float(gradient.norm() ** 2) for gradient in expected.values()) ** 0.5
+    for name, gradient in expected.items():
+        assert float((gradient - actual[name]).norm()) <= 1e-6 * total, name
 
 
 def test_whole_word_masking_reaches_the_batch(tmp_path: Path) -> None:

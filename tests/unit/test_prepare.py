@@ -19,7 +19,7 @@ from bertrain.data.tokenizer import Tokenizer, Vocabulary
 from tests import helpers
 
 documents_of_tokens = st.lists(
-    st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=30), min_size=1, max_size=12), min_size=1, max_size=10
+    st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=30), min_size=1, max_size=12), min_size=2, max_size=10
 )
 
 

@@ -1,0 +1,74 @@
+"""Fill the [MASK]s of a sentence: the quickest way to see what a model has learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bertrain.data.batch import IGNORED, Batch
+from bertrain.data.tokenizer import Tokenizer, Vocabulary
+from bertrain.errors import UserError
+from bertrain.model.bert import Bert
+from bertrain.weights.source import build_model, read_weights
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A word for a mask, and the probability the model gives it."""
+
+    word: str
+    probability: float
+
+
+def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list[list[list[Guess]]]:
+    """The `top` guesses for each [MASK] of each sentence, by the weights of a run or of a Hugging Face folder."""
+    weights = read_weights(source)
+    if weights.vocabulary is None:
+        raise UserError(f"{source} has no vocabulary (vocab.txt) to read and write words with")
+    model = build_model(weights)
+    return [_fill(model, weights.vocabulary, sentence, top) for sentence in sentences]
+
+
+@torch.no_grad()
+def _fill(model: Bert, vocabulary: Vocabulary, sentence: str, top: int) -> list[list[Guess]]:
+    mask = vocabulary.id_of("[MASK]")
+    pieces = Tokenizer(vocabulary).encode(sentence.split("[MASK]"))
+    tokens = [vocabulary.id_of("[CLS]"), *pieces[0]]
+    for piece in pieces[1:]:
+        tokens += [mask, *piece]
+    tokens.append(vocabulary.id_of("[SEP]"))
+    positions = [position for position, token in enumerate(tokens) if token == mask]
+    if not positions:
+        raise UserError(f"there is no [MASK] in {sentence!r}")
+    limit = model.settings.max_positions
+    if len(tokens) > limit:
+        raise UserError(f"the sentence is {len(tokens)} word pieces long; the model reads {limit}")
+    logits = model(one_sequence(tokens, positions)).mlm_logits
+    probabilities, words = logits.softmax(-1).topk(min(top, logits.shape[1]))
+    return [
+        [Guess(vocabulary.words[word], probability) for word, probability in zip(*row, strict=True)]
+        for row in zip(words.tolist(), probabilities.tolist(), strict=True)
+    ]
+
+
+def one_sequence(tokens: list[int], positions: list[int]) -> Batch:
+    """A batch of a single sequence of one segment, with words to predict at `positions`."""
+    length = len(tokens)
+    return Batch(
+        input_ids=torch.tensor(tokens),
+        segment_ids=torch.zeros(length, dtype=torch.long),
+        position_ids=torch.arange(length),
+        cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
+        cls_positions=torch.tensor([0]),
+        mlm_positions=torch.tensor(positions),
+        mlm_labels=torch.full((len(positions),), IGNORED),
+        nsp_labels=torch.full((1,), IGNORED),
+        max_seqlen=length,
+        sequence_lengths=(length,),
+        dropout_seed=0,
+        num_tokens=length,
+        num_sequences=1,
+        num_predictions=len(positions),
+    )

@@ -1,0 +1,76 @@
+"""Where weights come from: a run of ours, or a folder in somebody else's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from bertrain.data.shards import file_digest
+from bertrain.errors import UserError
+from bertrain.model.bert import Bert
+from bertrain.train import checkpoint
+from bertrain.train.runs import Run
+from bertrain.weights import huggingface
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Weights
+
+
+def read_weights(source: str | Path) -> Weights:
+    """The weights of a run's newest whole checkpoint, or of a Hugging Face folder."""
+    folder = Path(source)
+    if not folder.exists():
+        raise UserError(f"no run and no weights at {folder}")
+    if (folder / huggingface.MODEL).is_file():
+        return huggingface.read_folder(folder)
+    run = Run.open(folder)
+    newest, _ = checkpoint.newest_whole(run.checkpoints)
+    if newest is None:
+        raise UserError(f"the run {folder} has no whole checkpoint yet")
+    return Weights(
+        origin=str(newest),
+        fingerprint=file_digest(newest / checkpoint.MODEL)[1],
+        tensors=checkpoint.read_weights(newest),
+        settings=run.settings.model,
+        vocabulary=run.vocabulary(),
+    )
+
+
+def build_model(weights: Weights) -> Bert:
+    """The model with these weights, ready to predict; every tensor must be there."""
+    model = Bert(weights.settings)
+    missing = [name for name in model.state_dict() if name not in weights.tensors]
+    if missing:
+        raise UserError(
+            f"{weights.origin} lacks {len(missing)} tensors of a pre-training model: {', '.join(missing[:5])}"
+        )
+    model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
+    return model.eval()
+
+
+def fill_in(parameters: dict[str, Tensor], weights: Weights) -> list[str]:
+    """Copy weights into a model's parameters by name; returns the names that the source does not have.
+
+    Rows that pad the vocabulary stay as they are. A tensor of another shape is refused, before any is copied.
+    """
+    check_fit(parameters, weights)
+    taken = [name for name in parameters if name in weights.tensors]
+    for name in taken:
+        tensor = weights.tensors[name]
+        parameters[name][: len(tensor)].copy_(tensor[: len(parameters[name])])
+    return [name for name in parameters if name not in weights.tensors]
+
+
+def check_fit(parameters: Mapping[str, Tensor], weights: Weights) -> None:
+    """Refuse weights of other shapes than a model's parameters."""
+    for name, parameter in parameters.items():
+        if name in weights.tensors and not _fits(name, parameter, weights):
+            found, wanted = tuple(weights.tensors[name].shape), tuple(parameter.shape)
+            raise UserError(f"the weights of {weights.origin} do not fit: {name} is {found}, not {wanted}")
+
+
+def _fits(name: str, parameter: Tensor, weights: Weights) -> bool:
+    theirs = weights.tensors[name].shape
+    if name in PADDED_BY_VOCABULARY:
+        return theirs[1:] == parameter.shape[1:] and min(len(parameter), theirs[0]) >= weights.settings.vocab_size
+    return theirs == parameter.shape
