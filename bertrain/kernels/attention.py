@@ -1,0 +1,451 @@
+"""Attention over a flat run of sequences, made for the lengths of BERT (at most a few hundred tokens).
+
+    out = ragged_attention(qkv, cu_seqlens, max_seqlen, dropout_p, seed)
+
+`qkv[T, 3, H, D]` is what the fused projection writes and `out[T, H, D]` what the output projection reads, so
+nothing is stacked or transposed on the way; the gradient comes back as `dqkv[T, 3, H, D]`, every row written.
+
+How it is fast: tiles of work are listed on the device, longest sequences first, so that the last tiles to
+finish are short ones and no program is launched for padding. Dropout comes from a counter (see `random.py`) at
+a few integer instructions per element and is replayed in the backward. The softmax works in base 2 without a
+running maximum, and only tiles at a sequence's edge pay for masks. The backward is one kernel for the queries
+and one for keys and values; both recompute the weights, which costs less than passing sums between programs.
+No atomics: two runs are bitwise equal. Nothing depends on the host: the grid follows from shapes alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from bertrain.kernels.backend import available, jit, tl
+from bertrain.kernels.random import (
+    attention_keep,
+    attention_keep_mask,
+    attention_key,
+    dropout_threshold,
+    load_stream_key,
+)
+
+LOG2_E = 1.4426950408889634
+# Rows of a tile: what one program owns. Small tiles won on Hopper, since four or five programs on a
+# multiprocessor hide one another's waits better than one large program hides its own.
+TILE = 64
+
+
+def ragged_attention_plain(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int = 0
+) -> torch.Tensor:
+    """The specification: one sequence after the other, in plain differentiable PyTorch."""
+    num_heads, head_dim = qkv.shape[2:]
+    boundaries = cu_seqlens.tolist()
+    outputs = []
+    for start, end in itertools.pairwise(boundaries):
+        if start == end:
+            continue
+        query, key, value = qkv[start:end].permute(1, 2, 0, 3)  # each [H, L, D]
+        probabilities = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(head_dim), dim=-1)
+        if dropout_p > 0:
+            keep = attention_keep_mask(seed, site, num_heads, start, end - start, dropout_p)
+            probabilities = torch.where(keep, probabilities / (1 - dropout_p), 0)
+        outputs.append((probabilities @ value).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@jit
+def _plan_kernel(cu_seqlens, tiles, num_sequences, capacity, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    # Each program places BLOCK sequences: the place of a sequence's tiles is the number of tiles of all sequences
+    # that come before it (longer, or as long with a smaller index). No sort, no scan, no second launch.
+    mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = mine < num_sequences
+    start = tl.load(cu_seqlens + mine, mask=valid, other=0)
+    length = tl.load(cu_seqlens + mine + 1, mask=valid, other=0) - start
+    place = tl.zeros([BLOCK], dtype=tl.int32)
+    total = 0
+    for first in range(0, num_sequences, BLOCK):
+        other = first + tl.arange(0, BLOCK)
+        other_valid = other < num_sequences
+        other_start = tl.load(cu_seqlens + other, mask=other_valid, other=0)
+        other_length = tl.load(cu_seqlens + other + 1, mask=other_valid, other=0) - other_start
+        other_tiles = (other_length + TILE - 1) // TILE
+        longer = other_length[None, :] > length[:, None]
+        tie = (other_length[None, :] == length[:, None]) & (other[None, :] < mine[:, None])
+        before = (longer | tie) & other_valid[None, :]
+        place += tl.sum(tl.where(before, other_tiles[None, :], 0), axis=1)
+        total += tl.sum(other_tiles, axis=0)
+    for block in range(tl.max((length + TILE - 1) // TILE, axis=0)):
+        here = valid & (block * TILE < length)
+        entry = tiles + (place + block) * 4
+        tl.store(entry, start, mask=here)
+        tl.store(entry + 1, length, mask=here)
+        tl.store(entry + 2, tl.zeros([BLOCK], dtype=tl.int32) + block * TILE, mask=here)
+        tl.store(entry + 3, place, mask=here)
+    # Entries that stand for no tile get length 0; the programs share them.
+    for first in range(total + tl.program_id(0) * BLOCK, capacity, BLOCK * tl.num_programs(0)):
+        unused = first + tl.arange(0, BLOCK)
+        tl.store(tiles + unused * 4 + 1, tl.zeros([BLOCK], dtype=tl.int32), mask=unused < capacity)
+
+
+@jit
+def _tile(tiles, H: tl.constexpr):
+    """Head and tile number of this program; start, length, first row and first tile of the tile's sequence."""
+    tile = tl.program_id(0) // H
+    entry = tiles + tile * 4
+    start, length, row, first_tile = (
+        tl.load(entry),
+        tl.load(entry + 1),
+        tl.load(entry + 2),
+        tl.load(entry + 3),
+    )
+    return tl.program_id(0) % H, tile, start, length, row, first_tile
+
+
+@jit
+def _block(base, start, head, rows, pitch, D: tl.constexpr):
+    """Pointers to the given rows of a sequence in one head's columns of a matrix of `pitch` columns."""
+    base += start.to(tl.int64) * pitch + head * D
+    return base + (rows[:, None] * pitch + tl.arange(0, D)[None, :])
+
+
+@jit
+def _forward_careful(
+    query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The softmax with a running maximum: never overflows, and slower, since every tile rescales the result."""
+    reference = tl.full([BM], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
+    result = tl.zeros([BM, D], dtype=tl.float32)
+    columns = tl.arange(0, BN)[None, :]
+    for column in tl.range(0, length, BN, num_stages=1):
+        keys = keys_in.load([start + column, (H + head) * D])
+        values = keys_in.load([start + column, (2 * H + head) * D])
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        scores = tl.where(column + columns < length, scores, float("-inf"))
+        new_reference = tl.maximum(reference, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_reference[:, None])
+        correction = tl.exp2(reference - new_reference)
+        total = total * correction + tl.sum(weights, axis=1)
+        if THRESHOLD > 0:
+            keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
+            weights = tl.where(keep, weights, zero)
+        result = tl.dot(weights.to(values.dtype), values, result * correction[:, None], input_precision=PRECISION)
+        reference = new_reference
+    return reference, total, result
+
+
+@jit(do_not_specialize=["site"])
+def _forward_kernel(
+    qkv, keys_in, out, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
+    head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
+    if length == 0:
+        return
+    rows = first_row + tl.arange(0, BM)
+    inside = rows < length
+    query = tl.load(_block(qkv, start, head, rows, 3 * H * D, D), mask=inside[:, None], other=0.0)
+    key_of_head = attention_key(load_stream_key(seed, site), start, head)
+    # Floats do not care about scale: as long as the weights stay within 2**-100 ... 2**100 they need no
+    # maximum subtracted, so none is taken, nothing is rescaled in the loop, and its products can overlap.
+    reference = tl.zeros([BM], dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
+    result = tl.zeros([BM, D], dtype=tl.float32)
+    columns = tl.arange(0, BN)[None, :]
+    if not CAREFUL:
+        for column in tl.range(0, length, BN, num_stages=STAGES):
+            keys = keys_in.load([start + column, (H + head) * D])
+            values = keys_in.load([start + column, (2 * H + head) * D])
+            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+            weights = tl.exp2(scores * scale_log2)
+            if column + BN > length:  # these keys belong to a neighbour
+                weights = tl.where(column + columns < length, weights, 0.0)
+            total += tl.sum(weights, axis=1)
+            if THRESHOLD > 0:
+                keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
+                weights = tl.where(keep, weights, zero)
+            result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
+    # A row that left that range (never seen in a healthy model) sends its tile through the careful loop.
+    extreme = inside & ((total > 1e30) | (total < 1e-30))
+    if tl.max(extreme.to(tl.int32), axis=0) > 0:
+        reference, total, result = _forward_careful(
+            query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
+            H, D, BM, BN, THRESHOLD, PRECISION,
+        )  # fmt: skip
+    result = result * (INVERSE_KEEP / total)[:, None]
+    tl.store(_block(out, start, head, rows, H * D, D), result.to(out.dtype.element_ty), mask=inside[:, None])
+    # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
+    row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
+    tl.store(lse + head * lse_pitch + tile * BM + tl.arange(0, BM), row_lse)
+
+
+@jit
+def _score_gradient(
+    first, first_t, second, second_t, lse, delta, key_of_head, first_row, rows, first_column, columns,
+    scale_log2, zero, THRESHOLD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Recompute one tile: dropped weights and gradient of the scores (both without 1 / (1 - p) and scale).
+
+    The tile may lie either way round; the shapes of `rows` (queries) and `columns` (keys) say which.
+    """
+    scores = tl.dot(first, first_t, input_precision=PRECISION)
+    weights = tl.exp2(scores * scale_log2 - lse)
+    gradient = tl.dot(second, second_t, input_precision=PRECISION)
+    dropped = weights
+    if THRESHOLD > 0:
+        keep = attention_keep(key_of_head, first_row, rows, first_column, columns, THRESHOLD)
+        dropped = tl.where(keep, weights, zero)
+        gradient = tl.where(keep, gradient, 0.0)
+    return dropped, weights * (gradient - delta)
+
+
+@jit(do_not_specialize=["site"])
+def _backward_query_kernel(
+    qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse_pitch, scale_log2, zero,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
+    head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
+    if length == 0:
+        return
+    rows = first_row + tl.arange(0, BM)
+    inside = (rows < length)[:, None]
+    # Plain loads, not the copy engine: they are all under way before the first one is waited for.
+    query = tl.load(_block(qkv, start, head, rows, 3 * H * D, D), mask=inside, other=0.0)
+    dresult = tl.load(_block(dout, start, head, rows, H * D, D), mask=inside, other=0.0)
+    result = tl.load(_block(out, start, head, rows, H * D, D), mask=inside, other=0.0)
+    of_tile = head * lse_pitch + tile * BM + tl.arange(0, BM)
+    row_lse = tl.load(lse + of_tile)
+    row_delta = tl.sum(result.to(tl.float32) * dresult.to(tl.float32), axis=1) / INVERSE_KEEP
+    tl.store(delta + of_tile, row_delta)
+    key_of_head = attention_key(load_stream_key(seed, site), start, head)
+    dquery = tl.zeros([BM, D], dtype=tl.float32)
+    columns = tl.arange(0, BN)[None, :]
+    for column in tl.range(0, length, BN, num_stages=STAGES):
+        keys = keys_in.load([start + column, (H + head) * D])
+        values = keys_in.load([start + column, (2 * H + head) * D])
+        _dropped, dscores = _score_gradient(
+            query, tl.trans(keys), dresult, tl.trans(values), row_lse[:, None], row_delta[:, None],
+            key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns,
+            scale_log2, zero, THRESHOLD, PRECISION,
+        )  # fmt: skip
+        if column + BN > length:  # these keys belong to a neighbour
+            dscores = tl.where(column + columns < length, dscores, 0.0)
+        dquery = tl.dot(dscores.to(keys.dtype), keys, dquery, input_precision=PRECISION)
+    dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
+    tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
+
+
+@jit(do_not_specialize=["site"])
+def _backward_key_kernel(
+    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site, scale_log2, zero,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of keys and values: the tile stays, queries stream past.
+
+    Tiles are transposed (keys x queries), so that both products take them straight from registers. Queries past
+    the sequence have zero weights (their lse is infinite); keys past it only reach rows that are not stored.
+    """
+    head, _tile_number, start, length, first_column, first_tile = _tile(tiles, H)
+    if length == 0:
+        return
+    keys = keys_in.load([start + first_column, (H + head) * D])
+    values = keys_in.load([start + first_column, (2 * H + head) * D])
+    key_of_head = attention_key(load_stream_key(seed, site), start, head)
+    dkeys = tl.zeros([BN, D], dtype=tl.float32)
+    dvalues = tl.zeros([BN, D], dtype=tl.float32)
+    for row in tl.range(0, length, BM, num_stages=STAGES):
+        query = queries_in.load([start + row, head * D])
+        dresult = dout_in.load([start + row, head * D])
+        row_lse = lse_in.load([head, first_tile * BN + row])
+        row_delta = delta_in.load([head, first_tile * BN + row])
+        dropped, dscores = _score_gradient(
+            keys, tl.trans(query), values, tl.trans(dresult), row_lse, row_delta,
+            key_of_head, row, tl.arange(0, BM)[None, :], first_column, tl.arange(0, BN)[:, None],
+            scale_log2, zero, THRESHOLD, PRECISION,
+        )  # fmt: skip
+        dvalues = tl.dot(dropped.to(dresult.dtype), dresult, dvalues, input_precision=PRECISION)
+        dkeys = tl.dot(dscores.to(query.dtype), query, dkeys, input_precision=PRECISION)
+    columns = first_column + tl.arange(0, BN)
+    inside = (columns < length)[:, None]
+    dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
+    tl.store(_block(dqkv, start, H + head, columns, 3 * H * D, D), dkeys.to(dqkv.dtype.element_ty), mask=inside)
+    dvalues = dvalues * INVERSE_KEEP
+    tl.store(
+        _block(dqkv, start, 2 * H + head, columns, 3 * H * D, D),
+        dvalues.to(dqkv.dtype.element_ty),
+        mask=inside,
+    )
+
+
+class _Config(NamedTuple):
+    """Rows (queries) and columns (keys) of a step, warps, pipeline stages, and a cap on registers per thread."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+# Chosen by measurement on an H200 for heads of 64, see docs/speed.md: the caps buy a fifth or sixth program per
+# multiprocessor. Wider heads need the registers; float32 serves the tests only.
+CONFIGS = {
+    "forward": _Config(64, 32, 4, 3, 80),
+    "query": _Config(64, 32, 4, 3, 96),
+    "key": _Config(32, 64, 4, 3, 128),
+}
+CONFIGS_UNCAPPED = {name: config._replace(registers=None) for name, config in CONFIGS.items()}
+CONFIGS_FLOAT32 = {name: config._replace(stages=1) for name, config in CONFIGS_UNCAPPED.items()}
+
+
+def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> Any:
+    """Let the copy engine read blocks of a matrix; rows past its end read as zero."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(tensor.flatten(1), [block_rows, block_columns])
+
+
+def _launch(kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, **extra: Any):
+    num_heads, head_dim = qkv.shape[2:]
+    # The last plain argument is a zero the compiler cannot see: with a literal it moves the selection of dropped
+    # weights behind their conversion to 16 bits, which doubles its cost.
+    kernel[(num_tiles * num_heads,)](
+        *arguments, LOG2_E / math.sqrt(head_dim), 0.0, H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
+        THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages,
+        num_warps=config.warps, maxnreg=config.registers, **extra,
+    )  # fmt: skip
+
+
+def _config(qkv: torch.Tensor, kernel: str) -> _Config:
+    if qkv.dtype == torch.float32:
+        return CONFIGS_FLOAT32[kernel]
+    return (CONFIGS if qkv.shape[3] <= 64 else CONFIGS_UNCAPPED)[kernel]
+
+
+@torch.library.custom_op("bertrain::plan_attention", mutates_args=())
+def _plan(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    num_sequences = cu_seqlens.numel() - 1
+    capacity = num_tokens // TILE + num_sequences
+    tiles = torch.empty(capacity, 4, dtype=torch.int32, device=cu_seqlens.device)
+    block = 64
+    grid = ((num_sequences + block - 1) // block,)
+    _plan_kernel[grid](cu_seqlens, tiles, num_sequences, capacity, BLOCK=block, TILE=TILE)
+    return tiles
+
+
+@_plan.register_fake
+def _(cu_seqlens, num_tokens):
+    return cu_seqlens.new_empty(num_tokens // TILE + cu_seqlens.numel() - 1, 4)
+
+
+def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """List the tiles of a batch on its device, longest sequences first; make it once and give it to every layer.
+
+    Returns int32 [num_tiles, 4]: sequence start, sequence length, first row in the sequence, first tile of the
+    sequence; a length of 0 marks an unused entry. No host sync; the size follows from the shapes alone. Where the
+    kernels cannot run the plan is empty, and nobody reads it.
+    """
+    if not available(cu_seqlens.device)[0]:
+        return cu_seqlens.new_empty(0, 4)
+    return _plan(cu_seqlens, num_tokens)
+
+
+@torch.library.custom_op("bertrain::ragged_attention_forward", mutates_args=())
+def _forward(
+    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_tokens, _, num_heads, head_dim = qkv.shape
+    config = _config(qkv, "forward")
+    out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    lse_pitch = tiles.shape[0] * TILE  # stored by tile, not by token, so that every read of it is aligned
+    lse = torch.empty(num_heads, lse_pitch, dtype=torch.float32, device=qkv.device)
+    arguments = (qkv, _descriptor(qkv, config.columns, head_dim), out, lse, tiles, seed, site, lse_pitch)
+    careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
+    _launch(_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, CAREFUL=careful)
+    return out, lse
+
+
+@_forward.register_fake
+def _(qkv, tiles, dropout_p, seed, site):
+    num_tokens, _, num_heads, head_dim = qkv.shape
+    lse = qkv.new_empty(num_heads, tiles.shape[0] * TILE, dtype=torch.float32)
+    return qkv.new_empty(num_tokens, num_heads, head_dim), lse
+
+
+def _backward_query(qkv, out, lse, dout, tiles, dropout_p, seed, site, delta, dqkv):
+    config = _config(qkv, "query")
+    keys_in = _descriptor(qkv, config.columns, qkv.shape[3])
+    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse.shape[1])
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
+
+
+def _backward_key(qkv, out, lse, dout, tiles, dropout_p, seed, site, delta, dqkv):
+    config = _config(qkv, "key")
+    head_dim = qkv.shape[3]
+    queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
+    dout_in = _descriptor(dout, config.rows, head_dim)
+    lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
+    arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site)
+    _launch(_backward_key_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
+
+
+@torch.library.custom_op("bertrain::ragged_attention_backward", mutates_args=())
+def _backward(
+    qkv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, tiles: torch.Tensor,
+    dropout_p: float, seed: torch.Tensor, site: int,
+) -> torch.Tensor:  # fmt: skip
+    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
+    arguments = (qkv, out, lse, dout, tiles, dropout_p, seed, site, delta, dqkv)
+    _backward_query(*arguments)  # first: it leaves delta
+    _backward_key(*arguments)
+    return dqkv
+
+
+@_backward.register_fake
+def _(qkv, out, lse, dout, tiles, dropout_p, seed, site):
+    return torch.empty_like(qkv)
+
+
+def _save(ctx, inputs, output):
+    qkv, tiles, ctx.dropout_p, seed, ctx.site = inputs
+    ctx.save_for_backward(qkv, *output, tiles, seed)
+
+
+def _gradients(ctx, dout, _):
+    qkv, out, lse, tiles, seed = ctx.saved_tensors
+    dqkv = _backward(qkv, out, lse, dout.contiguous(), tiles, ctx.dropout_p, seed, ctx.site)
+    return dqkv, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def ragged_attention(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    seed: torch.Tensor,
+    site: int = 0,
+    plan: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Softmax attention within each sequence of a flat batch; differentiable in qkv.
+
+    qkv [T, 3, H, D] with D a power of two from 16 to 128; cu_seqlens [S + 1] int32 from 0 to T, where every row
+    belongs to a sequence and empty slots repeat T; seed, an int64 tensor of one element on the device; `site`
+    tells layers apart, so that their masks differ; `plan` from `plan_attention` saves making it anew in each
+    layer. max_seqlen is not needed: sequences of any length are walked in tiles.
+    """
+    if not available(qkv.device)[0]:
+        return ragged_attention_plain(qkv, cu_seqlens, dropout_p, seed, site)
+    if plan is None:
+        plan = plan_attention(cu_seqlens, qkv.shape[0])
+    return _forward(qkv.contiguous(), plan, dropout_p, seed, site)[0]

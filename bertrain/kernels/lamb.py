@@ -1,0 +1,215 @@
+"""LAMB over flat float32 buffers: two passes and a tiny reduction for all tensors together, no host sync.
+
+Parameters, gradients and both moments are one flat buffer each; tensor i is the range offsets[i]:offsets[i+1].
+The first pass updates the moments and writes the update over the gradient, with partial sums of squares per
+chunk; one small kernel adds them up per tensor, always in the same order; the second pass applies the update,
+scaled by the tensor's trust ratio, and can write the 16-bit copy of the weights that the next step computes with.
+Learning rate, clip coefficient, step count and the `apply` flag are read on the device, so that the whole step
+can live in a CUDA graph; with apply = 0 nothing is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from bertrain.kernels.backend import available, jit, tl
+
+CHUNK = 4096  # elements one program handles; chunks never straddle tensors
+
+
+@dataclass(frozen=True)
+class LambTable:
+    """Which chunk belongs to which tensor; made once per model by `build`."""
+
+    offsets: tuple[int, ...]
+    flags: tuple[tuple[bool, bool], ...]  # (decay, adapt) per tensor
+    chunks: torch.Tensor  # [num_chunks, 4] int64: first element, end of tensor, decay, tensor number
+    tensors: torch.Tensor  # [num_tensors, 4] int64: first chunk, end of chunks, adapt, unused
+    aligned: bool  # every tensor starts at a multiple of 16 elements, so that loads can be wide
+
+    @staticmethod
+    def build(offsets: list[int], flags: list[tuple[bool, bool]], device: torch.device | str) -> LambTable:
+        """From offsets [num_tensors + 1] and a pair (decay, adapt) per tensor.
+
+        Padding every tensor to a multiple of 16 elements (with zeros) makes the passes faster.
+        """
+        chunks: list[list[int]] = []
+        tensors: list[list[int]] = []
+        for number, (decay, adapt) in enumerate(flags):
+            first_chunk = len(chunks)
+            start, end = offsets[number], offsets[number + 1]
+            chunks += [[first, end, int(decay), number] for first in range(start, end, CHUNK)]
+            tensors.append([first_chunk, len(chunks), int(adapt), 0])
+        return LambTable(
+            tuple(offsets),
+            tuple(flags),
+            torch.tensor(chunks, dtype=torch.int64, device=device),
+            torch.tensor(tensors, dtype=torch.int64, device=device),
+            all(offset % 16 == 0 for offset in offsets),
+        )
+
+
+def lamb_step_plain(
+    parameters: torch.Tensor,
+    gradients: torch.Tensor,
+    first_moments: torch.Tensor,
+    second_moments: torch.Tensor,
+    table: LambTable,
+    learning_rate: torch.Tensor,
+    clip: torch.Tensor,
+    apply: torch.Tensor,
+    step: torch.Tensor,
+    *,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+) -> None:
+    """The specification; afterwards `gradients` holds the update before the trust ratio, as the kernel leaves it."""
+    if apply.item() == 0:
+        return
+    correction1 = 1 - beta1 ** step.item()
+    correction2 = 1 - beta2 ** step.item()
+    gradients.mul_(clip.to(gradients.dtype))
+    first_moments.lerp_(gradients, 1 - beta1)
+    second_moments.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
+    gradients.copy_((first_moments / correction1) / ((second_moments / correction2).sqrt() + eps))
+    for number, (decay, adapt) in enumerate(table.flags):
+        span = slice(table.offsets[number], table.offsets[number + 1])
+        weights, update = parameters[span], gradients[span]
+        if decay:
+            update.add_(weights, alpha=weight_decay)
+        ratio = weights.norm() / update.norm()
+        if not adapt or weights.norm() == 0 or update.norm() == 0:
+            ratio = torch.ones_like(ratio)
+        weights.sub_(update * (learning_rate.to(ratio.dtype) * ratio))
+
+
+@jit
+def _update_kernel(
+    parameters, gradients, first_moments, second_moments, chunks, partials, clip, apply, step,
+    WEIGHT_DECAY: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if tl.load(apply) == 0:
+        return
+    entry = chunks + tl.program_id(0) * 4
+    start, end, decay = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    if ALIGNED:
+        start, end = tl.multiple_of(start, 16), tl.multiple_of(end, 16)
+    factor = tl.load(clip)
+    # In float64, once per program: 1 - 0.999 ** step loses half its digits in float32 during the first steps.
+    count = tl.load(step).to(tl.float64)
+    correction1 = (1.0 / (1.0 - tl.exp(count * LOG_BETA1))).to(tl.float32)
+    correction2 = (1.0 / (1.0 - tl.exp(count * LOG_BETA2))).to(tl.float32)
+    decayed = tl.where(decay != 0, WEIGHT_DECAY, 0.0)
+    weight_squares = tl.zeros([BLOCK], dtype=tl.float32)
+    update_squares = tl.zeros([BLOCK], dtype=tl.float32)
+    for first in range(0, CHUNK, BLOCK):
+        places = start + first + tl.arange(0, BLOCK)
+        mask = places < end
+        weights = tl.load(parameters + places, mask=mask, other=0.0)
+        gradient = tl.load(gradients + places, mask=mask, other=0.0) * factor
+        first_moment = tl.load(first_moments + places, mask=mask, other=0.0)
+        second_moment = tl.load(second_moments + places, mask=mask, other=0.0)
+        first_moment = first_moment + (1.0 - BETA1) * (gradient - first_moment)
+        second_moment = BETA2 * second_moment + (1.0 - BETA2) * gradient * gradient
+        update = first_moment * correction1 / (tl.sqrt(second_moment * correction2) + EPS) + decayed * weights
+        update = tl.where(mask, update, 0.0)
+        tl.store(first_moments + places, first_moment, mask=mask)
+        tl.store(second_moments + places, second_moment, mask=mask)
+        tl.store(gradients + places, update, mask=mask)
+        weight_squares += weights * weights
+        update_squares += update * update
+    tl.store(partials + tl.program_id(0) * 2, tl.sum(weight_squares, axis=0))
+    tl.store(partials + tl.program_id(0) * 2 + 1, tl.sum(update_squares, axis=0))
+
+
+@jit
+def _ratio_kernel(partials, tensors, ratios, apply, BLOCK: tl.constexpr):
+    if tl.load(apply) == 0:
+        return
+    entry = tensors + tl.program_id(0) * 4
+    start, end, adapt = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    weight_squares = tl.zeros([BLOCK], dtype=tl.float32)
+    update_squares = tl.zeros([BLOCK], dtype=tl.float32)
+    for first in range(start, end, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        weight_squares += tl.load(partials + places * 2, mask=places < end, other=0.0)
+        update_squares += tl.load(partials + places * 2 + 1, mask=places < end, other=0.0)
+    weight_norm = tl.sqrt(tl.sum(weight_squares, axis=0))
+    update_norm = tl.sqrt(tl.sum(update_squares, axis=0))
+    usable = (adapt != 0) & (weight_norm > 0) & (update_norm > 0)
+    tl.store(ratios + tl.program_id(0), tl.where(usable, weight_norm / tl.where(usable, update_norm, 1.0), 1.0))
+
+
+@jit
+def _apply_kernel(
+    parameters, updates, copy, chunks, ratios, learning_rate, apply,
+    COPY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if tl.load(apply) == 0:
+        return
+    entry = chunks + tl.program_id(0) * 4
+    start, end, number = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
+    if ALIGNED:
+        start, end = tl.multiple_of(start, 16), tl.multiple_of(end, 16)
+    rate = tl.load(learning_rate) * tl.load(ratios + number)
+    for first in range(0, CHUNK, BLOCK):
+        places = start + first + tl.arange(0, BLOCK)
+        mask = places < end
+        weights = tl.load(parameters + places, mask=mask, other=0.0)
+        weights -= rate * tl.load(updates + places, mask=mask, other=0.0)
+        tl.store(parameters + places, weights, mask=mask)
+        if COPY:
+            tl.store(copy + places, weights.to(copy.dtype.element_ty), mask=mask)
+
+
+def lamb_step(
+    parameters: torch.Tensor,
+    gradients: torch.Tensor,
+    first_moments: torch.Tensor,
+    second_moments: torch.Tensor,
+    table: LambTable,
+    learning_rate: torch.Tensor,
+    clip: torch.Tensor,
+    apply: torch.Tensor,
+    step: torch.Tensor,
+    *,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+    copy: torch.Tensor | None = None,
+) -> None:
+    """One LAMB step in place over flat float32 buffers; `gradients` is overwritten with the update.
+
+    learning_rate, clip (the factor on the gradients), apply (0 leaves everything untouched) and step (1 for the
+    first) are float32 tensors of one element on the device. `copy`, if given, receives the new weights in its
+    own dtype in the same pass.
+    """
+    if not available(parameters.device)[0]:
+        lamb_step_plain(
+            parameters, gradients, first_moments, second_moments, table, learning_rate, clip, apply, step,
+            weight_decay=weight_decay, beta1=beta1, beta2=beta2, eps=eps,
+        )  # fmt: skip
+        if copy is not None and apply.item() != 0:
+            copy.copy_(parameters)
+        return
+    num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
+    partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=parameters.device)
+    ratios = torch.empty(num_tensors, dtype=torch.float32, device=parameters.device)
+    _update_kernel[(num_chunks,)](
+        parameters, gradients, first_moments, second_moments, table.chunks, partials, clip, apply, step,
+        WEIGHT_DECAY=weight_decay, BETA1=beta1, BETA2=beta2, EPS=eps, LOG_BETA1=math.log(beta1),
+        LOG_BETA2=math.log(beta2), ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    _ratio_kernel[(num_tensors,)](partials, table.tensors, ratios, apply, BLOCK=1024, num_warps=4)
+    _apply_kernel[(num_chunks,)](
+        parameters, gradients, parameters if copy is None else copy, table.chunks, ratios, learning_rate, apply,
+        COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
