@@ -1,3 +1,44 @@
-"""bertrain: text to training data, pre-training, evaluation and weights, on a CPU, a GPU or many."""
+"""bertrain: text to training data, pre-training, evaluation and weights, on a CPU, a GPU or many.
+
+Every verb of the command line is a function here, for notebooks and scripts:
+
+    import bertrain
+    bertrain.prepare(["articles.txt"], "data", max_seq_length=128)
+    bertrain.pretrain(bertrain.resolve("bert-tiny", [("train.max_steps", "200")]), "data", "runs/tiny")
+    bertrain.evaluate("runs/tiny", "data")
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 __version__ = "0.1.0"
+
+# Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
+_HOMES = {
+    "UserError": "errors",
+    "data_stats": "data.stats",
+    "doctor": "doctor",
+    "dry_run": "train.pretrain",
+    "evaluate": "train.evaluate",
+    "export": "weights.export",
+    "fill_mask": "tasks.fill_mask",
+    "prepare": "data.prepare",
+    "pretrain": "train.pretrain",
+    "recipe_names": "config",
+    "report": "observe.report",
+    "resolve": "config",
+    "resume": "train.pretrain",
+    "train_vocabulary": "data.tokenizer",
+}
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"bertrain has no {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"bertrain.{_HOMES[name]}"), name)
+    globals()[name] = value  # a submodule of the same name must not take its place later
+    return value

@@ -28,11 +28,14 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Make training data from text.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+weights_app = typer.Typer(help="Weights in and out.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(weights_app, name="weights")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 DataFolder = Annotated[Path, typer.Option("--data", help="a folder made by `bertrain data prepare`")]
 Device = Literal["auto", "cpu", "cuda"]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
 
 
@@ -92,19 +95,27 @@ def pretrain(
     nproc: RankCount = 1,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say only warnings and the end")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="say more about each step")] = False,
 ) -> None:
     """Pre-train BERT; any setting can be given as --section.field VALUE.
+
+    `bertrain recipes` lists the recipes, `bertrain settings` every setting.
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --train.max_steps 200
     """
     overrides = parse_overrides(context.args)
     if deterministic:
         overrides.append(("train.deterministic", "true"))
-    settings = config.resolve(recipe, overrides, settings_file)
+    if quiet and verbose:
+        raise UserError("--quiet and --verbose contradict each other; choose one")
+    if quiet or verbose:
+        overrides.append(("log.level", "quiet" if quiet else "verbose"))
+    resolved = config.resolve(recipe, overrides, settings_file)
     if dry_run:
         from bertrain.train import pretrain as training
 
-        print(training.dry_run(settings, data, world=nproc))
+        print(training.dry_run(resolved, data, world=nproc))
         return
     if run is None:
         raise UserError("--run is missing: the folder this run is kept in, for example --run runs/first")
@@ -112,9 +123,9 @@ def pretrain(
 
     beginning = str(init.resolve()) if init else ""
     if nproc > 1 and not under_launcher():
-        training.preflight(settings, data, run, init=beginning)
+        training.preflight(resolved, data, run, init=beginning)
         start_ranks(nproc)
-    finish(run, training.pretrain(settings, data, run, init=beginning).step)
+    finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -141,13 +152,13 @@ def evaluate(
     data: DataFolder,
     max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Loss and accuracy of a run's newest checkpoint on held-out data.
 
     Example: bertrain evaluate runs/tiny --data held-out/
     """
-    from bertrain.observe.metrics import evaluation_text
+    from bertrain.observe.console import evaluation_text
     from bertrain.train.evaluate import evaluate as evaluate_run
 
     result = evaluate_run(run, data, max_examples=max_examples, device=device)
@@ -155,6 +166,173 @@ def evaluate(
         print(json.dumps(result))
     else:
         print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+
+
+@app.command("fill-mask")
+def fill_mask(
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="a run, or a Hugging Face folder")],
+    sentences: Annotated[list[str], typer.Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
+    top: Annotated[int, typer.Option(min=1, help="guesses for each mask")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Guess the masked words of a sentence.
+
+    Example: bertrain fill-mask runs/tiny "the capital of france is [MASK] ."
+    """
+    from dataclasses import asdict
+
+    from bertrain.tasks.fill_mask import fill_mask as fill
+
+    filled = fill(source, sentences, top=top)
+    if as_json:
+        print(json.dumps([[[asdict(guess) for guess in mask] for mask in masks] for masks in filled]))
+        return
+    for sentence, masks in zip(sentences, filled, strict=True):
+        print(sentence)
+        for guesses in masks:
+            print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
+
+
+@weights_app.command("export")
+def weights_export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option("--out", help="the folder to make")],
+    to: Annotated[str, typer.Option(help="the format: huggingface")] = "huggingface",
+) -> None:
+    """Hand a run's weights over in a form that others load.
+
+    Example: bertrain weights export runs/tiny --to huggingface --out exported/tiny
+    """
+    from bertrain.weights.export import export
+
+    print(f"{export(run, out, to=to)}: load it with transformers.AutoModelForMaskedLM.from_pretrained")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, laid over each other")],
+    out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
+) -> None:
+    """Write one self-contained page about one run or several.
+
+    Example: bertrain report runs/tiny runs/other --out compared.html
+    """
+    from bertrain.observe.report import report as write_report
+
+    print(write_report(runs, out=out))
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="print this recipe whole")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes, or print one.
+
+    Example: bertrain recipes bert-large-phase1
+    """
+    if name is not None:
+        print(json.dumps(config.resolve(name).to_dict(), indent=1) if as_json else config.recipe_text(name), end="")
+        return
+    headlines = {recipe: config.recipe_text(recipe).split("\n")[0].lstrip("# ") for recipe in config.recipe_names()}
+    if as_json:
+        print(json.dumps(headlines))
+        return
+    for recipe, headline in headlines.items():
+        print(f"{recipe:<20} {headline}")
+
+
+@app.command()
+def settings(
+    section: Annotated[str | None, typer.Argument(help="only this section")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every setting with its default and what it means.
+
+    Example: bertrain settings optimizer
+    """
+    described = config.describe(section)
+    if as_json:
+        print(json.dumps(described))
+        return
+    for entry in described:
+        print(
+            f"--{entry['name']} ({entry['default']!r}){'' if entry['shapes_training'] else ' *'}\n    {entry['help']}"
+        )
+    print("\n* may be changed when a run is resumed")
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="where runs will be written")] = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine has, what will be used of it and why, and what is missing.
+
+    Example: bertrain doctor
+    """
+    from dataclasses import asdict
+
+    from bertrain.doctor import doctor as examine
+
+    findings = examine(folder)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+        return
+    for finding in findings:
+        print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")
+
+
+@data_app.command("vocab")
+def data_vocab(
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="text files, or folders of them")],
+    out: Annotated[Path, typer.Option("--out", help="the vocabulary file to write")],
+    size: Annotated[int, typer.Option(help="words and word pieces in it")] = 30522,
+    lower_case: Annotated[
+        bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")
+    ] = True,
+) -> None:
+    """Train a WordPiece vocabulary on your own text.
+
+    Example: bertrain data vocab articles.txt --size 8000 --out vocab.txt
+    """
+    from bertrain.data.tokenizer import train_vocabulary
+
+    vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
+    print(f"{out}: {len(vocabulary.words):,} words; next: bertrain data prepare INPUT --vocab {out} --out DIR")
+
+
+@data_app.command("stats")
+def data_stats(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder made by `bertrain data prepare`")],
+    ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
+    sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
+    token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Count what a prepared folder holds, and compare the batching policies on it.
+
+    Example: bertrain data stats data/ --ranks 8 --sequences 768
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.stats import data_stats as describe
+
+    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget)
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
+    print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
+    print(f"next sentence drawn at random: {stats.random_next_share:.1%}")
+    most = max(stats.histogram.values())
+    for length, count in stats.histogram.items():
+        print(f"  up to {length:>4} {count:>10,} {'#' * round(40 * count / most)}")
+    print(f"steps of {sequences} examples on {ranks} ranks (imbalance: the busiest rank over the mean)")
+    print(f"  {'policy':<9}{'real tokens':>12}{'bins':>7}{'tokens':>9}{'attention':>11}")
+    for one in stats.policies:
+        fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
+        print(f"  {one.policy:<9}{one.fill:>12.1%}{one.bins_per_step:>7.1f}{fractions}")
 
 
 def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:

@@ -179,6 +179,10 @@ class LogSettings:
     """What is said while it runs. metrics.jsonl always holds every step."""
 
     every_steps: int = setting(10, "a console line every so many steps", minimum=1, shapes_training=False)
+    level: Literal["quiet", "normal", "verbose"] = setting("normal", "how much is said", shapes_training=False)
+    style: Literal["auto", "bar", "lines"] = setting(
+        "auto", "a live bar, or lines; auto: a bar on a terminal, lines elsewhere", shapes_training=False
+    )
     tensorboard: bool = setting(True, "write TensorBoard events into the run folder", shapes_training=False)
 
 
@@ -269,7 +273,7 @@ def resolve(
     is unknown, ill-typed, out of range or contradictory.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    _overlay(values, _read_toml(_recipe_text(recipe), recipe), recipe)
+    _overlay(values, _read_toml(recipe_text(recipe), recipe), recipe)
     if settings_file is not None:
         path = Path(settings_file)
         _overlay(values, _read_toml(_read_text(path, "settings"), str(path)), str(path))
@@ -317,6 +321,23 @@ def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def describe(section: str | None = None) -> list[dict[str, Any]]:
+    """Every setting, or those of one section: its name, default, help, and whether it shapes the training."""
+    if section is not None and section not in SECTIONS:
+        raise UserError(f"no section named {section!r}{nearest(section, list(SECTIONS))}")
+    return [
+        {
+            "name": f"{part}.{item.name}",
+            "default": item.default,
+            "help": item.metadata["help"],
+            "shapes_training": item.metadata["shapes_training"],
+        }
+        for part, kind in SECTIONS.items()
+        if section in (None, part)
+        for item in dataclasses.fields(kind)
+    ]
+
+
 def differing(one: Settings, other: Settings) -> list[str]:
     """The settings that shape the training and that two runs do not share, as `section.field (1 here, 2 there)`."""
     here, there = one.to_dict(), other.to_dict()
@@ -328,7 +349,8 @@ def differing(one: Settings, other: Settings) -> list[str]:
     ]
 
 
-def _recipe_text(recipe: str) -> str:
+def recipe_text(recipe: str) -> str:
+    """A recipe's TOML, by its name or its file."""
     if recipe.endswith(".toml"):
         return _read_text(Path(recipe), "recipe")
     if recipe not in recipe_names():

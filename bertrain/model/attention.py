@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bertrain.data.batch import Batch
+from bertrain.model.dropout import dropout
 
 GROUP_STEP = 32  # lengths are rounded up to a multiple of this to share a group
 
@@ -71,25 +71,28 @@ def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> Ragged
     )
 
 
-def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout: float) -> Tensor:
+def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout_rate: float) -> Tensor:
     """The specification: softmax(q k' / sqrt(D)) v for each sequence by itself."""
     attended = []
     for sequence in qkv.split(list(sequence_lengths)):
         q, k, v = sequence.unbind(1)  # [length, H, D] each
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-        probabilities = F.dropout(scores.softmax(-1), dropout)
+        probabilities = dropout(scores.softmax(-1), dropout_rate)
         attended.append(torch.einsum("hqk,khd->qhd", probabilities, v))
     return torch.cat(attended)
 
 
-def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout: float) -> Tensor:
+def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float) -> Tensor:
     """Attention within each sequence, groups of like length at a time: [T, 3, H, D] -> [T, H, D]."""
     heads, head_size = qkv.shape[2:]
     slots = _TokensToSlots.apply(qkv.flatten(1), plan)
     attended = []
     for group, part in zip(plan.groups, slots.split([g.count * g.length for g in plan.groups]), strict=True):
         q, k, v = part.view(group.count, group.length, 3, heads, head_size).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=group.keys, dropout_p=dropout)
+        scores = (q * head_size**-0.5) @ k.transpose(-1, -2)
+        if group.keys is not None:
+            scores = scores.masked_fill(~group.keys, -torch.inf)
+        mixed = dropout(scores.softmax(-1), dropout_rate) @ v
         attended.append(mixed.transpose(1, 2).reshape(group.count * group.length, heads * head_size))
     return _SlotsToTokens.apply(torch.cat(attended), plan).view(-1, heads, head_size)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertrain.config import ModelSettings
 from bertrain.data.batch import Batch
 from bertrain.model.attention import RaggedPlan, attend_grouped
+from bertrain.model.dropout import dropout
 from bertrain.model.heads import MaskedWordHead, NextSentenceHead
 from bertrain.seeds import derive
 
@@ -42,7 +43,7 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:  # [T, E]
         x = self.words(batch.input_ids) + self.positions(batch.position_ids) + self.segments(batch.segment_ids)
-        return F.dropout(self.norm(x), self.dropout, self.training)
+        return dropout(self.norm(x), self.dropout, self.training)
 
 
 class Layer(nn.Module):
@@ -63,9 +64,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, plan: RaggedPlan) -> Tensor:  # [T, E] -> [T, E]
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size))
         attended = attend_grouped(qkv, plan, self.attention_dropout if self.training else 0.0).flatten(-2)
-        x = self.attention_norm(x + F.dropout(self.attention_out(attended), self.hidden_dropout, self.training))
+        x = self.attention_norm(x + dropout(self.attention_out(attended), self.hidden_dropout, self.training))
         expanded = F.gelu(self.expand(x))
-        return self.output_norm(x + F.dropout(self.contract(expanded), self.hidden_dropout, self.training))
+        return self.output_norm(x + dropout(self.contract(expanded), self.hidden_dropout, self.training))
 
 
 class Bert(nn.Module):

@@ -1,4 +1,4 @@
-"""What a run says of itself: metrics.jsonl (every step, once), TensorBoard, and a line on the console.
+"""What a run records of itself: metrics.jsonl (every step, once), TensorBoard, and what the console shows.
 
 Numbers that live on the device are kept there until a line is due; only then is the device waited for.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,17 +18,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-PHASES = ("data", "forward_backward", "optimizer")
-
-
-def say(message: str) -> None:
-    """One line to the person at the console."""
-    print(message, flush=True)
-
-
-def warn(message: str) -> None:
-    """One line of warning, apart from the output."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+from bertrain.observe.console import PHASES, Console, evaluation_text
 
 
 class Stopwatch:
@@ -90,13 +79,15 @@ class Metrics:
         self,
         folder: Path,
         stopwatch: Stopwatch,
+        console: Console,
         *,
         first_step: int,
         last_step: int,
         tensorboard: bool,
         is_writer: bool,
     ) -> None:
-        self._stopwatch, self._last_step, self._is_writer = stopwatch, last_step, is_writer
+        self._stopwatch, self._console = stopwatch, console
+        self._last_step, self._is_writer = last_step, is_writer
         self._waiting: list[StepRecord] = []
         self._file: TextIO | None = None
         self._board: Any = None
@@ -121,14 +112,14 @@ class Metrics:
         if self._is_writer:
             for record in records:
                 self._write(record)
-            say(console_line(records, self._last_step))
+            self._console.steps(records, self._last_step)
         return [record["applied"] for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
         """Write and say the result of an evaluation."""
         if self._is_writer:
             self._write({"kind": "evaluation", "step": step, "samples": samples} | result)
-            say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
+            self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
@@ -190,31 +181,6 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: boo
     return result
 
 
-def console_line(records: list[dict[str, Any]], last_step: int) -> str:
-    """The steps since the last line, in fixed columns: means, real tokens per second, and where the time went."""
-    newest = records[-1]
-    phases = {phase: sum(record["seconds"][phase] for record in records) for phase in PHASES}
-    total = max(sum(phases.values()), 1e-9)
-    shares = " ".join(f"{phase.replace('_', '+')} {seconds / total:.0%}" for phase, seconds in phases.items())
-    skipped = sum(not record["applied"] for record in records)
-    note = f"  {skipped} not finite, not applied" if skipped else ""
-    return (
-        f"step {newest['step']:>{len(str(last_step))}}/{last_step}"
-        f"  loss {_mean(records, 'loss'):.4f}"
-        f"  masked words {_mean(records, 'mlm_accuracy'):.2%}"
-        f"  lr {newest['learning_rate']:.2e}"
-        f"  {sum(record['tokens'] for record in records) / total:,.0f} tokens/s"
-        f"  {shares}{note}"
-    )
-
-
-def evaluation_text(result: dict[str, float]) -> str:
-    """Loss and accuracies in one line."""
-    next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
-    masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f})"
-    return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}"
-
-
 def drop_after(path: Path, step: int) -> None:
     """Take out of a metrics file what lies beyond `step`, so that a resumed run says each step once."""
     if not path.is_file():
@@ -229,10 +195,6 @@ def drop_after(path: Path, step: int) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(kept))
     partial.rename(path)
-
-
-def _mean(records: list[dict[str, Any]], name: str) -> float:
-    return sum(record[name] for record in records) / len(records)
 
 
 def _finite(value: Any) -> Any:

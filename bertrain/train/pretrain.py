@@ -21,7 +21,8 @@ from bertrain.data.shards import Shards
 from bertrain.errors import AgreedError
 from bertrain.model.bert import Bert, initialise, split_parts
 from bertrain.model.heads import pretraining_sums
-from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch, say, warn
+from bertrain.observe.console import Console, warn
+from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer
@@ -126,13 +127,14 @@ def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
         model.to(ranks.device).train()
         arena = Arena(model, split_parts)
         state = TrainState(model, arena, AdaptiveOptimizer(arena, settings.optimizer), Progress())
-        _restore(state, run, ranks)
+        console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
+        _restore(state, run, ranks, console)
         first_step = state.progress.step
         loader = _loader(shards, settings, ranks)
         evaluation = _evaluation_loader(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            _announce(run, shards, ranks, state)
+            _announce(run, shards, ranks, state, console)
         saver = Saver(run.checkpoints, settings.checkpoint.keep)
         stack.callback(saver.wait)
         skipped = SkippedSteps(train.max_skipped_steps)
@@ -140,12 +142,15 @@ def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
         metrics = Metrics(
             run.folder,
             stopwatch,
+            console,
             first_step=first_step,
             last_step=train.max_steps,
             tensorboard=settings.log.tensorboard,
             is_writer=ranks.is_first,
         )
         stack.callback(metrics.close)
+        console.start(first_step, train.max_steps)
+        stack.callback(console.stop)
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
@@ -248,7 +253,7 @@ def forward_backward(model: Bert, batch: Batch, step: Step, settings: Settings, 
     return sums.stack()
 
 
-def _restore(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
+def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Console) -> None:
     """Bring back the newest whole checkpoint, or begin with the weights of `run.init`, or with fresh ones."""
     newest: Path | None = None
     if ranks.is_first:
@@ -263,21 +268,20 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
         state.progress = snapshot.progress
     elif run.init:
-        _begin_with(state, run, ranks)
+        _begin_with(state, run, console)
 
 
-def _begin_with(state: TrainState, run: Run, ranks: parallel.Ranks) -> None:
+def _begin_with(state: TrainState, run: Run, console: Console) -> None:
     """Take the weights of another run or of a Hugging Face folder; the optimizer and the counters begin anew."""
     weights = read_weights(run.init)
     if weights.fingerprint != run.init_fingerprint:
         raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
     initialised = fill_in(state.arena.named(state.arena.values), weights)
-    if ranks.is_first:
-        taken = len(state.arena.places) - len(initialised)
-        say(f"beginning with the weights of {weights.origin}: {taken} tensors taken")
-        for kind, names in (("initialised afresh", initialised), ("left over", weights.left_over)):
-            if names:
-                say(f"  {kind}: {', '.join(names)}")
+    taken = len(state.arena.places) - len(initialised)
+    console.say(f"beginning with the weights of {weights.origin}: {taken} tensors taken")
+    for kind, names in (("initialised afresh", initialised), ("left over", weights.left_over)):
+        if names:
+            console.say(f"  {kind}: {', '.join(names)}")
 
 
 def _loader(shards: Shards, settings: Settings, ranks: parallel.Ranks) -> Loader:
@@ -308,19 +312,21 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
     )
 
 
-def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState) -> None:
+def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
     """Say what was chosen and why, and note the environment."""
     settings = run.settings
     _, reason = parallel.choose_device(settings.train.device)
     threads = torch.get_num_threads()
-    say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
-    say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}")
-    say("attention: grouped by length, plain PyTorch")
-    say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
+    console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
+    console.say(
+        f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}"
+    )
+    console.say("attention: grouped by length, plain PyTorch")
+    console.say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
     if state.progress.step:
-        say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
+        console.say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
 
 

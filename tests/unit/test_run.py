@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertrain.observe.metrics import console_line, drop_after
+from bertrain.observe.console import console_line, duration
+from bertrain.observe.metrics import drop_after
 from bertrain.train.evaluate import evaluate
 from bertrain.train.pretrain import pretrain, resume
 from tests import helpers
@@ -117,6 +118,28 @@ def test_console_line_worked_out_by_hand() -> None:
         }
 
     assert console_line([record(3, 2.0, 1.0), record(4, 4.0, 3.0)], 100) == (
-        "step   4/100  loss 3.0000  masked words 25.00%  lr 1.00e-03  250 tokens/s"
-        "  data 10% forward+backward 80% optimizer 10%  1 not finite, not applied"
+        "step   4/100  loss 3.0000  masked words 25.00%  lr 1.00e-03  250 tokens/s  1 not finite, not applied"
+        "  data 10% forward+backward 80% optimizer 10%  3:12 left"
     )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3723, "1:02:03")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("level", "expected"), [("quiet", 0), ("normal", 1), ("verbose", 2)])
+def test_quiet_and_verbose(tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str, expected: int) -> None:
+    settings = helpers.tiny_settings(train__max_steps=3, schedule__warmup_steps=0, log__level=level)
+    pretrain(settings, helpers.make_data(tmp_path), tmp_path / "run")
+    captured = capsys.readouterr()
+    assert captured.out.count("step 3/3") + captured.out.count("gradient norm") == expected
+    assert captured.err == ""
+
+
+def test_the_bar_shows_what_the_lines_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = helpers.tiny_settings(log__style="bar", evaluate__data=helpers.make_data(tmp_path))
+    pretrain(settings, tmp_path / "data", tmp_path / "run")
+    shown = capsys.readouterr().out
+    assert "20/20" in shown
+    assert "evaluation at step 20" in shown

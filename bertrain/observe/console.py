@@ -1,0 +1,140 @@
+"""What the person at the console sees: a live bar on a terminal, plain lines in a log, or nothing.
+
+Lines are the same information as the bar, so a log read later misses nothing. Warnings are always said.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+PHASES = ("data", "forward_backward", "optimizer")
+
+
+def warn(message: str) -> None:
+    """One line of warning, apart from the output."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class Console:
+    """Says what a run does. `level` is quiet, normal or verbose; `style` is auto, bar or lines."""
+
+    def __init__(self, level: str = "normal", style: str = "auto", *, is_speaker: bool = True) -> None:
+        self.level = level if is_speaker else "quiet"
+        self._live = self.level != "quiet" and (style == "bar" or (style == "auto" and sys.stdout.isatty()))
+        self._bar: Any = None
+        self._task: Any = None
+
+    def say(self, message: str) -> None:
+        """One line, above the bar if there is one."""
+        if self.level == "quiet":
+            return
+        if self._bar is not None:
+            self._bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(message, flush=True)
+
+    def detail(self, message: str) -> None:
+        """One line for those who asked for more."""
+        if self.level == "verbose":
+            self.say(message)
+
+    def start(self, first_step: int, last_step: int) -> None:
+        """Show the bar, on a terminal."""
+        if not self._live:
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
+
+        fixed = Column(no_wrap=True)
+        self._bar = Progress(
+            MofNCompleteColumn(table_column=fixed),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            TextColumn("{task.description}", table_column=fixed),
+            TextColumn("{task.fields[left]}", table_column=fixed),
+            expand=True,
+        )
+        self._task = self._bar.add_task("starting", total=last_step, completed=first_step, left="")
+        self._bar.start()
+
+    def steps(self, records: list[dict[str, Any]], last_step: int) -> None:
+        """The steps since the last call, in one line or on the bar."""
+        if self._bar is not None:
+            left = duration(seconds_left(records, last_step))
+            self._bar.update(self._task, completed=records[-1]["step"], description=brief(records), left=f"{left} left")
+        else:
+            self.say(console_line(records, last_step))
+        self.detail(f"  gradient norm {records[-1]['gradient_norm']:.3g}; {time_shares(records)}")
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def console_line(records: list[dict[str, Any]], last_step: int) -> str:
+    """The steps since the last line: means, real tokens per second, where the time went, what is left."""
+    newest = records[-1]["step"]
+    return (
+        f"step {newest:>{len(str(last_step))}}/{last_step}  {figures(records)}  {time_shares(records)}"
+        f"  {duration(seconds_left(records, last_step))} left"
+    )
+
+
+def figures(records: list[dict[str, Any]]) -> str:
+    """Mean loss and accuracy, the newest rate, and real tokens per second over these steps."""
+    skipped = sum(not record["applied"] for record in records)
+    note = f"  {skipped} not finite, not applied" if skipped else ""
+    speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
+    return (
+        f"loss {_mean(records, 'loss'):.4f}  masked words {_mean(records, 'mlm_accuracy'):.2%}"
+        f"  lr {records[-1]['learning_rate']:.2e}  {speed:,.0f} tokens/s{note}"
+    )
+
+
+def brief(records: list[dict[str, Any]]) -> str:
+    """What fits beside a bar on a terminal of 80 columns."""
+    speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
+    accuracy = _mean(records, "mlm_accuracy")
+    return f"loss {_mean(records, 'loss'):.3f}  masked words {accuracy:.1%}  {speed:,.0f} tokens/s"
+
+
+def time_shares(records: list[dict[str, Any]]) -> str:
+    """Which share of the time went into each phase."""
+    total = max(_seconds(records), 1e-9)
+    return " ".join(
+        f"{phase.replace('_', '+')} {sum(record['seconds'][phase] for record in records) / total:.0%}"
+        for phase in PHASES
+    )
+
+
+def seconds_left(records: list[dict[str, Any]], last_step: int) -> float:
+    """Time to the last step at the speed of these."""
+    return (last_step - records[-1]["step"]) * _seconds(records) / len(records)
+
+
+def duration(seconds: float) -> str:
+    """3 s, 4:05, 2:03:04: as short as it can be read."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def evaluation_text(result: dict[str, float]) -> str:
+    """Loss and accuracies in one line."""
+    next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
+    ratio = result["mlm_accuracy"] / result["constant_accuracy"]
+    masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f})"
+    yardstick = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
+    return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}; {yardstick}"
+
+
+def _seconds(records: list[dict[str, Any]]) -> float:
+    return sum(sum(record["seconds"].values()) for record in records)
+
+
+def _mean(records: list[dict[str, Any]], name: str) -> float:
+    return sum(record[name] for record in records) / len(records)

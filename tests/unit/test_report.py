@@ -1,0 +1,436 @@
+"""The report: every figure by hand, and a page that is whole, safe and needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertrain.errors import UserError
+from bertrain.observe import report as module
+from bertrain.observe.report import report
+from bertrain.train.pretrain import pretrain
+from tests import helpers
+
+NAN = float("nan")
+EMPTY_TAGS = {"meta", "link", "img", "br", "hr"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and three runs: `whole` and `faster` with evaluations, `words` without next sentences."""
+    folder = tmp_path_factory.mktemp("report")
+    data = helpers.make_data(folder)
+    evaluated = {"evaluate__data": data, "evaluate__every_samples": 48, "evaluate__max_examples": 24}
+    pretrain(helpers.tiny_settings(train__max_steps=6, **evaluated), data, folder / "whole")
+    pretrain(
+        helpers.tiny_settings(train__max_steps=4, optimizer__learning_rate=0.01, **evaluated), data, folder / "faster"
+    )
+    pretrain(helpers.tiny_settings(train__max_steps=3, model__nsp=False), data, folder / "words")
+    return folder
+
+
+def history(folder: Path) -> module.History:
+    return module.read(folder, folder.name)
+
+
+def copy(trained: Path, name: str, place: Path) -> Path:
+    return Path(shutil.copytree(trained / name, place))
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_metrics(run: Path, records: list[dict[str, Any]]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    """A step whose figures can be computed in the head."""
+    record = {
+        "kind": "step",
+        "step": number,
+        "samples": 10 * number,
+        "tokens": 100,
+        "loss": 8.0 - number / 10,
+        "mlm_loss": 7.0,
+        "mlm_accuracy": number / 100,
+        "nsp_loss": 1.0 - number / 10,
+        "nsp_accuracy": 0.5,
+        "learning_rate": 0.001,
+        "gradient_norm": 2.0,
+        "applied": True,
+        "tokens_per_s": 50.0,
+        "seconds": {"data": 0.25, "forward_backward": 1.5, "optimizer": 0.25},
+    }
+    return record | changes
+
+
+def evaluation(number: int, accuracy: float | None) -> dict[str, Any]:
+    return {"kind": "evaluation", "step": number, "samples": 10 * number, "loss": 7.5, "mlm_loss": 6.75,
+            "mlm_accuracy": accuracy, "nsp_loss": 0.75, "nsp_accuracy": 0.625, "examples": 1234.0}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """A page taken apart; refuses tags that do not match."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(self.source)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in EMPTY_TAGS:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] != "style" and data.strip():
+            self.texts.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+    def plots(self) -> list[ElementTree.Element]:
+        """Every SVG, parsed as the XML it must be."""
+        return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", self.source, re.DOTALL)]
+
+    def labels(self) -> list[str]:
+        return [plot.attrib["aria-label"] for plot in self.plots()]
+
+
+# --- the arithmetic ------------------------------------------------------------------------------
+
+
+def test_thinning_averages_groups_and_leaves_out_what_is_not_finite() -> None:
+    values = np.array([1.0, 3.0, NAN, 5.0, NAN, NAN, 9.0])
+    np.testing.assert_array_equal(module.thin(values, most=4), [2.0, 5.0, NAN, 9.0])
+    np.testing.assert_array_equal(module.thin(values, most=7), values)
+    assert module.group_size(1000) == 1
+    assert module.group_size(1001) == 2
+    assert len(module.thin(np.zeros(123_457))) <= 1000
+
+
+def test_smoothing_stays_centred_to_the_ends() -> None:
+    values = np.array([0.0, 3.0, 6.0, NAN, 12.0, 30.0])
+    np.testing.assert_array_equal(module.smooth(values, 3), [0.0, 3.0, 4.5, 9.0, 21.0, 30.0])
+    np.testing.assert_array_equal(module.smooth(values[:3], 1), values[:3])
+    straight = np.arange(50.0)
+    np.testing.assert_allclose(module.smooth(straight, 9), straight)
+    assert [module.smoothing_window(count) for count in (1, 59, 60, 1000)] == [1, 1, 3, 33]
+
+
+def test_lengths_fall_into_equal_ranges() -> None:
+    lengths = {1: 1, 3: 2, 4: 1, 5: 2, 10: 2}
+    assert module.bin_lengths(lengths, most=4) == ([0, 3, 6, 9, 12], [3 / 8, 3 / 8, 0.0, 2 / 8])
+    assert module.bin_lengths({2: 3}, most=4) == ([0, 1, 2], [0.0, 1.0])
+    # (1 + 6 + 4 + 10 + 20) / 8 = 5.125
+    assert module.describe_lengths(lengths) == "8 examples of 5.1 tokens on average; 25.0% have 10, the most."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.25, "0.25"), (9870, "9,870"), (9999, "9,999"), (9999.7, "10 k"), (45_600, "45.6 k"), (999_999, "1 M"),
+     (1_012_130, "1.01 M"), (109_482_240, "109 M"), (3.3e9, "3.3 B"), (2.5e12, "2.5 T")],
+)  # fmt: skip
+def test_large_numbers_are_short(value: float, text: str) -> None:
+    assert module.compact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.4, "9.4 s"), (45.2, "45 s"), (59.7, "1 min 0 s"), (200, "3 min 20 s"),
+     (5 * 3600 + 12 * 60 + 59, "5 h 12 min"), (2 * 86400 + 3 * 3600, "2 d 3 h")],
+)  # fmt: skip
+def test_durations_have_two_units(seconds: float, text: str) -> None:
+    assert module.duration(seconds) == text
+
+
+def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    records = [step(number) for number in range(1, 21)]
+    records[18] |= {"loss": None, "gradient_norm": None, "applied": False}  # the last but one is step 19
+    records[4] |= {"applied": False}
+    records += [evaluation(10, 0.125), evaluation(15, None), evaluation(20, 0.125)]
+    write_metrics(run, records)
+    summary = history(run).summary
+    assert (summary.steps, summary.samples, summary.tokens) == (20, 200, 2000)
+    assert summary.seconds == [5.0, 30.0, 5.0]
+    assert summary.shares == [0.125, 0.75, 0.125]
+    assert summary.tokens_per_s == 50.0
+    assert summary.tail == 2
+    assert summary.loss == 6.0  # step 19 has none
+    assert summary.mlm_accuracy == pytest.approx(0.195)
+    assert summary.best == evaluation(10, 0.125)
+    assert summary.skipped == [5, 19]
+    assert module.facts(history(run)) == [
+        ("Model", "2 × 32", "layers × width"),
+        ("Parameters", "23.3 k", "23,288"),
+        ("Steps", "20", "of 6"),
+        ("Samples", "200", "200 examples"),
+        ("Tokens", "2,000", "2,000, no padding"),
+        ("Loss", "6.0000", "mean of the last 2 steps"),
+        ("Masked words right", "19.50%", "mean of the last 2 steps"),
+        ("Best evaluation", "12.50%", "right at step 10"),
+        ("Throughput", "50", "real tokens per second"),
+        ("Time in steps", "40 s", "without evaluation and saving"),
+    ]
+    page = Page(report([run]))
+    for _, figure, note in module.facts(history(run)):
+        assert figure in page.texts
+        assert note in page.texts
+    assert "run: 2 of 20 steps were not finite and not applied: 5, 19" in page.text
+    assert "5.0 s, 12.5%" in page.texts
+    assert "30 s, 75.0%" in page.texts
+    assert "Time per phase: data 12.5%, forward + backward 75.0%, optimizer 12.5%" in page.labels()
+    row = "10 100 1,234 7.5000 6.7500 best 12.50% 0.7500 62.50%"
+    assert row in page.text
+    assert "15 150 1,234 7.5000 6.7500 – 0.7500 62.50%" in page.text
+
+
+def test_the_parameters_are_counted(trained: Path) -> None:
+    width, inner, words, positions = 32, 64, helpers.vocab_size(), 64
+    embeddings = (words + positions + 2) * width + 2 * width
+    layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
+    masked_words = width * width + width + 2 * width + words
+    next_sentence = width * width + width + 2 * width + 2
+    total = embeddings + 2 * layer + masked_words + next_sentence
+    assert module.count_parameters(history(trained / "whole").run.settings) == total == 23_288
+
+
+def test_a_rate_of_several_steps_is_tokens_over_seconds(trained: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    slow = {"data": 0.0, "forward_backward": 8.0, "optimizer": 0.0}
+    write_metrics(run, [step(1), step(2, seconds=slow, tokens_per_s=12.5)])
+    assert module.points(history(run), "tokens_per_s").tolist() == [50.0, 12.5]
+    monkeypatch.setattr(module.thin, "__defaults__", (1,))
+    assert module.points(history(run), "tokens_per_s").tolist() == [20.0]  # 200 tokens in 10 s, not (50 + 12.5) / 2
+    assert module.points(history(run), "mlm_accuracy").tolist() == [1.5]  # in percent
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_and_needs_nothing_else(trained: Path) -> None:
+    path = report([trained / "whole"])
+    assert path == trained / "whole" / "report.html"
+    page = Page(path)
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "link", "img", "iframe", "object"} & set(names)
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert page.tags[0] == ("html", {"lang": "en"})
+    without_names = re.sub(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"', "", page.source)
+    assert not re.search(r"https?:|//|@import|url\((?!#)", without_names)
+    assert names.count("figure") == names.count("figcaption") == names.count("svg") == 9
+    assert names.count("table") == names.count("caption") == names.count("thead")
+    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.tags if tag == "th")
+    assert {"Summary", "Curves", "Evaluations", "Settings", "Environment"} <= set(page.texts)
+    assert path.read_bytes().isascii()
+    assert [each.name for each in path.parent.glob(".*report*")] == []
+
+
+def test_the_plots_are_whole_coloured_by_the_page_and_alone(trained: Path) -> None:
+    page = Page(report([trained / "whole"]))
+    ids = re.findall(r'\bid="([^"]*)"', page.source)
+    assert len(ids) == len(set(ids)) > 9
+    assert set(re.findall(r'(?:href="|url\()#([^")]*)', page.source)) <= set(ids)
+    for plot in page.plots():
+        assert plot.attrib["role"] == "img"
+        inside = ElementTree.tostring(plot, encoding="unicode")
+        assert not re.search(r"#[0-9a-f]{6}\b", inside)
+        assert "var(--muted)" in inside
+        assert "font" not in inside
+        assert "<style" not in inside
+    first, last = (metrics(trained / "whole")[index]["mlm_loss"] for index in (0, -2))
+    assert f"Masked-word loss by step: from {first:.4g} to {last:.4g}" in page.labels()
+    assert "Pale lines" not in page.text
+    assert "Rings are held-out evaluations." in page.text
+
+
+def test_the_same_run_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
+    runs = [trained / "whole", trained / "faster"]
+    first, second = report(runs, out=tmp_path / "first.html"), report(runs, out=str(tmp_path / "second.html"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_several_runs_lie_over_each_other(trained: Path, tmp_path: Path) -> None:
+    runs = [trained / "whole", trained / "faster", trained / "words"]
+    page = Page(report(runs, out=tmp_path / "all.html"))
+    assert "3 runs" in page.texts
+    loss = next(label for label in page.labels() if label.startswith("Masked-word loss"))
+    assert loss.count("from") == 3
+    next_sentence = next(label for label in page.labels() if label.startswith("Next-sentence loss"))
+    assert next_sentence.count("from") == 2
+    drawing = page.source[page.source.index(loss) :].partition("</svg>")[0]
+    assert all(f"var(--run-{number})" in drawing for number in range(3))
+    assert "var(--run-3)" not in drawing
+    differing = module.differing_settings([history(run) for run in runs])
+    assert differing == [
+        "model.nsp",
+        "optimizer.learning_rate",
+        "train.max_steps",
+        "evaluate.data",
+        "evaluate.every_samples",
+        "evaluate.max_examples",
+    ]
+    assert "optimizer.learning_rate 0.001 0.01 0.001 " in page.text
+    assert page.text.count("optimizer.learning_rate") == 1
+    assert "Run 1, 2, 3: " in page.text
+
+
+def test_a_run_without_next_sentences_has_no_plot_of_them(trained: Path) -> None:
+    page = Page(report([trained / "words"]))
+    assert len(page.plots()) == 7
+    assert "Next-sentence" not in page.text
+    assert "None so far; evaluate.data names a folder to evaluate on." in page.texts
+
+
+def test_settings_beside_their_defaults(trained: Path) -> None:
+    page = Page(report([trained / "whole"]))
+    assert "hidden_size 768 32 " in page.text
+    assert "mask_probability 0.15 whole_word False " in page.text
+    assert "<del>768</del> <mark>32</mark>" in page.source
+    assert str(trained / "data") in page.texts
+
+
+def test_every_start_has_its_environment(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    starts = json.loads((run / "environment.json").read_text())
+    starts = [starts[0] | {"host": "first-host"}, starts[0] | {"host": "second-host", "gpus": 8}]
+    (run / "environment.json").write_text(json.dumps(starts))
+    page = Page(report([run]))
+    assert {"first-host", "second-host", "gpus", starts[0]["torch"]} <= set(page.texts)
+    (run / "environment.json").unlink()
+    assert "first-host" not in Page(report([run])).text
+
+
+def test_long_runs_are_thinned_and_say_so(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    write_metrics(run, [step(number) for number in range(1, 2501)])
+    path = report([run])
+    page = Page(path)
+    assert "Each point is the mean of 3 steps. Pale lines are points, " in page.text
+    assert "strong lines the centred mean of 27 of them." in page.text  # 834 points: 2 * (834 // 60) + 1
+    assert path.stat().st_size < 1_000_000
+
+
+def test_steps_that_are_not_finite_are_marked(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    broken = {"loss": None, "mlm_loss": None, "nsp_loss": None, "gradient_norm": None, "applied": False}
+    write_metrics(run, [step(1), step(2, **broken), step(3, **broken), step(4)])
+    page = Page(report([run]))
+    assert "2 of 4 steps were not finite and not applied: 2, 3" in page.text
+    assert "Crosses are steps that were not finite." in page.text
+    write_metrics(run, [step(number, **broken) for number in range(1, 21)])
+    page = Page(report([run]))
+    assert "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, …" in page.text
+    assert not [label for label in page.labels() if label.startswith("Masked-word loss")]
+
+
+def test_a_single_step_is_a_report(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    write_metrics(run, [step(1)])
+    assert "last step" in Page(report([run])).texts
+
+
+def test_a_line_being_written_is_left_out(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, "whole", tmp_path / "run")
+    write_metrics(run, [step(1), step(2)])
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "step", "step": 3, "lo')
+    assert history(run).summary.steps == 2
+
+
+def test_data_that_is_gone_or_another_is_not_shown(trained: Path, tmp_path: Path) -> None:
+    lengths = json.loads((trained / "data" / "manifest.json").read_text())["length_histogram"]
+    assert history(trained / "whole").lengths == {int(length): count for length, count in lengths.items()}
+    run = copy(trained, "whole", tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["folder"] = str(tmp_path / "gone")
+    (run / "config.json").write_text(json.dumps(config))
+    page = Page(report([run]))
+    assert f"The data is not at {tmp_path / 'gone'} any more, so its lengths are not known." in page.texts
+    assert len(page.plots()) == 8
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "manifest.json").write_text(json.dumps({"length_histogram": {"5": 1}}))
+    assert history(run).lengths is None
+
+
+def test_names_are_text_and_never_markup(trained: Path, tmp_path: Path) -> None:
+    name = '<script>alert("1")<&'
+    first = copy(trained, "whole", tmp_path / name)
+    second = copy(trained, "faster", tmp_path / "später 日本")
+    config = json.loads((first / "config.json").read_text())
+    config["settings"]["evaluate"]["data"] = "<b onload=x>"
+    (first / "config.json").write_text(json.dumps(config))
+    (first / "environment.json").write_text(json.dumps([{"started": "<i>now</i>", "host": name}]))
+    write_metrics(first, [*metrics(first), step(7, loss=None)])
+    for runs in ([first], [first, second]):
+        page = Page(report(runs))
+        assert "script" not in [tag for tag, _ in page.tags]
+        assert "b" not in [tag for tag, attributes in page.tags if "onload" in attributes]
+        assert page.texts.count(name) >= 2
+        assert "<b onload=x>" in page.texts
+        assert "<i>now</i>" in page.texts
+    assert "später 日本" in page.texts
+
+
+def test_runs_of_one_name_go_by_their_paths(tmp_path: Path) -> None:
+    assert module.display_names([tmp_path / "a" / "run", tmp_path / "b"]) == ["run", "b"]
+    twins = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    assert module.display_names(twins) == [str(twin) for twin in twins]
+
+
+# --- what a user can get wrong -------------------------------------------------------------------
+
+
+def test_errors_are_one_sentence(trained: Path, tmp_path: Path) -> None:
+    whole = trained / "whole"
+    with pytest.raises(UserError, match="holds no run"):
+        report([tmp_path])
+    with pytest.raises(UserError, match="holds no run"):
+        report([whole, tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="name each of them once"):
+        report([whole, trained / "faster" / ".." / "whole"])
+    with pytest.raises(UserError, match="about one run or several"):
+        report([])
+    with pytest.raises(UserError, match=r"cannot write the report to .*No such file"):
+        report([whole], out=tmp_path / "nowhere" / "report.html")
+    empty = copy(trained, "whole", tmp_path / "empty")
+    write_metrics(empty, [])
+    with pytest.raises(UserError, match="no metrics yet"):
+        report([empty])
+    (empty / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="no metrics yet"):
+        report([empty])
+    damaged = copy(trained, "whole", tmp_path / "damaged")
+    (damaged / "environment.json").write_text("[{")
+    with pytest.raises(UserError, match=r"environment\.json is damaged"):
+        report([damaged])
+
+
+def test_a_folder_in_the_way_is_left_alone(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(UserError, match="which is a folder; name a file"):
+        report([trained / "whole"], out=tmp_path / "report.html")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
