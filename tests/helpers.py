@@ -15,6 +15,7 @@ import torch
 from bertrain.config import ModelSettings, Settings, resolve
 from bertrain.data.prepare import prepare
 from bertrain.model.bert import Bert
+from bertrain.weights.huggingface import huggingface_names
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -141,39 +142,6 @@ def build_model(settings: ModelSettings, seed: int = 1) -> Bert:
     return model
 
 
-def huggingface_names(model: Bert) -> dict[str, tuple[str, int]]:
-    """For each tensor of Hugging Face's BertForPreTraining: our parameter, and which third of it (or all: -1)."""
-    names: dict[str, tuple[str, int]] = {
-        "bert.embeddings.word_embeddings.weight": ("embeddings.words.weight", -1),
-        "bert.embeddings.position_embeddings.weight": ("embeddings.positions.weight", -1),
-        "bert.embeddings.token_type_embeddings.weight": ("embeddings.segments.weight", -1),
-        "cls.predictions.bias": ("masked_words.bias", -1),
-    }
-    pairs = {
-        "bert.embeddings.LayerNorm": "embeddings.norm",
-        "cls.predictions.transform.dense": "masked_words.transform",
-        "cls.predictions.transform.LayerNorm": "masked_words.norm",
-        "bert.pooler.dense": "next_sentence.pool",
-        "cls.seq_relationship": "next_sentence.classify",
-    }
-    for number in range(model.settings.num_layers):
-        theirs, ours = f"bert.encoder.layer.{number}", f"layers.{number}"
-        pairs |= {
-            f"{theirs}.attention.output.dense": f"{ours}.attention_out",
-            f"{theirs}.attention.output.LayerNorm": f"{ours}.attention_norm",
-            f"{theirs}.intermediate.dense": f"{ours}.expand",
-            f"{theirs}.output.dense": f"{ours}.contract",
-            f"{theirs}.output.LayerNorm": f"{ours}.output_norm",
-        }
-        for third, part in enumerate(("query", "key", "value")):
-            for kind in ("weight", "bias"):
-                names[f"{theirs}.attention.self.{part}.{kind}"] = (f"{ours}.qkv.{kind}", third)
-    for theirs, ours in pairs.items():
-        for kind in ("weight", "bias"):
-            names[f"{theirs}.{kind}"] = (f"{ours}.{kind}", -1)
-    return names
-
-
 def third_of(tensor: torch.Tensor, third: int) -> torch.Tensor:
     return tensor if third < 0 else tensor.chunk(3)[third]
 
@@ -199,6 +167,6 @@ def huggingface_twin(model: Bert) -> Any:
     ours = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
-            our_name, third = huggingface_names(model)[name]
+            our_name, third = huggingface_names(settings.num_layers)[name]
             parameter.copy_(third_of(ours[our_name], third)[: parameter.shape[0]])
     return twin

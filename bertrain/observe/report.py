@@ -1,41 +1,42 @@
 """The report of a run: one HTML file that needs nothing else, neither network nor scripts.
 
-Read in this order: what a run folder says, the arithmetic on it, the plots (inline SVG by matplotlib whose colours
-are variables of report.css, so that one picture serves light, dark and paper), and the page around them.
+`history.py` reads what a run folder says and does the arithmetic, `plots.py` draws; here is the page around them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 import bertrain
 from bertrain.config import SECTIONS, Settings
-from bertrain.data.shards import MANIFEST
 from bertrain.errors import UserError
-from bertrain.observe.console import PHASES
-from bertrain.train.runs import Run, write_atomically
+from bertrain.observe.history import (
+    History,
+    Summary,
+    compact,
+    count_parameters,
+    decimal,
+    display_names,
+    duration,
+    percent,
+    read,
+)
+from bertrain.observe.plots import (
+    CURVES,
+    NUM_COLOURS,
+    how_to_read,
+    phase_key,
+    plot_curve,
+    plot_lengths,
+    plot_phases,
+)
+from bertrain.train.runs import write_atomically
 
-Floats = npt.NDArray[np.float64]
-
-MOST_POINTS = 1000  # of a curve; more could not be told apart and would weigh megabytes
-MOST_BARS = 40  # of the length histogram
 MOST_NAMED = 12  # skipped steps that are listed by number
-NUM_COLOURS = 8  # --run-0 to --run-7 in report.css
-PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
-PHASE_NAMES = ["data", "forward + backward", "optimizer"]
 
 
 def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path:
@@ -57,381 +58,6 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path
     except OSError as error:
         raise UserError(f"cannot write the report to {path}: {error.strerror or error}") from None
     return path
-
-
-# --- what a run folder says ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class History:
-    """A run as its folder tells it."""
-
-    name: str
-    run: Run
-    steps: list[dict[str, Any]]
-    evaluations: list[dict[str, Any]]
-    starts: list[dict[str, Any]]
-    lengths: dict[int, int] | None  # examples of each length; None if the data is no longer there
-
-    def column(self, field: str) -> Floats:
-        """One number of every step; NaN where it was not finite or is not there."""
-        return np.array([step.get(field) for step in self.steps], dtype=np.float64)
-
-    def phase(self, phase: str) -> Floats:
-        """Seconds of one phase of every step."""
-        return np.array([step["seconds"][phase] for step in self.steps], dtype=np.float64)
-
-    @cached_property
-    def summary(self) -> Summary:
-        return summarise(self)
-
-
-def read(folder: Path, name: str) -> History:
-    """Read a run folder, or say in a sentence why there is nothing to report."""
-    run = Run.open(folder)
-    records = []
-    for line in _text(folder / "metrics.jsonl").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue  # the last line of a run that is being written, or was killed
-    steps = [record for record in records if record["kind"] == "step"]
-    if not steps:
-        raise UserError(f"the run {folder} has no metrics yet; report on it after its first steps")
-    evaluations = [record for record in records if record["kind"] == "evaluation"]
-    try:
-        starts = json.loads(_text(folder / "environment.json") or "[]")
-    except ValueError:
-        raise UserError(f"{folder / 'environment.json'} is damaged; remove it to report without it") from None
-    return History(name, run, steps, evaluations, starts, read_lengths(run))
-
-
-def read_lengths(run: Run) -> dict[int, int] | None:
-    """The length histogram of the data the run was trained on, if that very data is still where it was."""
-    manifest = _text(run.data / MANIFEST)
-    if hashlib.sha256(manifest.encode()).hexdigest() != run.data_fingerprint:
-        return None
-    return {int(length): count for length, count in json.loads(manifest)["length_histogram"].items()}
-
-
-def count_parameters(settings: Settings) -> int:
-    """Parameters of the model, which is described to PyTorch but never made."""
-    import torch
-
-    from bertrain.model.bert import Bert
-
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Bert(settings.model).parameters())
-
-
-def display_names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names, or their whole paths where two are called the same."""
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder.resolve()) for folder in folders]
-    return [name.encode("utf-8", "replace").decode() for name in names]  # a folder's name need not be Unicode
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-# --- the arithmetic ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The figures at the head of the page."""
-
-    steps: int
-    samples: int
-    tokens: int
-    seconds: list[float]  # of each phase, over all steps; evaluation and saving are not in them
-    shares: list[float]  # the same, of their sum
-    tokens_per_s: float
-    tail: int  # steps at the end that the next two are means of
-    loss: float
-    mlm_accuracy: float
-    best: dict[str, Any] | None  # the evaluation with the highest masked-word accuracy, the earliest of equals
-    skipped: list[int]  # steps that were not finite, or not applied
-
-
-def summarise(history: History) -> Summary:
-    """The run in a dozen figures."""
-    steps, tail = history.steps, max(1, min(10, len(history.steps) // 10))
-    seconds = [float(history.phase(phase).sum()) for phase in PHASES]
-    total_seconds, tokens = max(sum(seconds), 1e-9), sum(step["tokens"] for step in steps)
-    judged = [result for result in history.evaluations if result["mlm_accuracy"] is not None]
-    finite = np.isfinite(history.column("loss") + history.column("gradient_norm"))
-    return Summary(
-        steps=steps[-1]["step"],
-        samples=steps[-1]["samples"],
-        tokens=tokens,
-        seconds=seconds,
-        shares=[part / total_seconds for part in seconds],
-        tokens_per_s=tokens / total_seconds,
-        tail=tail,
-        loss=mean(history.column("loss")[-tail:]),
-        mlm_accuracy=mean(history.column("mlm_accuracy")[-tail:]),
-        best=max(judged, key=lambda result: result["mlm_accuracy"], default=None),
-        skipped=[step["step"] for step, good in zip(steps, finite, strict=True) if not (good and step["applied"])],
-    )
-
-
-def mean(values: Floats) -> float:
-    """Mean of the finite values; NaN if there is none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else float("nan")
-
-
-def group_size(count: int, most: int = MOST_POINTS) -> int:
-    """How many consecutive values become one, so that at most `most` are left."""
-    return max(1, -(-count // most))
-
-
-def thin(values: Floats, most: int = MOST_POINTS) -> Floats:
-    """Means of consecutive groups of equal size, the last one perhaps smaller."""
-    group = group_size(len(values), most)
-    return np.array([mean(values[first : first + group]) for first in range(0, len(values), group)])
-
-
-def smoothing_window(count: int) -> int:
-    """Points that a smoothed curve averages: an odd number near a thirtieth of them; 1 is no smoothing."""
-    return 2 * (count // 60) + 1
-
-
-def smooth(values: Floats, window: int) -> Floats:
-    """Centred mean over `window` points, over fewer at the ends so that it stays centred."""
-    reach = [min(index, len(values) - 1 - index, window // 2) for index in range(len(values))]
-    return np.array([mean(values[index - half : index + half + 1]) for index, half in enumerate(reach)])
-
-
-def bin_lengths(lengths: dict[int, int], most: int = MOST_BARS) -> tuple[list[int], list[float]]:
-    """Edges of at most `most` equal ranges of length, an edge belonging to the range below; shares of examples."""
-    width, total = group_size(max(lengths), most), sum(lengths.values())
-    shares = [0.0] * -(-max(lengths) // width)
-    for length, count in lengths.items():
-        shares[(length - 1) // width] += count / total
-    return [number * width for number in range(len(shares) + 1)], shares
-
-
-def describe_lengths(lengths: dict[int, int]) -> str:
-    """The length histogram in a sentence."""
-    total, longest = sum(lengths.values()), max(lengths)
-    average = sum(length * count for length, count in lengths.items()) / total
-    at_most = f"{lengths[longest] / total:.1%} have {longest}, the most"
-    return f"{total:,} examples of {average:.1f} tokens on average; {at_most}."
-
-
-def compact(value: float) -> str:
-    """A number in at most four digits: 0.25, 9,870, 45.6 k, 1.59 M, 3.3 B."""
-    if float(f"{value:.4g}") < 1e4:
-        return f"{value:,.4g}"
-    rounded = float(f"{value:.3g}")
-    unit, suffix = next(pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0])
-    return f"{rounded / unit:.3g} {suffix}"
-
-
-def duration(seconds: float) -> str:
-    """0.8 s, 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    whole = round(seconds)
-    for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
-        if whole >= large:
-            return f"{whole // large} {unit} {whole % large // small} {part}"
-    return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
-
-
-def decimal(value: float | None) -> str:
-    """A loss in four decimals; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.4f}"
-
-
-def percent(value: float | None) -> str:
-    """A share in hundredths of a percent; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.2%}"
-
-
-# --- the plots -----------------------------------------------------------------------------------
-
-# matplotlib is given colours that nothing else uses; in the finished SVG they become variables of report.css.
-INK, RULE, SURFACE = "#010000", "#010001", "#010002"
-RUN_COLOURS = [f"#0200{number:02x}" for number in range(NUM_COLOURS)]
-PHASE_COLOURS = [f"#0300{number:02x}" for number in range(len(PHASES))]
-VARIABLES = {INK: "var(--muted)", RULE: "var(--rule)", SURFACE: "var(--surface)"}
-VARIABLES |= {colour: f"var(--run-{number})" for number, colour in enumerate(RUN_COLOURS)}
-VARIABLES |= {colour: f"var(--phase-{number})" for number, colour in enumerate(PHASE_COLOURS)}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A number of every step, to be plotted."""
-
-    field: str
-    title: str
-    note: str
-    show: Callable[[float], str] = compact
-
-
-CURVES = (
-    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words."),
-    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words guessed right.", "{:.3g}%".format),
-    Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of the next-sentence guess."),
-    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs told right; chance is 50%.", "{:.3g}%".format),
-    Curve("learning_rate", "Learning rate", "As the schedule set it.", "{:.3g}".format),
-    Curve("gradient_norm", "Gradient norm", "Global norm, before clipping."),
-    Curve("tokens_per_s", "Throughput", "Real tokens per second of step time; padding does not count."),
-)
-MARKED = ("mlm_loss", "gradient_norm")  # the curves that show which steps were skipped
-
-
-def points(history: History, field: str) -> Floats:
-    """The thinned curve of a number. A rate is the tokens over the seconds of a group, not a mean of rates."""
-    if field == "tokens_per_s":
-        seconds = np.sum([history.phase(phase) for phase in PHASES], axis=0)
-        return thin(history.column("tokens")) / np.maximum(thin(seconds), 1e-9)
-    return thin(history.column(field)) * (100 if field.endswith("accuracy") else 1)
-
-
-def plot_curve(curve: Curve, histories: Sequence[History]) -> str:
-    """The figure of one number, or nothing if no run has it."""
-    figure, axes = _axes("step", curve.show)
-    spans = []
-    for number, history in enumerate(histories):
-        values = points(history, curve.field)
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            spans.append(f"from {curve.show(finite[0])} to {curve.show(finite[-1])}")
-            _draw_run(axes, curve.field, number, history, values)
-    if not spans:
-        return ""
-    lowest, highest = axes.dataLim.intervaly
-    if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
-        _use_logarithm(axes, curve.show)
-    if curve.field == "tokens_per_s":
-        axes.set_ylim(bottom=0)
-    return _figure(curve.title, curve.note, _svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
-
-
-def _draw_run(axes: Any, field: str, number: int, history: History, values: Floats) -> None:
-    """One run in a plot: raw and smoothed curve, evaluations as rings, skipped steps as crosses on the axis."""
-    colour, steps = RUN_COLOURS[number % NUM_COLOURS], thin(history.column("step"))
-    line = {"color": colour, "linestyle": "-" if number < NUM_COLOURS else "--"}
-    window = smoothing_window(len(values)) if field != "learning_rate" else 1
-    if window > 1:
-        axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
-    axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
-    judged = [result for result in history.evaluations if result.get(field) is not None]
-    ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": colour, "markeredgewidth": 1.5, "zorder": 5}
-    scale = 100 if field.endswith("accuracy") else 1
-    axes.plot([result["step"] for result in judged], [scale * result[field] for result in judged], "o", **ring)
-    if field in MARKED and history.summary.skipped:
-        skipped = history.summary.skipped
-        axes.plot(skipped, [0.035] * len(skipped), "x", color=colour, transform=axes.get_xaxis_transform())
-
-
-def how_to_read(histories: Sequence[History]) -> str:
-    """What the points, lines and marks of the plots are."""
-    counts = [len(history.steps) for history in histories]
-    up_to = "up to " if len(counts) > 1 else ""
-    group = max(map(group_size, counts))
-    window = max(smoothing_window(-(-count // group_size(count))) for count in counts)
-    raw = "points" if group > 1 else "single steps"
-    sentences = [
-        (group > 1, f"Each point is the mean of {up_to}{group:,} steps."),
-        (window > 1, f"Pale lines are {raw}, strong lines the centred mean of {up_to}{window} of them."),
-        (any(history.evaluations for history in histories), "Rings are held-out evaluations."),
-        (any(history.summary.skipped for history in histories), "Crosses are steps that were not finite."),
-    ]
-    return " ".join(sentence for applies, sentence in sentences if applies)
-
-
-def plot_phases(history: History) -> str:
-    """Where the time of the steps went."""
-    figure, axes = _axes("step", "{:.3g}%".format)
-    steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
-    axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLOURS, linewidth=0)
-    axes.set(ylim=(0, 100), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
-    label = ", ".join(f"{name} {share:.1%}" for name, share in zip(PHASE_NAMES, history.summary.shares, strict=True))
-    return _figure("Time per phase", "Share of step time.", _svg(figure, f"Time per phase: {label}"), _phase_key())
-
-
-def plot_lengths(histories: Sequence[History]) -> str:
-    """The lengths of the examples, once for each data folder, where it is still there."""
-    figure, axes = _axes("tokens in an example", "{:.3g}%".format)
-    by_data: dict[str, list[int]] = {}
-    for number, history in enumerate(histories):
-        by_data.setdefault(history.run.data_fingerprint, []).append(number)
-    notes, tallest = [], 0.0
-    for numbers in by_data.values():
-        history, colour = histories[numbers[0]], RUN_COLOURS[numbers[0] % NUM_COLOURS]
-        whose = f"Run {', '.join(str(number + 1) for number in numbers)}: " if len(histories) > 1 else ""
-        if history.lengths is None:
-            notes.append(f"{whose}The data is not at {history.run.data} any more, so its lengths are not known.")
-            continue
-        edges, shares = bin_lengths(history.lengths)
-        tallest = max(tallest, *shares)
-        for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
-            axes.stairs([100 * share for share in shares], edges, color=colour, **style)
-        notes.append(whose + describe_lengths(history.lengths))
-    if tallest > 0.5:  # one length outnumbers all others, which a linear scale would hide
-        _use_logarithm(axes, "{:.3g}%".format)
-        notes.append("The scale is logarithmic.")
-    note = " ".join(notes)
-    return _figure("Lengths", note, _svg(figure, f"Share of examples by length. {note}") if tallest else "")
-
-
-def _axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
-    """An empty plot in the house style: no frame, hairlines, few ticks."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(PLOT_WIDTH / 72, PLOT_HEIGHT / 72), facecolor="none")  # SVG counts 72 to the inch
-    axes = figure.add_axes((0.115, 0.165, 0.875, 0.80), facecolor="none")
-    axes.spines[["left", "right", "top"]].set_visible(False)
-    axes.spines["bottom"].set_color(RULE)
-    axes.tick_params(which="both", bottom=False, left=False, labelcolor=INK, labelsize=10, pad=5)
-    axes.grid(axis="y", color=RULE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02, y=0.08)
-    axes.set_xlabel(x_label, loc="right", color=INK, fontsize=10, labelpad=2)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
-    axes.yaxis.set_major_formatter(lambda value, _: show(value))
-    return figure, axes
-
-
-def _use_logarithm(axes: Any, show: Callable[[float], str]) -> None:
-    from matplotlib.ticker import NullFormatter
-
-    axes.set_yscale("log")  # which forgets how its ticks are written
-    axes.yaxis.set_major_formatter(lambda value, _: show(value))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _svg(figure: Any, label: str) -> str:
-    """A figure as SVG to stand inside a page: our colours, the page's fonts, no id that another figure has too."""
-    import matplotlib
-
-    written = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bertrain"}):
-        figure.savefig(written, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    prefix = "p" + hashlib.sha256(label.encode()).hexdigest()[:8]
-    body = written.getvalue()[written.getvalue().index("<svg") :].partition(">")[2]
-    body = re.sub(r"<defs>\s*<style.*?</defs>", "", body, flags=re.DOTALL)  # it would hold for the whole page
-    body = re.sub(r'<g id="[^"]*"', "<g", body)
-    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
-    body = re.sub(r'font(-\w+)?: [^;"]*;? ?', "", body)
-    body = re.sub("#0[123]00[0-9a-f]{2}", lambda found: VARIABLES[found[0]], body)
-    body = re.sub(r"\s*\n\s*", " ", body)
-    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return f'<svg {names} viewBox="0 0 {PLOT_WIDTH} {PLOT_HEIGHT}" role="img" aria-label="{escape(label)}">{body}'
-
-
-# --- the page ------------------------------------------------------------------------------------
 
 
 class Markup(str):
@@ -523,15 +149,7 @@ def _phase_bar(summary: Summary) -> Markup:
     parts = (
         f'<i class="phase-{number}" style="flex-grow:{part:.4f}"></i>' for number, part in enumerate(summary.shares)
     )
-    return Markup(f'<div class="bar" aria-hidden="true">{"".join(parts)}</div>{_phase_key(values)}')
-
-
-def _phase_key(values: Sequence[str] = ("", "", "")) -> str:
-    items = (
-        f'<li><i class="swatch phase-{number}"></i>{name} <b>{values[number]}</b></li>'
-        for number, name in enumerate(PHASE_NAMES)
-    )
-    return f'<ul class="key">{"".join(items)}</ul>'
+    return Markup(f'<div class="bar" aria-hidden="true">{"".join(parts)}</div>{phase_key(values)}')
 
 
 def _run_names(histories: Sequence[History]) -> list[Markup]:
@@ -633,10 +251,6 @@ def _environment(histories: Sequence[History]) -> str:
 
 def _quiet(text: str) -> str:
     return f'<p class="quiet">{escape(text)}</p>' if text else ""
-
-
-def _figure(title: str, note: str, svg: str, key: str = "") -> str:
-    return f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(note)}</p>{key}</figcaption>{svg}</figure>"
 
 
 def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:

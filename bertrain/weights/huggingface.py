@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -98,7 +99,10 @@ def write_folder(out: Path, weights: dict[str, Tensor], settings: ModelSettings,
 def read_folder(folder: Path) -> Weights:
     """A folder's tensors under our names, as far as it has them."""
     settings = model_from_bert_config(folder / "config.json")
-    loaded = load_file(folder / MODEL)
+    try:
+        loaded = load_file(folder / MODEL)
+    except SafetensorError as error:
+        raise UserError(f"the weights {folder / MODEL} cannot be read: {error}") from None
     # Models saved without heads leave the prefix off.
     prefix = "" if any(name.startswith("bert.") for name in loaded) else "bert."
     theirs = {(prefix + name if not name.startswith("cls.") else name): tensor for name, tensor in loaded.items()}

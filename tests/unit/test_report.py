@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from bertrain.errors import UserError
-from bertrain.observe import report as module
+from bertrain.observe import history as arithmetic
+from bertrain.observe import plots
+from bertrain.observe import report as report_page
 from bertrain.observe.report import report
 from bertrain.train.pretrain import pretrain
 from tests import helpers
@@ -37,8 +39,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def history(folder: Path) -> module.History:
-    return module.read(folder, folder.name)
+def history(folder: Path) -> arithmetic.History:
+    return arithmetic.read(folder, folder.name)
 
 
 def copy(trained: Path, name: str, place: Path) -> Path:
@@ -124,28 +126,28 @@ class Page(HTMLParser):
 
 def test_thinning_averages_groups_and_leaves_out_what_is_not_finite() -> None:
     values = np.array([1.0, 3.0, NAN, 5.0, NAN, NAN, 9.0])
-    np.testing.assert_array_equal(module.thin(values, most=4), [2.0, 5.0, NAN, 9.0])
-    np.testing.assert_array_equal(module.thin(values, most=7), values)
-    assert module.group_size(1000) == 1
-    assert module.group_size(1001) == 2
-    assert len(module.thin(np.zeros(123_457))) <= 1000
+    np.testing.assert_array_equal(arithmetic.thin(values, most=4), [2.0, 5.0, NAN, 9.0])
+    np.testing.assert_array_equal(arithmetic.thin(values, most=7), values)
+    assert arithmetic.group_size(1000) == 1
+    assert arithmetic.group_size(1001) == 2
+    assert len(arithmetic.thin(np.zeros(123_457))) <= 1000
 
 
 def test_smoothing_stays_centred_to_the_ends() -> None:
     values = np.array([0.0, 3.0, 6.0, NAN, 12.0, 30.0])
-    np.testing.assert_array_equal(module.smooth(values, 3), [0.0, 3.0, 4.5, 9.0, 21.0, 30.0])
-    np.testing.assert_array_equal(module.smooth(values[:3], 1), values[:3])
+    np.testing.assert_array_equal(arithmetic.smooth(values, 3), [0.0, 3.0, 4.5, 9.0, 21.0, 30.0])
+    np.testing.assert_array_equal(arithmetic.smooth(values[:3], 1), values[:3])
     straight = np.arange(50.0)
-    np.testing.assert_allclose(module.smooth(straight, 9), straight)
-    assert [module.smoothing_window(count) for count in (1, 59, 60, 1000)] == [1, 1, 3, 33]
+    np.testing.assert_allclose(arithmetic.smooth(straight, 9), straight)
+    assert [arithmetic.smoothing_window(count) for count in (1, 59, 60, 1000)] == [1, 1, 3, 33]
 
 
 def test_lengths_fall_into_equal_ranges() -> None:
     lengths = {1: 1, 3: 2, 4: 1, 5: 2, 10: 2}
-    assert module.bin_lengths(lengths, most=4) == ([0, 3, 6, 9, 12], [3 / 8, 3 / 8, 0.0, 2 / 8])
-    assert module.bin_lengths({2: 3}, most=4) == ([0, 1, 2], [0.0, 1.0])
+    assert arithmetic.bin_lengths(lengths, most=4) == ([0, 3, 6, 9, 12], [3 / 8, 3 / 8, 0.0, 2 / 8])
+    assert arithmetic.bin_lengths({2: 3}, most=4) == ([0, 1, 2], [0.0, 1.0])
     # (1 + 6 + 4 + 10 + 20) / 8 = 5.125
-    assert module.describe_lengths(lengths) == "8 examples of 5.1 tokens on average; 25.0% have 10, the most."
+    assert arithmetic.describe_lengths(lengths) == "8 examples of 5.1 tokens on average; 25.0% have 10, the most."
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_lengths_fall_into_equal_ranges() -> None:
      (1_012_130, "1.01 M"), (109_482_240, "109 M"), (3.3e9, "3.3 B"), (2.5e12, "2.5 T")],
 )  # fmt: skip
 def test_large_numbers_are_short(value: float, text: str) -> None:
-    assert module.compact(value) == text
+    assert arithmetic.compact(value) == text
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_large_numbers_are_short(value: float, text: str) -> None:
      (5 * 3600 + 12 * 60 + 59, "5 h 12 min"), (2 * 86400 + 3 * 3600, "2 d 3 h")],
 )  # fmt: skip
 def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert module.duration(seconds) == text
+    assert arithmetic.duration(seconds) == text
 
 
 def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> 
     assert summary.mlm_accuracy == pytest.approx(0.195)
     assert summary.best == evaluation(10, 0.125)
     assert summary.skipped == [5, 19]
-    assert module.facts(history(run)) == [
+    assert report_page.facts(history(run)) == [
         ("Model", "2 × 32", "layers × width"),
         ("Parameters", "23.3 k", "23,288"),
         ("Steps", "20", "of 6"),
@@ -196,7 +198,7 @@ def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> 
         ("Time in steps", "40 s", "without evaluation and saving"),
     ]
     page = Page(report([run]))
-    for _, figure, note in module.facts(history(run)):
+    for _, figure, note in report_page.facts(history(run)):
         assert figure in page.texts
         assert note in page.texts
     assert "run: 2 of 20 steps were not finite and not applied: 5, 19" in page.text
@@ -215,17 +217,17 @@ def test_the_parameters_are_counted(trained: Path) -> None:
     masked_words = width * width + width + 2 * width + words
     next_sentence = width * width + width + 2 * width + 2
     total = embeddings + 2 * layer + masked_words + next_sentence
-    assert module.count_parameters(history(trained / "whole").run.settings) == total == 23_288
+    assert arithmetic.count_parameters(history(trained / "whole").run.settings) == total == 23_288
 
 
 def test_a_rate_of_several_steps_is_tokens_over_seconds(trained: Path, tmp_path: Path, monkeypatch: Any) -> None:
     run = copy(trained, "whole", tmp_path / "run")
     slow = {"data": 0.0, "forward_backward": 8.0, "optimizer": 0.0}
     write_metrics(run, [step(1), step(2, seconds=slow, tokens_per_s=12.5)])
-    assert module.points(history(run), "tokens_per_s").tolist() == [50.0, 12.5]
-    monkeypatch.setattr(module.thin, "__defaults__", (1,))
-    assert module.points(history(run), "tokens_per_s").tolist() == [20.0]  # 200 tokens in 10 s, not (50 + 12.5) / 2
-    assert module.points(history(run), "mlm_accuracy").tolist() == [1.5]  # in percent
+    assert plots.points(history(run), "tokens_per_s").tolist() == [50.0, 12.5]
+    monkeypatch.setattr(arithmetic.thin, "__defaults__", (1,))
+    assert plots.points(history(run), "tokens_per_s").tolist() == [20.0]  # 200 tokens in 10 s, not (50 + 12.5) / 2
+    assert plots.points(history(run), "mlm_accuracy").tolist() == [1.5]  # in percent
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -284,7 +286,7 @@ def test_several_runs_lie_over_each_other(trained: Path, tmp_path: Path) -> None
     drawing = page.source[page.source.index(loss) :].partition("</svg>")[0]
     assert all(f"var(--run-{number})" in drawing for number in range(3))
     assert "var(--run-3)" not in drawing
-    differing = module.differing_settings([history(run) for run in runs])
+    differing = report_page.differing_settings([history(run) for run in runs])
     assert differing == [
         "model.nsp",
         "optimizer.learning_rate",
@@ -396,9 +398,9 @@ def test_names_are_text_and_never_markup(trained: Path, tmp_path: Path) -> None:
 
 
 def test_runs_of_one_name_go_by_their_paths(tmp_path: Path) -> None:
-    assert module.display_names([tmp_path / "a" / "run", tmp_path / "b"]) == ["run", "b"]
+    assert arithmetic.display_names([tmp_path / "a" / "run", tmp_path / "b"]) == ["run", "b"]
     twins = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
-    assert module.display_names(twins) == [str(twin) for twin in twins]
+    assert arithmetic.display_names(twins) == [str(twin) for twin in twins]
 
 
 # --- what a user can get wrong -------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""The verbs that look and tell: recipes, settings, doctor, vocab, stats; their JSON and their Python twins."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertrain
+from bertrain.config import recipe_names
+from bertrain.data.shards import Shards
+from bertrain.data.tokenizer import Vocabulary
+from bertrain.errors import UserError
+from tests import helpers
+
+
+def test_every_name_of_the_package_is_there_and_documented() -> None:
+    for name in bertrain.__all__:
+        assert getattr(bertrain, name).__doc__, name
+    with pytest.raises(AttributeError, match="bertrain has no 'trian'"):
+        _ = bertrain.trian
+
+
+def test_recipes_and_settings() -> None:
+    listed = json.loads(helpers.bertrain("recipes", "--json").stdout)
+    assert sorted(listed) == recipe_names()
+    assert "[optimizer]" in helpers.bertrain("recipes", "bert-tiny").stdout
+    described = json.loads(helpers.bertrain("settings", "--json").stdout)
+    assert {"model.nsp", "batch.token_budget", "log.level"} <= {entry["name"] for entry in described}
+    assert all(entry["help"] for entry in described)
+    assert helpers.bertrain("settings", "optimiser", check=False).returncode == 2
+
+
+def test_doctor_tells_of_this_machine(tmp_path: Path) -> None:
+    findings = {finding.subject: finding for finding in bertrain.doctor(tmp_path)}
+    assert {"python", "packages", "cores", "cpu", "memory", "disk", "compilers", "triton"} <= findings.keys()
+    assert findings["packages"].verdict == "ok"
+    assert all(finding.verdict in ("ok", "note", "missing") for finding in findings.values())
+    printed = json.loads(helpers.bertrain("doctor", "--json").stdout)
+    assert {entry["subject"] for entry in printed} == findings.keys()
+
+
+def test_vocabulary_training(tmp_path: Path) -> None:
+    text = Path(__file__).parents[1] / "golden" / "sample.txt"
+    helpers.bertrain("data", "vocab", text, "--size", 100, "--out", tmp_path / "vocab.txt")
+    vocabulary = Vocabulary.load(tmp_path / "vocab.txt")
+    assert len(vocabulary.words) == 100
+    assert vocabulary.words[:5] == tuple(helpers.SPECIAL)
+    assert vocabulary.continues_word.any()
+    with pytest.raises(UserError, match=r"has only \d+ word pieces to offer"):
+        bertrain.train_vocabulary([text], tmp_path / "big.txt", size=20_000)
+    assert not (tmp_path / "big.txt").exists()
+
+
+def test_stats_count_what_is_there(tmp_path: Path) -> None:
+    folder = helpers.make_data(tmp_path)
+    shards = Shards.open(folder)
+    stats = json.loads(helpers.bertrain("data", "stats", folder, "--ranks", 4, "--sequences", 32, "--json").stdout)
+    assert stats["examples"] == len(shards)
+    assert stats["tokens"] == int(shards.lengths.sum())
+    assert sum(stats["histogram"].values()) == len(shards)
+    edges = [0, *map(int, stats["histogram"])]
+    for low, high in pairwise(edges):
+        assert stats["histogram"][str(high)] == int(((shards.lengths > low) & (shards.lengths <= high)).sum())
+    by_name = {entry["policy"]: entry for entry in stats["policies"]}
+    assert by_name.keys() == {"budget", "padded"}
+    assert by_name["padded"]["fill"] < by_name["budget"]["fill"] <= 1
+    assert by_name["budget"]["token_imbalance"] < by_name["padded"]["token_imbalance"]
+    table = helpers.bertrain("data", "stats", folder).stdout
+    assert "attention" in table
+    with pytest.raises(UserError, match="cannot hold the longest example"):
+        bertrain.data_stats(folder, token_budget=10)
+
+
+def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
+    """With one rank and room for a whole step, the padded policy computes whole rectangles of four sizes."""
+    folder = helpers.make_data(tmp_path)
+    shards = Shards.open(folder)
+    longest = int(shards.lengths.max())
+    stats = bertrain.data_stats(folder, ranks=1, sequences=16, token_budget=16 * longest)
+    padded = next(entry for entry in stats.policies if entry.policy == "padded")
+    from bertrain.data.batching import rows_at
+
+    real = sum(int(shards.lengths[rows_at(np.arange(16 * k, 16 * k + 16), len(shards), 1)[1]].sum()) for k in range(20))
+    assert padded.fill == pytest.approx(real / (20 * 16 * longest))
+    assert padded.token_imbalance == 1

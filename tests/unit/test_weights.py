@@ -1,0 +1,150 @@
+"""Weights out and in: Transformers reads what we write, we read what it writes, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.config import resolve
+from bertrain.errors import UserError
+from bertrain.tasks.fill_mask import fill_mask, one_sequence
+from bertrain.train.pretrain import pretrain
+from bertrain.weights.export import export
+from bertrain.weights.source import build_model, read_weights
+from tests import helpers
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    settings = helpers.tiny_settings(train__max_steps=5, model__pad_vocab_to=64, optimizer__learning_rate=0.01)
+    pretrain(settings, helpers.make_data(folder), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    return export(run, run.parent / "exported")
+
+
+SENTENCE = "bato [MASK] ratose . lida [MASK]"
+
+
+def test_transformers_gives_the_same_logits(run: Path, exported: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    theirs = AutoModelForMaskedLM.from_pretrained(exported).eval()
+    encoded = tokenizer(SENTENCE, return_tensors="pt")
+    tokens = encoded["input_ids"][0].tolist()
+    positions = [index for index, token in enumerate(tokens) if token == tokenizer.mask_token_id]
+    assert len(positions) == 2
+    with torch.no_grad():
+        expected = theirs(**encoded).logits[0, positions]
+        actual = build_model(read_weights(run))(one_sequence(tokens, positions)).mlm_logits
+    assert actual.shape == expected.shape
+    assert float((actual - expected).abs().max()) <= 1e-5
+
+
+def test_transformers_loads_every_tensor(exported: Path) -> None:
+    from transformers import BertForPreTraining
+
+    _, info = BertForPreTraining.from_pretrained(exported, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+
+
+def test_what_comes_back_is_bitwise_what_went_out(run: Path, exported: Path) -> None:
+    ours, back = read_weights(run), read_weights(exported)
+    assert ours.tensors.keys() == back.tensors.keys()
+    for name, tensor in back.tensors.items():
+        assert torch.equal(tensor, ours.tensors[name][: len(tensor)]), name
+    assert back.vocabulary == ours.vocabulary
+    assert back.settings.vocab_size == ours.settings.vocab_size
+    assert back.left_over == ()
+
+
+def test_tokenizers_agree(run: Path, exported: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from bertrain.data.tokenizer import Tokenizer
+
+    vocabulary = read_weights(run).vocabulary
+    assert vocabulary is not None
+    sentence = "Bato KETOSE, lida! xyz"
+    theirs = AutoTokenizer.from_pretrained(exported)(sentence)["input_ids"]
+    (ours,) = Tokenizer(vocabulary).encode([sentence])
+    assert theirs == [vocabulary.id_of("[CLS]"), *ours, vocabulary.id_of("[SEP]")]
+
+
+def test_a_model_saved_by_transformers_begins_a_run(
+    run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Continued pre-training of somebody's weights, which have a pooler but no heads."""
+    from transformers import BertModel
+
+    BertModel.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    overrides = helpers.TINY | {
+        "model.config": str(tmp_path / "theirs" / "config.json"),
+        "model.pad_vocab_to": "8",
+        "train.max_steps": "1",
+        "optimizer.learning_rate": "0",
+    }
+    for name in ("model.hidden_size", "model.num_layers", "model.num_heads", "model.intermediate_size"):
+        overrides.pop(name)
+    settings = resolve("bert-tiny", list(overrides.items()))
+    pretrain(settings, run.parent / "data", tmp_path / "run", init=str(tmp_path / "theirs"))
+    said = capsys.readouterr().out
+    assert "beginning with the weights of" in said
+    fresh = ["masked_words.transform.weight", "masked_words.transform.bias", "masked_words.norm.weight"]
+    fresh += ["masked_words.norm.bias", "masked_words.bias", "next_sentence.classify.weight"]
+    (line,) = [line for line in said.splitlines() if "initialised afresh:" in line]
+    assert sorted(line.split(": ")[1].split(", ")) == sorted([*fresh, "next_sentence.classify.bias"])
+    before, after = read_weights(exported).tensors, read_weights(tmp_path / "run").tensors
+    for name in set(before) - set(line.split(": ")[1].split(", ")):
+        assert torch.equal(after[name][: len(before[name])], before[name]), name
+
+
+def test_left_over_tensors_are_named(exported: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in ("config.json", "vocab.txt", "tokenizer_config.json"):
+        (folder / name).write_bytes((exported / name).read_bytes())
+    tensors = load_file(exported / "model.safetensors") | {"bert.adapter.weight": torch.zeros(3)}
+    save_file(tensors, folder / "model.safetensors")
+    assert read_weights(folder).left_over == ("bert.adapter.weight",)
+
+
+def test_fill_mask_says_the_same_of_run_and_export(run: Path, exported: Path) -> None:
+    of_run, of_export = (fill_mask(source, [SENTENCE], top=3) for source in (run, exported))
+    assert [[guess.word for guess in mask] for mask in of_run[0]] == [
+        [guess.word for guess in mask] for mask in of_export[0]
+    ]
+    assert len(of_run[0]) == 2
+    assert all(len(mask) == 3 for mask in of_run[0])
+    everything = fill_mask(run, ["bato [MASK]"], top=10_000)[0][0]
+    assert len(everything) == helpers.vocab_size(), "the padding of the vocabulary is never guessed"
+    assert sum(guess.probability for guess in everything) == pytest.approx(1, abs=1e-5)
+
+
+def test_what_is_refused(run: Path, exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no \[MASK\]"):
+        fill_mask(run, ["no mask here"])
+    with pytest.raises(UserError, match="word pieces long; the model reads 64"):
+        fill_mask(run, ["[MASK] " * 100])
+    with pytest.raises(UserError, match="no run and no weights"):
+        fill_mask(tmp_path / "none", ["[MASK]"])
+    with pytest.raises(UserError, match="not an empty folder"):
+        export(run, exported)
+    with pytest.raises(UserError, match="--to is one of huggingface"):
+        export(run, tmp_path / "x", to="onnx")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2}))
+    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_weights(tmp_path)
