@@ -16,7 +16,7 @@ import typer
 from bertrain import __version__, config
 from bertrain.errors import AgreedError, UserError
 
-EXIT_USER_ERROR = 2
+EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
 
 app = typer.Typer(
@@ -115,13 +115,15 @@ def pretrain(
     if dry_run:
         from bertrain.train import pretrain as training
 
-        print(training.dry_run(resolved, data, world=nproc))
+        shown = training.dry_run(resolved, data, world=nproc, init=str(init or ""))
+        if is_first_rank():
+            print(shown)
         return
     if run is None:
         raise UserError("--run is missing: the folder this run is kept in, for example --run runs/first")
     from bertrain.train import pretrain as training
 
-    beginning = str(init.resolve()) if init else ""
+    beginning = str(init or "")
     if nproc > 1 and not under_launcher():
         training.preflight(resolved, data, run, init=beginning)
         start_ranks(nproc)
@@ -162,6 +164,8 @@ def evaluate(
     from bertrain.train.evaluate import evaluate as evaluate_run
 
     result = evaluate_run(run, data, max_examples=max_examples, device=device)
+    if not is_first_rank():
+        return
     if as_json:
         print(json.dumps(result))
     else:
@@ -379,7 +383,7 @@ def main() -> None:
     # two cores, training ran at 6,000 tokens/s spinning and at 21,000 sleeping; alone, both ran alike.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except UsageError as error:
         message = error.format_message()
         if message.startswith("Usage:"):  # no verb was given: this is the help text
@@ -393,5 +397,8 @@ def main() -> None:
             print(f"bertrain: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
     except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
         print("bertrain: interrupted; what was saved before stays", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
+        raise SystemExit(EXIT_USER_ERROR)
+    raise SystemExit(code)

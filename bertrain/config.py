@@ -37,9 +37,7 @@ def setting(
 class ModelSettings:
     """What the network is. The defaults are BERT-Base, uncased."""
 
-    config: str = setting(
-        "", "a bert_config.json that describes the model; settings given beside it win", shapes_training=False
-    )
+    config: str = setting("", "a bert_config.json that describes the model; settings given beside it win")
     vocab_size: int = setting(30522, "words in the vocabulary", minimum=6)
     hidden_size: int = setting(768, "width of the encoder", minimum=1)
     num_layers: int = setting(12, "encoder layers", minimum=1)

@@ -18,7 +18,7 @@ from bertrain.config import Settings, override
 from bertrain.data.batch import Batch
 from bertrain.data.loader import Loader, Step, check_data
 from bertrain.data.shards import Shards
-from bertrain.errors import AgreedError
+from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert, initialise, split_parts
 from bertrain.model.heads import pretraining_sums
 from bertrain.observe.console import Console, warn
@@ -60,13 +60,14 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     `init` names a run or a Hugging Face folder whose weights to begin with. If `run` holds this very run
     already, it is continued.
     """
+    init = str(Path(init).resolve()) if init else ""
     fingerprint = preflight(settings, data, run, init=init)
     with parallel.join(settings.train) as ranks:
         shards = _open_data(data, settings, ranks)
         if ranks.is_first and not (Path(run) / "config.json").is_file():
             Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
-        return _train(Run.open(run).with_settings(settings), shards, ranks)
+        return _train(Run.open(run).continued(settings, shards.folder), shards, ranks)
 
 
 def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> Progress:
@@ -76,8 +77,13 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
     """
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
+    if not opened.data.is_dir():
+        raise UserError(
+            f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
+            "--data and its new place"
+        )
     with parallel.join(settings.train) as ranks:
-        return _train(opened.with_settings(settings), _open_data(opened.data, settings, ranks), ranks)
+        return _train(opened.continued(settings, opened.data), _open_data(opened.data, settings, ranks), ranks)
 
 
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> str:
@@ -97,6 +103,11 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
         Run.open(run).refuse_other(settings, init)
     else:
         check_free(Path(run))
+    return _check_beginning(settings, shards, init)
+
+
+def _check_beginning(settings: Settings, shards: Shards, init: str) -> str:
+    """Refuse weights to begin with that do not fit; returns their fingerprint, or nothing without `init`."""
     if not init:
         return ""
     weights = read_weights(init)
@@ -279,7 +290,8 @@ def _begin_with(state: TrainState, run: Run, console: Console) -> None:
     initialised = fill_in(state.arena.named(state.arena.values), weights)
     taken = len(state.arena.places) - len(initialised)
     console.say(f"beginning with the weights of {weights.origin}: {taken} tensors taken")
-    for kind, names in (("initialised afresh", initialised), ("left over", weights.left_over)):
+    left_over = [*weights.left_over, *(name for name in weights.tensors if name not in state.arena.places)]
+    for kind, names in (("initialised afresh", initialised), ("left over", left_over)):
         if names:
             console.say(f"  {kind}: {', '.join(names)}")
 
@@ -340,9 +352,10 @@ def _count(model: Bert) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def dry_run(settings: Settings, data: str | Path, *, world: int = 1) -> str:
+def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     shards = Shards.open(data, verify="size")
+    _check_beginning(settings, shards, init)
     loader = Loader(shards, settings, world=world)
     step = loader.step(0, 0)
     with torch.device("meta"):

@@ -133,9 +133,9 @@ class Run:
         }
         write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
 
-    def with_settings(self, settings: Settings) -> Run:
-        """This run with settings that may differ in what does not shape the training."""
-        return replace(self, settings=settings)
+    def continued(self, settings: Settings, data: Path) -> Run:
+        """This run with settings that may differ in what does not shape the training, its data maybe elsewhere."""
+        return replace(self, settings=settings, data=data.resolve())
 
     def refuse_other(self, settings: Settings, init: str) -> None:
         """Refuse to continue this run as one of other settings, or of other weights to begin with."""

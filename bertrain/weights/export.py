@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bertrain.errors import UserError
 from bertrain.weights import huggingface
-from bertrain.weights.source import read_weights
+from bertrain.weights.source import build_model, read_weights
 
 FORMATS = ("huggingface",)
 
@@ -18,5 +18,6 @@ def export(run: str | Path, out: str | Path, *, to: str = "huggingface") -> Path
     weights = read_weights(run)
     if weights.vocabulary is None:
         raise UserError(f"{run} has no vocabulary to export with its weights")
+    build_model(weights)  # refuses weights that are not whole, by name
     huggingface.write_folder(Path(out), weights.tensors, weights.settings, weights.vocabulary)
     return Path(out)

@@ -105,7 +105,8 @@ def read_folder(folder: Path) -> Weights:
         raise UserError(f"the weights {folder / MODEL} cannot be read: {error}") from None
     # Models saved without heads leave the prefix off.
     prefix = "" if any(name.startswith("bert.") for name in loaded) else "bert."
-    theirs = {(prefix + name if not name.startswith("cls.") else name): tensor for name, tensor in loaded.items()}
+    original = {(name if name.startswith("cls.") else prefix + name): name for name in loaded}
+    theirs = {name: loaded[their_name] for name, their_name in original.items()}
     weights: dict[str, Tensor] = {}
     thirds: dict[str, list[Tensor | None]] = {}
     names = huggingface_names(settings.num_layers)
@@ -125,7 +126,7 @@ def read_folder(folder: Path) -> Weights:
     )
     # Copies of the word embeddings that tie the decoder are stored by some versions; they are not left over.
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
-    left_over = tuple(sorted(set(theirs) - set(names) - tied))
+    left_over = tuple(sorted(original[name] for name in set(theirs) - set(names) - tied))
     has_nsp = any(name.startswith("next_sentence.") for name in weights)
     return Weights(
         origin=str(folder),

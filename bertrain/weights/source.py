@@ -62,7 +62,9 @@ def fill_in(parameters: dict[str, Tensor], weights: Weights) -> list[str]:
 
 
 def check_fit(parameters: Mapping[str, Tensor], weights: Weights) -> None:
-    """Refuse weights of other shapes than a model's parameters."""
+    """Refuse weights of other shapes than a model's parameters, or of no tensor in common with them."""
+    if not any(name in weights.tensors for name in parameters):
+        raise UserError(f"{weights.origin} holds no tensor of a BERT by any name known here")
     for name, parameter in parameters.items():
         if name in weights.tensors and not _fits(name, parameter, weights):
             found, wanted = tuple(weights.tensors[name].shape), tuple(parameter.shape)

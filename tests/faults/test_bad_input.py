@@ -187,6 +187,26 @@ def test_resume_and_evaluate_of_what_is_no_run(refused: Refused, data: Path, run
     assert "no data folder" in refused("evaluate", run, "--data", tmp_path / "none")
 
 
+def test_resume_when_the_data_has_moved(refused: Refused, tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    settings = helpers.tiny_settings(train__max_steps=2, schedule__warmup_steps=0)
+    pretrain(settings, data, tmp_path / "run")
+    data.rename(tmp_path / "moved")
+    assert f"no longer at {data}" in refused("resume", tmp_path / "run")
+    pretrain(settings, tmp_path / "moved", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["folder"] == str(tmp_path / "moved")
+
+
+def test_an_interrupt_outside_training_is_said(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bertrain.config
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bertrain.config, "recipe_names", interrupted)
+    assert refused("recipes") == "interrupted; what was saved before stays"
+
+
 def test_resume_on_other_data(refused: Refused, tmp_path: Path) -> None:
     data = helpers.make_data(tmp_path)
     pretrain(helpers.tiny_settings(train__max_steps=2, schedule__warmup_steps=0), data, tmp_path / "run")

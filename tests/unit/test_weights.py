@@ -121,6 +121,31 @@ def test_left_over_tensors_are_named(exported: Path, tmp_path: Path) -> None:
     assert read_weights(folder).left_over == ("bert.adapter.weight",)
 
 
+def test_weights_without_heads_or_of_another_kind_are_refused_where_they_cannot_serve(
+    run: Path, exported: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+    from transformers import BertModel
+
+    BertModel.from_pretrained(exported).save_pretrained(tmp_path / "headless")
+    (tmp_path / "headless" / "vocab.txt").write_bytes((exported / "vocab.txt").read_bytes())
+    with pytest.raises(UserError, match=r"lacks 7 tensors of a pre-training model: masked_words\.bias"):
+        export(tmp_path / "headless", tmp_path / "out")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_bytes((exported / "config.json").read_bytes())
+    save_file({"conv.weight": torch.zeros(3)}, tmp_path / "other" / "model.safetensors")
+    with pytest.raises(UserError, match="holds no tensor of a BERT"):
+        pretrain(helpers.tiny_settings(), run.parent / "data", tmp_path / "run", init=str(tmp_path / "other"))
+    assert read_weights(tmp_path / "other").left_over == ("conv.weight",)
+
+
+def test_what_the_run_has_no_use_for_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = helpers.tiny_settings(model__nsp=False, model__pad_vocab_to=64, train__max_steps=1)
+    pretrain(settings, run.parent / "data", tmp_path / "run", init=str(run))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left over:" in line]
+    assert "next_sentence.pool.weight" in line
+
+
 def test_fill_mask_says_the_same_of_run_and_export(run: Path, exported: Path) -> None:
     of_run, of_export = (fill_mask(source, [SENTENCE], top=3) for source in (run, exported))
     assert [[guess.word for guess in mask] for mask in of_run[0]] == [

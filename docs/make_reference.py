@@ -1,0 +1,302 @@
+"""Writes docs/reference.md from the code: settings, recipes, verbs, functions, and the layout of every folder.
+
+usage: python docs/make_reference.py
+
+What can be read off the code is read off it. What stands in files (fields and file names) is listed here with its
+meaning, and tests/docs/test_documents.py compares the lists with what a real run writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+import bertrain
+from bertrain import config
+from bertrain.cli import app
+
+HERE = Path(__file__).parent
+
+DATA_FOLDER = {
+    "manifest.json": "what the folder holds, written last; its SHA-256 is the identity of the data",
+    "vocab.txt": "the vocabulary, a word per line; the line number, from 0, is the word's number",
+    "shard-00000.arrow": "examples, an Apache Arrow IPC file; as many of them as are needed",
+}
+MANIFEST_FIELDS = {
+    "schema_version": "version of this layout",
+    "rows": "examples in all files together",
+    "tokens": "tokens in all examples, [CLS] and [SEP] included",
+    "vocabulary": "`size`, `lower_case`, and the `sha256` of words and case rule",
+    "preparation": "how the examples were made: `inputs`, `max_seq_length`, `short_seq_prob`, `seed`",
+    "length_histogram": "number of examples of each length",
+    "files": "`name`, `rows`, `bytes` and `sha256` of each shard",
+}
+SHARD_COLUMNS = {
+    "tokens": "list of uint16 (uint32 beyond 65,536 words): [CLS] A [SEP] B [SEP], unmasked",
+    "segment_b": "uint32: where segment B begins",
+    "is_random": "bool: whether B was drawn from another document; the next-sentence label",
+}
+RUN_FOLDER = {
+    "config.json": "the resolved settings, which data it was (folder and fingerprint), and the weights it began with",
+    "environment.json": "one entry for each start: time, machine, ranks, versions",
+    "vocab.txt": "the vocabulary, so that the weights can be used without the data",
+    "metrics.jsonl": "one JSON object per line: every step once, and every evaluation",
+    "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
+    "checkpoints": "the newest `checkpoint.keep` checkpoints; `damaged-step-...` is one that was passed over",
+    "report.html": "the page that `bertrain report` writes",
+    ".lock": "held by the process that trains here",
+}
+ENVIRONMENT_FIELDS = {
+    "started": "local time with its offset",
+    "host": "name of the machine of the first rank",
+    "cores": "cores this process may use",
+    "ranks": "ranks in all",
+    "threads": "CPU threads of one rank",
+    "device": "the GPU's name, or the processor's",
+    "python": "version",
+    "torch": "version",
+    "numpy": "version",
+    "bertrain": "version",
+}
+CHECKPOINT = {
+    "model.safetensors": "weights by parameter name, fp32",
+    "optimizer.safetensors": "both moments by parameter name: `first_moment/NAME`, `second_moment/NAME`",
+    "state.json": "the counters below; there is no random state to keep",
+    "manifest.json": "size and SHA-256 of the three; written last",
+}
+STATE_FIELDS = {
+    "schema_version": "version of this layout",
+    "step": "optimizer steps done",
+    "samples": "examples trained on; also the position of the next one",
+    "tokens": "real tokens trained on",
+    "updates": "steps applied; the others were not finite",
+}
+STEP_FIELDS = {
+    "kind": '`"step"`',
+    "step": "number of the step, from 1",
+    "samples": "examples trained on after this step, since the run began",
+    "tokens": "real tokens in this step, all ranks together",
+    "loss": "`mlm_loss` + `nsp_loss`: what is minimised",
+    "mlm_loss": "mean cross-entropy of the masked words, in nats",
+    "mlm_accuracy": "share of the masked words guessed right",
+    "nsp_loss": "mean cross-entropy of the next-sentence question; absent with `--model.nsp false`",
+    "nsp_accuracy": "share of next-sentence questions answered right; absent with `--model.nsp false`",
+    "learning_rate": "the rate this step was taken with",
+    "gradient_norm": "global norm before clipping",
+    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
+    "tokens_per_s": "real tokens per second, all ranks together",
+    "seconds": "time of `data` (waiting for it), `forward_backward` (with the sum over ranks) and `optimizer`",
+}
+EVALUATION_FIELDS = {
+    "kind": '`"evaluation"`',
+    "step": "after which step",
+    "samples": "examples trained on by then",
+    "loss": "`mlm_loss` + `nsp_loss`, dropout off, masks that never change",
+    "mlm_loss": "as above",
+    "mlm_accuracy": "as above",
+    "nsp_loss": "as above",
+    "nsp_accuracy": "as above",
+    "constant_accuracy": "share that always guessing the most frequent masked word would get: the yardstick",
+    "examples": "held-out examples used",
+}
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [
+        "# Reference",
+        "",
+        "Written by `python docs/make_reference.py` from the code; edit that, not this. A test compares the two.",
+        "",
+        "Verbs, settings, recipes, Python functions, then what lies in a data folder, a run folder and a checkpoint.",
+        "",
+        *_verbs(),
+        *_settings(),
+        *_recipes(),
+        *_functions(),
+        *_layouts(),
+    ]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """Every verb with its command, in the order of the code."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        if hasattr(command, "commands"):
+            for inner, leaf in command.commands.items():
+                yield f"{name} {inner}", leaf
+        else:
+            yield name, command
+
+
+def _verbs() -> Iterator[str]:
+    yield from ("## Verbs", "")
+    yield "A mistake of the user ends in one sentence and exit code 2. `bertrain VERB --help` says what stands here."
+    yield ""
+    for name, command in verbs():
+        text, _, example = inspect.cleandoc(command.help).partition("Example:")
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        usage = " ".join(["bertrain", name, *map(_argument_name, arguments), "[OPTIONS]"])
+        yield from (f"### bertrain {name}", "", " ".join(text.split()), "", f"    {usage}", "")
+        yield from (f"Example: `{' '.join(example.split())}`", "")
+        rows = [(_parameter_name(one), _default(one), one.help or "") for one in command.params]
+        yield from _table(("argument or option", "default", "meaning"), rows)
+
+
+def _argument_name(argument: Any) -> str:
+    return argument.metavar or argument.name.upper()
+
+
+def _parameter_name(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{_argument_name(parameter)}`"
+    return " / ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    if parameter.default is None or parameter.default is False:
+        return ""
+    if parameter.default is True:
+        return f"`{parameter.opts[0]}`"
+    return f"`{parameter.default}`"
+
+
+# --- settings and recipes ---------------------------------------------------------------------------
+
+
+def _settings() -> Iterator[str]:
+    yield from ("## Settings", "")
+    yield (
+        "Each is given to `bertrain pretrain` as `--section.field VALUE`, or stands in a TOML file as `field = value` "
+        "under `[section]`. A recipe is laid over these defaults, a file named by `--settings` over the recipe, the "
+        "command line over both. Settings marked *yes* may be given anew to `bertrain resume`; the others shape the "
+        "training, so another value is another run."
+    )
+    yield ""
+    for section, kind in config.SECTIONS.items():
+        yield from (f"### {section}", "", inspect.cleandoc(kind.__doc__ or ""), "")
+        hints = get_type_hints(kind)
+        rows = []
+        for entry in config.describe(section):
+            name = entry["name"].partition(".")[2]
+            limits = kind.__dataclass_fields__[name].metadata
+            rows.append(
+                (
+                    f"`{entry['name']}`",
+                    f"`{_toml(entry['default'])}`",
+                    _values(hints[name], limits["minimum"], limits["maximum"]),
+                    entry["help"],
+                    "" if entry["shapes_training"] else "yes",
+                )
+            )
+        yield from _table(("setting", "default", "values", "meaning", "resume may change it"), rows)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _values(hint: Any, minimum: float | None, maximum: float | None) -> str:
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(hint))
+    kind = {int: "whole number", float: "number", bool: "true, false", str: "text"}[hint]
+    if minimum is not None and maximum is not None:
+        return f"{kind}, {minimum} to {maximum}"
+    if minimum is not None:
+        return f"{kind}, at least {minimum}"
+    return f"{kind}, at most {maximum}" if maximum is not None else kind
+
+
+def _recipes() -> Iterator[str]:
+    yield from ("## Recipes", "")
+    yield "`bertrain recipes NAME` prints one whole; a `.toml` file of your own serves in its place."
+    yield ""
+    rows = []
+    for name in config.recipe_names():
+        settings = config.resolve(name)
+        model, batch = settings.model, settings.batch
+        size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
+        rows.append(
+            (
+                f"`{name}`",
+                config.recipe_text(name).split("\n")[0].lstrip("# "),
+                f"{model.num_layers} x {model.hidden_size}",
+                str(settings.data.max_seq_length),
+                size,
+                f"{settings.train.max_steps:,}",
+                f"{settings.optimizer.name}, {settings.optimizer.learning_rate:g}",
+            )
+        )
+    yield from _table(("name", "what it is", "layers x width", "length", "a step", "steps", "optimizer, rate"), rows)
+
+
+def _functions() -> Iterator[str]:
+    yield from ("## Python functions", "")
+    yield "All of them are attributes of the package: `import bertrain`, then `bertrain.prepare(...)`."
+    yield ""
+    for name in bertrain.__all__:
+        function = getattr(bertrain, name)
+        if inspect.isfunction(function):
+            # Annotations are strings here, so they are shown in quotes; a reader wants them without.
+            signature = re.sub(r"(: |-> )(['\"])(.*?)\2(?=[,) ]|$)", r"\1\3", str(inspect.signature(function)))
+            text = inspect.cleandoc(function.__doc__ or "")
+            yield from (f"### bertrain.{name}", "", f"    {name}{signature}", "", text, "")
+
+
+# --- what lies where ----------------------------------------------------------------------------------
+
+
+def _layouts() -> Iterator[str]:
+    yield from ("## A data folder", "", "Made by `bertrain data prepare`, whole or not at all.", "")
+    yield from _named("file", DATA_FOLDER)
+    yield from ("Fields of its `manifest.json`:", "", *_named("field", MANIFEST_FIELDS))
+    yield from ("Columns of a shard:", "", *_named("column", SHARD_COLUMNS))
+    yield from (
+        "## A run folder",
+        "",
+        "Made by `bertrain pretrain`; every verb that continues, reports or exports takes it.",
+        "",
+    )
+    yield from _named("file or folder", RUN_FOLDER)
+    yield from ("Fields of an entry of `environment.json`:", "", *_named("field", ENVIRONMENT_FIELDS))
+    yield from ("### metrics.jsonl", "")
+    yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
+    yield from ("", *_named("field", STEP_FIELDS))
+    yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
+    yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
+    yield from ("## A checkpoint", "")
+    yield (
+        "A folder `checkpoints/step-00000500`, written beside its place and renamed when it is whole. It knows no "
+        "number of ranks, and nothing in it is a pickle. Each file is compared with its SHA-256 before it is trusted."
+    )
+    yield from ("", *_named("file", CHECKPOINT))
+    yield from ("Fields of its `state.json`:", "", *_named("field", STATE_FIELDS))
+
+
+def _named(title: str, meanings: dict[str, str]) -> Iterator[str]:
+    return _table((title, "meaning"), [(f"`{name}`", meaning) for name, meaning in meanings.items()])
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """A Markdown table and the blank line after it."""
+    yield "| " + " | ".join(titles) + " |"
+    yield "|" + "---|" * len(titles)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+    yield ""
+
+
+if __name__ == "__main__":
+    (HERE / "reference.md").write_text(reference(), encoding="utf-8")

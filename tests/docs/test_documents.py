@@ -1,0 +1,345 @@
+"""The documents are true: the tutorial runs as written, the reference is the code's, links and commands lead on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import typer
+
+from bertrain import config
+from bertrain.cli import app, parse_overrides
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SKIPPED_FOLDERS = {"build", "dist", "runs", "node_modules"}
+NUMBER = r"[-+]?\d[\d,.:]*(?:e[-+]?\d+)?\+?\w*"
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the repository."""
+    found = []
+    for folder, inside, files in os.walk(ROOT):
+        inside[:] = [name for name in inside if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        found += [Path(folder) / name for name in files if name.endswith(".md")]
+    return sorted(found)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- the tutorial ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Action:
+    """A command of the tutorial, in bash or Python, and the lines it is said to print."""
+
+    language: str
+    text: str
+    shown: list[str] = field(default_factory=list)
+
+
+def actions_of(document: str) -> Iterator[Action]:
+    """The commands of ```console blocks (after `$ `) and ```python blocks; a ```text block shows what Python prints."""
+    last: Action | None = None
+    for language, body in re.findall(r"^```(\w+)\n(.*?)^```$", document, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            last = Action(language, body)
+            yield last
+        elif language == "text" and last is not None:
+            last.shown += body.splitlines()
+        elif language == "console":
+            joined = re.sub(r"\\\n\s*", " ", body)
+            for part in re.split(r"^\$ ", joined, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                yield Action(language, command, shown.splitlines())
+
+
+def perform(action: Action, folder: Path) -> str:
+    """Run it in `folder` and return what it printed; a line `^C` among those shown is a key pressed on the way."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    program = [sys.executable, "-c"] if action.language == "python" else ["bash", "-c"]
+    is_interrupted = "^C" in action.shown
+    with subprocess.Popen(
+        [*program, action.text],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        printed = []
+        has_pressed = not is_interrupted
+        for line in process.stdout:
+            printed.append(line)
+            if not has_pressed and line.startswith("step "):
+                os.killpg(process.pid, signal.SIGINT)
+                has_pressed = True
+    output = "".join(printed)
+    expected = 2 if is_interrupted else 0
+    assert process.returncode == expected, f"{action.text}\nexit code {process.returncode}\n{output}"
+    return output
+
+
+def assert_shows(action: Action, output: str) -> None:
+    """Each line shown occurs in the output, in order; numbers may differ, `...` is anything."""
+    position = 0
+    for line in action.shown:
+        if line.strip() in ("...", "^C", ""):
+            continue
+        found = re.compile(pattern_of(line)).search(output, position)
+        assert found, f"{action.text}\nis shown to print\n{line}\nbut printed\n{output}"
+        position = found.end()
+
+
+def pattern_of(line: str) -> str:
+    """A shown line as an expression: its words as they are, any number for a number, any space for space."""
+    parts = []
+    for part in re.split(rf"({NUMBER}|\.\.\.|\s+)", line.strip()):
+        if re.fullmatch(NUMBER, part):
+            parts.append(NUMBER)
+        elif part == "...":
+            parts.append(r"[^\n]*")
+        elif part.isspace():
+            parts.append(r"[ \t]+")
+        else:
+            parts.append(re.escape(part))
+    return "".join(parts)
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a reader who has followed the whole tutorial."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    shutil.copytree(ROOT / "demo", folder / "demo")
+    actions = list(actions_of((DOCS / "tutorial.md").read_text()))
+    assert len(actions) > 12
+    for action in actions:
+        output = perform(action, folder)
+        print(f"$ {action.text}\n{output}")
+        assert_shows(action, output)
+    return folder
+
+
+def test_the_tutorial_runs_as_written(followed: Path) -> None:
+    assert (followed / "runs" / "first" / "report.html").is_file()
+    steps = [json.loads(line)["step"] for line in (followed / "runs" / "first" / "metrics.jsonl").open()]
+    assert steps == list(range(1, 61)), "stopped and resumed, each step stands there once"
+
+
+def test_a_shown_line_is_compared_by_its_words() -> None:
+    line = "step 10/60  loss 8.8131  lr 1.35e-03  10,102 tokens/s  ...  10 s left"
+    assert re.search(pattern_of(line), "step 20/60 loss 7.1  lr 1.00e-04  9 tokens/s  data 7%  1:05 s left")
+    assert not re.search(pattern_of(line), "step 20/60 mean 7.1  lr 1.00e-04  9 tokens/s  data 7%  5 s left")
+
+
+# --- the reference -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """docs/make_reference.py as a module."""
+    specification = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_the_codes(generator: ModuleType) -> None:
+    written = (DOCS / "reference.md").read_text(encoding="utf-8")
+    assert written == generator.reference(), "docs/reference.md is out of date: run python docs/make_reference.py"
+
+
+def test_the_reference_names_what_folders_hold(generator: ModuleType, followed: Path) -> None:
+    """The lists of files and fields are those of the folders that the tutorial made."""
+    data, run = followed / "data", followed / "runs" / "first"
+    assert {path.name for path in data.iterdir()} == set(generator.DATA_FOLDER)
+    assert list(read_json(data / "manifest.json")) == list(generator.MANIFEST_FIELDS)
+    with pa.memory_map(str(data / "shard-00000.arrow")) as source:
+        assert pa.ipc.open_file(source).schema.names == list(generator.SHARD_COLUMNS)
+    assert {path.name for path in run.iterdir()} == set(generator.RUN_FOLDER)
+    for entry in read_json(run / "environment.json"):
+        assert list(entry) == list(generator.ENVIRONMENT_FIELDS)
+    checkpoint = run / "checkpoints" / "step-00000060"
+    assert {path.name for path in checkpoint.iterdir()} == set(generator.CHECKPOINT)
+    assert list(read_json(checkpoint / "state.json")) == list(generator.STATE_FIELDS)
+
+
+def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, followed: Path) -> None:
+    for line in (followed / "runs" / "first" / "metrics.jsonl").open():
+        assert list(json.loads(line)) == list(generator.STEP_FIELDS)
+    from bertrain.train.evaluate import evaluate
+
+    result = evaluate(followed / "runs" / "first", followed / "held-out", max_examples=4, device="cpu")
+    assert set(result) | {"kind", "samples"} == set(generator.EVALUATION_FIELDS)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+# --- links, paths, commands --------------------------------------------------------------------------
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors that a Markdown viewer makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", documents(), ids=name_of)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    text = without_code(document.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
+        link = "".join(target)
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        path = (document.parent / file).resolve() if file else document
+        assert path.exists(), f"{name_of(document)} links to {link}, which is not there"
+        assert not anchor or anchor in anchors_of(path), f"{name_of(document)} links to {link}: no such heading"
+
+
+OWN_PAGES = [
+    DOCS / "architecture.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted(DOCS.glob("how-to-*.md")),
+]
+
+
+@pytest.mark.parametrize("document", OWN_PAGES, ids=name_of)
+def test_paths_named_are_there(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:bertrain|tests|docs|benchmarks|demo)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), f"{name_of(document)} names {path}, which is not there"
+
+
+def commands_of(text: str) -> Iterator[tuple[str, bool]]:
+    """The `bertrain ...` commands of a page, and whether each is whole: on a line of code, not within a sentence."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    is_fenced = False
+    for line in joined.splitlines():
+        if line.startswith("```"):
+            is_fenced = not is_fenced
+        elif is_fenced or line.startswith("    "):
+            found = re.match(r"\s*(?:\$ )?(?:torchrun .* -m (?:-- )?)?(bertrain [^`]*)$", line)
+            if found:
+                yield found[1], "[OPTIONS]" not in line
+        else:
+            yield from ((command, False) for command in re.findall(r"`(bertrain [^`]+)`", line))
+
+
+def words_of(command: str) -> list[str]:
+    """The words of the first command of a shell line, `bertrain` itself left off."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    words = []
+    for word in lexer:
+        if set(word) <= set("|&;<>"):
+            break
+        words.append(word)
+    return words[1:]
+
+
+def check_command(command: str, *, is_whole: bool) -> None:
+    """Raise for a verb, an option, a setting or a recipe that does not exist; nothing is run."""
+    node: Any = typer.main.get_command(app)
+    words = words_of(command)
+    while hasattr(node, "commands") and words and not words[0].startswith("-"):
+        if words[0].isupper():
+            return  # a stand-in for any verb
+        assert words[0] in node.commands, f"there is no verb {words[0]}"
+        node = node.commands[words.pop(0)]
+    if hasattr(node, "commands") or not is_whole:
+        known = {name for one in node.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
+        settings = {f"--{entry['name']}" for entry in config.describe()}
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert options <= known | settings, f"there is no {options - known - settings}"
+        assert {word for word in words if word.startswith("bert-")} <= set(config.recipe_names())
+        return
+    if "--help" in words:
+        return
+    context = node.make_context(node.name, words)
+    recipe = context.params.get("recipe") or (context.params.get("name") if node.name == "recipes" else None)
+    overrides = parse_overrides(context.args) if context.args else []
+    if recipe in config.recipe_names() and "model.config" not in dict(overrides):
+        config.resolve(recipe, overrides)
+    else:
+        assert recipe is None or recipe.isupper() or recipe.endswith(".toml") or "model.config" in dict(overrides), (
+            recipe
+        )
+        names = {entry["name"] for entry in config.describe()}
+        assert {name for name, _ in overrides} <= names
+
+
+@pytest.mark.parametrize("document", documents(), ids=name_of)
+def test_commands_could_be_run(document: Path) -> None:
+    """Verbs, options, settings and recipes exist, and the values given to settings are such as they take."""
+    for command, is_whole in commands_of(document.read_text(encoding="utf-8")):
+        try:
+            check_command(command.replace("…", ""), is_whole=is_whole)
+        except Exception as error:
+            raise AssertionError(f"{name_of(document)}: {command}: {error}") from error
+
+
+@pytest.mark.parametrize("document", documents(), ids=name_of)
+def test_python_and_settings_shown_are_sound(document: Path, tmp_path: Path) -> None:
+    """Python compiles (the tutorial's is run), and settings files are taken."""
+    text = document.read_text(encoding="utf-8")
+    for language, body in re.findall(r"^```(python|toml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            compile(body, str(document), "exec")
+        else:
+            (tmp_path / "shown.toml").write_text(body)
+            config.resolve("bert-tiny", settings_file=tmp_path / "shown.toml")
+
+
+def test_commands_that_could_not_be_run_are_found() -> None:
+    wrong = [
+        "bertrain pretrian bert-tiny --data data",
+        "bertrain pretrain bert-huge --data data --run runs/x",
+        "bertrain pretrain bert-tiny --data data --run runs/x --train.steps 5",
+        "bertrain pretrain bert-tiny --data data --run runs/x --train.max_steps many",
+        "bertrain evaluate runs/x",
+        "bertrain evaluate runs/x --data data --most 5",
+    ]
+    for command in wrong:
+        assert list(commands_of(f"    {command}\n")) == [(command, True)]
+        with pytest.raises(Exception, match=r"."):
+            check_command(command, is_whole=True)
+
+
+@pytest.mark.parametrize("document", documents(), ids=name_of)
+def test_recipes_named_exist(document: Path) -> None:
+    named = re.findall(r"`(bert-[a-z]+(?:-phase\d)?)`", document.read_text(encoding="utf-8"))
+    assert set(named) <= set(config.recipe_names())
