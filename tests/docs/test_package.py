@@ -66,15 +66,17 @@ def test_text_to_evaluation_outside_the_checkout(installed: Path, tmp_path: Path
 def test_every_recipe_dry_runs(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bertrain.config import resolve
     from bertrain.data.prepare import prepare
+    from bertrain.data.tokenizer import Vocabulary
     from bertrain.train.pretrain import dry_run
 
     settings = resolve(recipe)
-    text = ROOT / "tests" / "golden" / "sample.txt"
-    prepare([text], tmp_path / "data", max_seq_length=settings.data.max_seq_length)
+    text, vocab = ROOT / "tests" / "golden" / "sample.txt", tmp_path / "vocab.txt"
+    vocab.write_text("\n".join(Vocabulary.load().words[: settings.model.vocab_size]) + "\n")
+    prepare([text], tmp_path / "data", vocab=vocab, max_seq_length=settings.data.max_seq_length)
     shown = dry_run(settings, tmp_path / "data", world=8)
     assert f"train.max_steps = {settings.train.max_steps}" in shown
     assert "memory on each rank:" in shown
-    assert [path.name for path in tmp_path.iterdir()] == ["data"], "a dry run writes nothing"
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "vocab.txt"}, "a dry run writes nothing"
 
 
 def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
