@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ import pyarrow as pa
 from bertrain.data.masking import Ints
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
+from bertrain.files import new_folder, refuse_occupied
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -52,20 +52,9 @@ def write_shards(
     rows_per_shard: int,
 ) -> dict[str, Any]:
     """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; choose another --out or remove it")
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    try:
-        partial.mkdir(parents=True)
-        manifest = _write_into(partial, examples, vocabulary, preparation, rows_per_shard)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        raise UserError(f"could not write {out}: {error.strerror or error}; nothing was left there") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return manifest
+    refuse_occupied(out)
+    with new_folder(out) as folder:
+        return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
 
 
 def _write_into(

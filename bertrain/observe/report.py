@@ -14,6 +14,7 @@ from typing import Any
 import bertrain
 from bertrain.config import SECTIONS, Settings
 from bertrain.errors import UserError
+from bertrain.files import write_atomically
 from bertrain.observe.history import (
     History,
     Summary,
@@ -34,7 +35,6 @@ from bertrain.observe.plots import (
     plot_lengths,
     plot_phases,
 )
-from bertrain.train.runs import write_atomically
 
 MOST_NAMED = 12  # skipped steps that are listed by number
 

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,18 +27,9 @@ from bertrain.config import Settings, differing, from_dict
 from bertrain.data.shards import MANIFEST, VOCABULARY, Shards
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, UserError
+from bertrain.files import new_folder, write_atomically
 
 SCHEMA_VERSION = 1
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content whole: a reader sees the old or the new, never a part."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    with open(partial, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
 
 
 @dataclass(frozen=True)
@@ -103,18 +93,9 @@ class Run:
             init=init,
             init_fingerprint=init_fingerprint,
         )
-        partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-        try:
-            partial.mkdir(parents=True)
+        with new_folder(folder) as partial:
             shards.vocabulary.save(partial / VOCABULARY)
             run.write_config(partial)
-            if folder.exists():
-                folder.rmdir()
-            partial.rename(folder)
-        except OSError as error:
-            raise UserError(f"cannot make the run folder {folder}: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return run
 
     def write_config(self, folder: Path) -> None:

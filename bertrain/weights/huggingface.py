@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from bertrain.config import BERT_CONFIG_KEYS, ModelSettings, model_from_bert_con
 from bertrain.data.shards import file_digest
 from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
 from bertrain.errors import UserError
+from bertrain.files import new_folder, refuse_occupied
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Weights
 
 MODEL = "model.safetensors"
@@ -73,27 +73,14 @@ def to_huggingface(weights: dict[str, Tensor], settings: ModelSettings) -> dict[
 
 def write_folder(out: Path, weights: dict[str, Tensor], settings: ModelSettings, vocabulary: Vocabulary) -> None:
     """Write a folder that AutoModelForMaskedLM and AutoTokenizer load; whole or not at all."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; choose another --out or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        save_file(to_huggingface(weights, settings), partial / MODEL, metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(_config(settings, vocabulary), indent=2) + "\n")
-        vocabulary.save(partial / "vocab.txt")
-        build_pipeline(vocabulary, for_models=True).save(str(partial / "tokenizer.json"))
-        (partial / "tokenizer_config.json").write_text(
-            json.dumps(_tokenizer_config(settings, vocabulary), indent=2) + "\n"
-        )
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        raise UserError(f"could not write {out}: {error.strerror or error}; nothing was left there") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    refuse_occupied(out)
+    with new_folder(out) as folder:
+        save_file(to_huggingface(weights, settings), folder / MODEL, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(_config(settings, vocabulary), indent=2) + "\n")
+        vocabulary.save(folder / "vocab.txt")
+        build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
+        tokenizer = json.dumps(_tokenizer_config(settings, vocabulary), indent=2)
+        (folder / "tokenizer_config.json").write_text(tokenizer + "\n")
 
 
 def read_folder(folder: Path) -> Weights:

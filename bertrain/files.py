@@ -1,0 +1,43 @@
+"""Files and folders that are whole or not there: written beside their place, renamed into it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bertrain.errors import UserError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content whole: a reader sees the old or the new, never a part."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with open(partial, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def refuse_occupied(out: Path) -> None:
+    """Refuse a place for a new folder that holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty folder; choose another --out or remove it")
+
+
+@contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `place` when the body has ended well; otherwise nothing is left of it."""
+    partial = place.parent / f".{place.name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if place.exists():
+            place.rmdir()
+        partial.rename(place)
+    except OSError as error:
+        raise UserError(f"could not write {place}: {error.strerror or error}; nothing was left there") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
