@@ -1,5 +1,7 @@
 """The one kind of error a user can cause."""
 
+EXIT_USER_ERROR = 2
+
 
 class UserError(Exception):
     """Something only the user can mend: one sentence saying what is wrong, where, and what to do.

@@ -7,7 +7,7 @@ import os
 import sys
 import uuid
 
-EXIT_USER_ERROR = 2
+from bertrain.errors import EXIT_USER_ERROR
 
 
 def run_ranks(nproc: int, arguments: list[str]) -> int:

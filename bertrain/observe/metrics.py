@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text
 
 
@@ -192,9 +193,7 @@ def drop_after(path: Path, step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError):
             continue  # a line torn by a crash belongs to a step that will be done again
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(kept))
-    partial.rename(path)
+    write_atomically(path, "".join(kept))
 
 
 def _finite(value: Any) -> Any:
