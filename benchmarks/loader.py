@@ -27,8 +27,9 @@ from bertrain.config import resolve
 from bertrain.data.batching import POLICIES
 from bertrain.data.loader import Loader
 from bertrain.data.masking import count_predictions
-from bertrain.data.shards import Example, Shards, write_shards
+from bertrain.data.shards import Shards
 from bertrain.data.tokenizer import Vocabulary
+from bertrain.data.write import Example, write_shards
 
 HERE = Path(__file__).parent
 STEP = 768

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -41,3 +42,9 @@ def new_folder(place: Path) -> Iterator[Path]:
         raise UserError(f"could not write {place}: {error.strerror or error}; nothing was left there") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file."""
+    with open(path, "rb") as stream:
+        return os.fstat(stream.fileno()).st_size, hashlib.file_digest(stream, "sha256").hexdigest()

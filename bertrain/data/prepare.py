@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.data.examples import Pair, TokenDocument, pairs_of_documents
-from bertrain.data.shards import Example, write_shards
 from bertrain.data.text import Document, find_inputs, read_documents
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.write import Example, write_shards
 from bertrain.errors import UserError
 
 SENTENCES_PER_CALL = 4096

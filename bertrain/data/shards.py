@@ -1,22 +1,24 @@
 """Examples on disk: Apache Arrow files with a manifest, memory-mapped and read without copying.
 
 A prepared folder holds `shard-00000.arrow` …, the vocabulary, and `manifest.json` with counts, the
-length histogram and the SHA-256 of each file. Rows are unmasked examples:
+length histogram and the SHA-256 of each file. Rows are unmasked examples,
 
-    tokens        list<uint16 or uint32>   [CLS] A [SEP] B [SEP]
-    segment_b     uint32                   where segment B begins
-    is_random     bool                     whether B was drawn from another document
+    tokens          list<uint16 or uint32>   [CLS] A [SEP] B [SEP]
+    segment_b       uint32                   where segment B begins
+    is_random       bool                     whether B was drawn from another document
 
-The folder is written under another name beside its place and renamed when it is whole.
+or, where `manifest.json` says `"masks": "static"`, examples whose masks were drawn once for all; `tokens` are then
+the masked ones, and two columns more say what stood there:
+
+    mlm_positions   list<uint16 or uint32>   where in the example, ascending
+    mlm_labels      list<uint16 or uint32>   the words that stood there
+
+`write.py` writes such folders; here they are read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,98 +29,11 @@ import pyarrow as pa
 from bertrain.data.masking import Ints
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
-from bertrain.files import new_folder, refuse_occupied
+from bertrain.files import file_digest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 VOCABULARY = "vocab.txt"
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row: the tokens with their special ones, where segment B begins, and the next-sentence label."""
-
-    tokens: list[int]
-    segment_b: int
-    is_random: bool
-
-
-def write_shards(
-    out: Path,
-    examples: Iterable[Example],
-    vocabulary: Vocabulary,
-    *,
-    preparation: dict[str, Any],
-    rows_per_shard: int,
-) -> dict[str, Any]:
-    """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
-    refuse_occupied(out)
-    with new_folder(out) as folder:
-        return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
-
-
-def _write_into(
-    folder: Path,
-    examples: Iterable[Example],
-    vocabulary: Vocabulary,
-    preparation: dict[str, Any],
-    rows_per_shard: int,
-) -> dict[str, Any]:
-    token_type = pa.uint16() if len(vocabulary.words) <= 1 << 16 else pa.uint32()
-    histogram: dict[int, int] = {}
-    files: list[dict[str, Any]] = []
-    waiting: list[Example] = []
-
-    def flush() -> None:
-        path = folder / f"shard-{len(files):05d}.arrow"
-        _write_shard(path, waiting, token_type)
-        size, digest = file_digest(path)
-        files.append({"name": path.name, "rows": len(waiting), "bytes": size, "sha256": digest})
-        waiting.clear()
-
-    for example in examples:
-        histogram[len(example.tokens)] = histogram.get(len(example.tokens), 0) + 1
-        waiting.append(example)
-        if len(waiting) == rows_per_shard:
-            flush()
-    if waiting:
-        flush()
-    if not files:
-        raise UserError("the input holds no text that makes an example: sentences on lines, documents apart")
-    vocabulary.save(folder / VOCABULARY)
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "rows": sum(file["rows"] for file in files),
-        "tokens": sum(length * count for length, count in histogram.items()),
-        "vocabulary": {
-            "size": len(vocabulary.words),
-            "lower_case": vocabulary.lower_case,
-            "sha256": vocabulary.hash,
-        },
-        "preparation": preparation,
-        "length_histogram": {str(length): histogram[length] for length in sorted(histogram)},
-        "files": files,
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return manifest
-
-
-def _write_shard(path: Path, rows: list[Example], token_type: pa.DataType) -> None:
-    table = pa.record_batch(
-        {
-            "tokens": pa.array([row.tokens for row in rows], pa.list_(token_type)),
-            "segment_b": pa.array([row.segment_b for row in rows], pa.uint32()),
-            "is_random": pa.array([row.is_random for row in rows], pa.bool_()),
-        }
-    )
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_batch(table)
-
-
-def file_digest(path: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file."""
-    with open(path, "rb") as stream:
-        return os.fstat(stream.fileno()).st_size, hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Shards:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bertrain.data.shards import file_digest
 from bertrain.errors import UserError
+from bertrain.files import file_digest
 from bertrain.model.bert import Bert
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run

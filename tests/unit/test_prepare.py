@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from bertrain.data.examples import pairs_of_documents
 from bertrain.data.prepare import prepare
-from bertrain.data.shards import Example, Shards, file_digest, write_shards
+from bertrain.data.shards import Shards
 from bertrain.data.text import find_inputs, read_documents
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.write import Example, write_shards
+from bertrain.files import file_digest
 from tests import helpers
 
 documents_of_tokens = st.lists(
