@@ -31,6 +31,7 @@ MANIFEST_FIELDS = {
     "schema_version": "version of this layout",
     "rows": "examples in all files together",
     "tokens": "tokens in all examples, [CLS] and [SEP] included",
+    "masks": "dynamic: drawn at load, new each epoch; static: drawn at preparation, stored in the rows",
     "vocabulary": "`size`, `lower_case`, and the `sha256` of words and case rule",
     "preparation": "how the examples were made: `inputs`, `max_seq_length`, `short_seq_prob`, `seed`",
     "length_histogram": "number of examples of each length",
