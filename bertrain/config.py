@@ -48,6 +48,11 @@ class ModelSettings:
     hidden_dropout: float = setting(0.1, "dropout after embeddings and each dense layer", minimum=0, maximum=0.99)
     attention_dropout: float = setting(0.1, "dropout on attention probabilities", minimum=0, maximum=0.99)
     initializer_range: float = setting(0.02, "deviation of the truncated normal for weights", minimum=0)
+    initial_heads: Literal["random", "neighbours"] = setting(
+        "random",
+        "how a fresh model begins. random: as BERT; neighbours: heads of the first layer begin by looking at the words "
+        "next to theirs, which saves the first millions of tokens",
+    )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", minimum=0)
     nsp: bool = setting(True, "train next-sentence prediction beside masked words")
     pad_vocab_to: Literal[1, 8, 64] = setting(
@@ -132,7 +137,14 @@ class TrainSettings:
     max_steps: int = setting(1000, "optimizer steps in the run", minimum=1)
     seed: int = setting(1, "the one seed; order, masks, dropout and weights are derived from it", minimum=0)
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one", shapes_training=False)
-    precision: Literal["fp32", "bf16"] = setting("fp32", "bf16: matrix products in bfloat16, weights stay fp32")
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = setting(
+        "fp32",
+        "of matrix products; weights and sums stay fp32. auto: bf16 where the hardware multiplies it (GPUs, CPUs with "
+        "AMX), else fp32; fp8: Hopper GPUs and newer",
+    )
+    kernels: Literal["auto", "plain"] = setting(
+        "auto", "auto: fused Triton kernels where they can run; plain: PyTorch alone", shapes_training=False
+    )
     deterministic: bool = setting(False, "killed and resumed, the run ends bitwise equal to an undisturbed one")
     threads: int = setting(
         0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0, shapes_training=False

@@ -1,5 +1,5 @@
 """Triton kernels, each beside the plain-PyTorch twin that is its specification.
 
-Every public function here takes the same arguments on every machine: on a device where the kernels can run
-it launches them, anywhere else it runs the twin. `backend.available(device)` says which, and why.
+They are pure functions, forward and backward apart, for a caller that runs the backward pass by hand
+(`bertrain.model.fused`). `backend.available(device)` says whether they can run, and why.
 """

@@ -1,6 +1,6 @@
 """Attention over a flat run of sequences, made for the lengths of BERT (at most a few hundred tokens).
 
-    out = ragged_attention(qkv, cu_seqlens, max_seqlen, dropout_p, seed)
+    out, _, lse = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout_p, seed, site)
 
 `qkv[T, 3, H, D]` is what the fused projection writes and `out[T, H, D]` what the output projection reads, so
 nothing is stacked or transposed on the way; the gradient comes back as `dqkv[T, 3, H, D]`, every row written.
@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertrain.kernels.backend import available, jit, tl
+from bertrain.kernels.backend import jit, tl
+from bertrain.kernels.fp8 import Cast, limit_of, quantise, scale_and_largest
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -111,6 +112,17 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 
 @jit
+def _store_quantised(
+    matrix, start, head, rows, inside, values, scale, largest, slot, pitch, D: tl.constexpr, LIMIT: tl.constexpr
+):
+    """The 8-bit copy of a tile, and the largest magnitude in it."""
+    quantised = quantise(values, tl.load(scale), LIMIT).to(matrix.dtype.element_ty)
+    tl.store(_block(matrix, start, head, rows, pitch, D), quantised, mask=inside)
+    peak = tl.max(tl.max(tl.where(inside, tl.abs(values), 0.0), axis=1), axis=0)
+    tl.store(largest + slot * tl.num_programs(0) + tl.program_id(0), peak)
+
+
+@jit
 def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -140,11 +152,14 @@ def _forward_careful(
 
 @jit(do_not_specialize=["site"])
 def _forward_kernel(
-    qkv, keys_in, out, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, out8, scale8, largest, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, CAREFUL: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    CAREFUL: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
+    if LIMIT > 0:
+        tl.store(largest + tl.program_id(0), 0.0)
     if length == 0:
         return
     rows = first_row + tl.arange(0, BM)
@@ -179,6 +194,8 @@ def _forward_kernel(
         )  # fmt: skip
     result = result * (INVERSE_KEEP / total)[:, None]
     tl.store(_block(out, start, head, rows, H * D, D), result.to(out.dtype.element_ty), mask=inside[:, None])
+    if LIMIT > 0:
+        _store_quantised(out8, start, head, rows, inside[:, None], result, scale8, largest, 0, H * D, D, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
     row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
     tl.store(lse + head * lse_pitch + tile * BM + tl.arange(0, BM), row_lse)
@@ -206,12 +223,15 @@ def _score_gradient(
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, dout, lse, delta, dqkv, dqkv8, scale8, largest, tiles, seed, site, lse_pitch,
+    scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
+    if LIMIT > 0:
+        tl.store(largest + tl.program_id(0), 0.0)
     if length == 0:
         return
     rows = first_row + tl.arange(0, BM)
@@ -240,13 +260,15 @@ def _backward_query_kernel(
         dquery = tl.dot(dscores.to(keys.dtype), keys, dquery, input_precision=PRECISION)
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
+    if LIMIT > 0:
+        _store_quantised(dqkv8, start, head, rows, inside, dquery, scale8, largest, 0, 3 * H * D, D, LIMIT)
 
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site, scale_log2, zero,
+    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, dqkv8, scale8, largest, tiles, seed, site, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values: the tile stays, queries stream past.
 
@@ -254,6 +276,9 @@ def _backward_key_kernel(
     the sequence have zero weights (their lse is infinite); keys past it only reach rows that are not stored.
     """
     head, _tile_number, start, length, first_column, first_tile = _tile(tiles, H)
+    if LIMIT > 0:
+        tl.store(largest + tl.num_programs(0) + tl.program_id(0), 0.0)
+        tl.store(largest + 2 * tl.num_programs(0) + tl.program_id(0), 0.0)
     if length == 0:
         return
     keys = keys_in.load([start + first_column, (H + head) * D])
@@ -278,11 +303,10 @@ def _backward_key_kernel(
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     tl.store(_block(dqkv, start, H + head, columns, 3 * H * D, D), dkeys.to(dqkv.dtype.element_ty), mask=inside)
     dvalues = dvalues * INVERSE_KEEP
-    tl.store(
-        _block(dqkv, start, 2 * H + head, columns, 3 * H * D, D),
-        dvalues.to(dqkv.dtype.element_ty),
-        mask=inside,
-    )
+    tl.store(_block(dqkv, start, 2 * H + head, columns, 3 * H * D, D), dvalues.to(dqkv.dtype.element_ty), mask=inside)
+    if LIMIT > 0:
+        _store_quantised(dqkv8, start, H + head, columns, inside, dkeys, scale8, largest, 1, 3 * H * D, D, LIMIT)
+        _store_quantised(dqkv8, start, 2 * H + head, columns, inside, dvalues, scale8, largest, 2, 3 * H * D, D, LIMIT)
 
 
 class _Config(NamedTuple):
@@ -313,14 +337,17 @@ def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> An
     return TensorDescriptor.from_tensor(tensor.flatten(1), [block_rows, block_columns])
 
 
-def _launch(kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, **extra: Any):
+def _launch(
+    kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, cast: Cast | None,
+    **extra: Any,
+) -> None:  # fmt: skip
     num_heads, head_dim = qkv.shape[2:]
     # The last plain argument is a zero the compiler cannot see: with a literal it moves the selection of dropped
     # weights behind their conversion to 16 bits, which doubles its cost.
     kernel[(num_tiles * num_heads,)](
         *arguments, LOG2_E / math.sqrt(head_dim), 0.0, H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
         THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages,
-        num_warps=config.warps, maxnreg=config.registers, **extra,
+        LIMIT=limit_of(cast), num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 
 
@@ -330,8 +357,12 @@ def _config(qkv: torch.Tensor, kernel: str) -> _Config:
     return (CONFIGS if qkv.shape[3] <= 64 else CONFIGS_UNCAPPED)[kernel]
 
 
-@torch.library.custom_op("bertrain::plan_attention", mutates_args=())
-def _plan(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """List the tiles of a batch on its device, longest sequences first; made once, used by every layer.
+
+    Returns int32 [num_tiles, 4]: sequence start, sequence length, first row in the sequence, first tile of the
+    sequence; a length of 0 marks an unused entry. No host sync; the size follows from the shapes alone.
+    """
     num_sequences = cu_seqlens.numel() - 1
     capacity = num_tokens // TILE + num_sequences
     tiles = torch.empty(capacity, 4, dtype=torch.int32, device=cu_seqlens.device)
@@ -341,111 +372,52 @@ def _plan(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
     return tiles
 
 
-@_plan.register_fake
-def _(cu_seqlens, num_tokens):
-    return cu_seqlens.new_empty(num_tokens // TILE + cu_seqlens.numel() - 1, 4)
+def ragged_attention_forward(
+    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int, cast: Cast | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Softmax attention within each sequence of a flat batch: out [T, H, D], its 8-bit copy, and the log-sums.
 
-
-def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """List the tiles of a batch on its device, longest sequences first; make it once and give it to every layer.
-
-    Returns int32 [num_tiles, 4]: sequence start, sequence length, first row in the sequence, first tile of the
-    sequence; a length of 0 marks an unused entry. No host sync; the size follows from the shapes alone. Where the
-    kernels cannot run the plan is empty, and nobody reads it.
+    qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
+    tensor of one element on the device; `site` tells layers apart, so that their masks differ. Without `cast` the
+    second result is the first.
     """
-    if not available(cu_seqlens.device)[0]:
-        return cu_seqlens.new_empty(0, 4)
-    return _plan(cu_seqlens, num_tokens)
-
-
-@torch.library.custom_op("bertrain::ragged_attention_forward", mutates_args=())
-def _forward(
-    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int
-) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, _, num_heads, head_dim = qkv.shape
     config = _config(qkv, "forward")
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    out8 = out if cast is None else torch.empty_like(out, dtype=cast.dtype)
     lse_pitch = tiles.shape[0] * TILE  # stored by tile, not by token, so that every read of it is aligned
     lse = torch.empty(num_heads, lse_pitch, dtype=torch.float32, device=qkv.device)
-    arguments = (qkv, _descriptor(qkv, config.columns, head_dim), out, lse, tiles, seed, site, lse_pitch)
+    keys_in = _descriptor(qkv, config.columns, head_dim)
+    arguments = (qkv, keys_in, out, out8, *scale_and_largest(cast, qkv), lse, tiles, seed, site, lse_pitch)
     careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
-    _launch(_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, CAREFUL=careful)
-    return out, lse
+    _launch(_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, cast, CAREFUL=careful)
+    return out, out8, lse
 
 
-@_forward.register_fake
-def _(qkv, tiles, dropout_p, seed, site):
-    num_tokens, _, num_heads, head_dim = qkv.shape
-    lse = qkv.new_empty(num_heads, tiles.shape[0] * TILE, dtype=torch.float32)
-    return qkv.new_empty(num_tokens, num_heads, head_dim), lse
-
-
-def _backward_query(qkv, out, lse, dout, tiles, dropout_p, seed, site, delta, dqkv):
-    config = _config(qkv, "query")
-    keys_in = _descriptor(qkv, config.columns, qkv.shape[3])
-    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse.shape[1])
-    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
-
-
-def _backward_key(qkv, out, lse, dout, tiles, dropout_p, seed, site, delta, dqkv):
-    config = _config(qkv, "key")
+def ragged_attention_backward(
+    qkv: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    tiles: torch.Tensor,
+    dropout_p: float,
+    seed: torch.Tensor,
+    site: int,
+    cast: Cast | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient dqkv [T, 3, H, D], every row written, and its 8-bit copy (without `cast` the same tensor)."""
     head_dim = qkv.shape[3]
+    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
+    dqkv8 = dqkv if cast is None else torch.empty_like(qkv, dtype=cast.dtype)
+    into = (dqkv, dqkv8, *scale_and_largest(cast, qkv))
+    config = _config(qkv, "query")  # first: it leaves delta
+    keys_in = _descriptor(qkv, config.columns, head_dim)
+    arguments = (qkv, keys_in, out, dout, lse, delta, *into, tiles, seed, site, lse.shape[1])
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, cast)
+    config = _config(qkv, "key")
     queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
     dout_in = _descriptor(dout, config.rows, head_dim)
     lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
-    arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site)
-    _launch(_backward_key_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
-
-
-@torch.library.custom_op("bertrain::ragged_attention_backward", mutates_args=())
-def _backward(
-    qkv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, tiles: torch.Tensor,
-    dropout_p: float, seed: torch.Tensor, site: int,
-) -> torch.Tensor:  # fmt: skip
-    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
-    arguments = (qkv, out, lse, dout, tiles, dropout_p, seed, site, delta, dqkv)
-    _backward_query(*arguments)  # first: it leaves delta
-    _backward_key(*arguments)
-    return dqkv
-
-
-@_backward.register_fake
-def _(qkv, out, lse, dout, tiles, dropout_p, seed, site):
-    return torch.empty_like(qkv)
-
-
-def _save(ctx, inputs, output):
-    qkv, tiles, ctx.dropout_p, seed, ctx.site = inputs
-    ctx.save_for_backward(qkv, *output, tiles, seed)
-
-
-def _gradients(ctx, dout, _):
-    qkv, out, lse, tiles, seed = ctx.saved_tensors
-    dqkv = _backward(qkv, out, lse, dout.contiguous(), tiles, ctx.dropout_p, seed, ctx.site)
-    return dqkv, None, None, None, None
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
-
-
-def ragged_attention(
-    qkv: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    seed: torch.Tensor,
-    site: int = 0,
-    plan: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Softmax attention within each sequence of a flat batch; differentiable in qkv.
-
-    qkv [T, 3, H, D] with D a power of two from 16 to 128; cu_seqlens [S + 1] int32 from 0 to T, where every row
-    belongs to a sequence and empty slots repeat T; seed, an int64 tensor of one element on the device; `site`
-    tells layers apart, so that their masks differ; `plan` from `plan_attention` saves making it anew in each
-    layer. max_seqlen is not needed: sequences of any length are walked in tiles.
-    """
-    if not available(qkv.device)[0]:
-        return ragged_attention_plain(qkv, cu_seqlens, dropout_p, seed, site)
-    if plan is None:
-        plan = plan_attention(cu_seqlens, qkv.shape[0])
-    return _forward(qkv.contiguous(), plan, dropout_p, seed, site)[0]
+    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, *into, tiles, seed, site)
+    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, cast)
+    return dqkv, dqkv8

@@ -3,15 +3,14 @@
     loss, correct = cross_entropy(logits, labels, vocab_size, scale)
 
 The gradient overwrites the logits: they are by far the largest tensor of a step and nobody reads them again.
-`scale` (one over the number of predictions of the whole step) is known before the pass, so the gradient that is
-written is final, and the backward touches the tensor again only if the incoming gradient is not 1.
+`scale` (one over the number of predictions of the whole step) is known before the pass, so what is written is final.
 """
 
 from __future__ import annotations
 
 import torch
 
-from bertrain.kernels.backend import available, jit, tl
+from bertrain.kernels.backend import jit, tl
 
 IGNORED = -100
 BLOCK, WARPS = 4096, 8  # measured on an H200
@@ -104,21 +103,14 @@ def _rows_kernel(
     tl.store(corrects + tl.program_id(0), correct)
 
 
-@jit
-def _scale_kernel(gradient, factor, size, BLOCK: tl.constexpr):
-    value = tl.load(factor).to(tl.float32)
-    if value == 1.0:  # the usual case: the gradient is already what it should be
-        return
-    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, size, tl.num_programs(0) * BLOCK):
-        places = first + tl.arange(0, BLOCK)
-        values = tl.load(gradient + places, mask=places < size, other=0.0).to(tl.float32)
-        tl.store(gradient + places, (values * value).to(gradient.dtype.element_ty), mask=places < size)
-
-
-@torch.library.custom_op("bertrain::cross_entropy_in_place", mutates_args=("logits",))
-def _cross_entropy(
+def cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (scale * sum of losses, number of correct predictions) and turn `logits` into their gradient.
+
+    logits [P, V] contiguous, in any float dtype; columns from vocab_size on are padding and get gradient 0.
+    labels [P] int64, -100 where there is nothing to predict. `scale` is a float32 tensor of one element.
+    """
     num_rows, width = logits.shape
     losses = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     corrects = torch.empty_like(losses)
@@ -127,50 +119,3 @@ def _cross_entropy(
         VOCABULARY=vocab_size, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses.sum(), corrects.sum()
-
-
-@_cross_entropy.register_fake
-def _(logits, labels, vocab_size, scale):
-    return logits.new_empty((), dtype=torch.float32), logits.new_empty((), dtype=torch.float32)
-
-
-@torch.library.custom_op("bertrain::scale_in_place", mutates_args=("gradient",))
-def _scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
-    grid = (min(1024, (gradient.numel() + 4095) // 4096),)
-    _scale_kernel[grid](gradient, factor, gradient.numel(), BLOCK=4096, num_warps=8)
-
-
-@_scale.register_fake
-def _(gradient, factor):
-    return None
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, labels, vocab_size, scale):
-        gradient = logits.detach()
-        loss, correct = _cross_entropy(gradient, labels, vocab_size, scale)
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
-
-    @staticmethod
-    def backward(ctx, dloss, _):
-        (gradient,) = ctx.saved_tensors
-        _scale(gradient, dloss.contiguous())
-        return gradient, None, None, None
-
-
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, scale: torch.Tensor | float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (scale * sum of losses, number of correct predictions) and turn `logits` into their gradient.
-
-    logits [P, V] contiguous, in any float dtype; columns from vocab_size on are padding and get gradient 0.
-    labels [P] int64, -100 where there is nothing to predict. Call backward at most once.
-    """
-    if not available(logits.device)[0]:
-        return cross_entropy_plain(logits, labels, vocab_size, scale)
-    if not torch.is_tensor(scale):
-        scale = torch.full((1,), scale, dtype=torch.float32, device=logits.device)
-    return _CrossEntropy.apply(logits, labels, vocab_size, scale.float())

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from bertrain.kernels.backend import available, jit, num_multiprocessors, tl
-from bertrain.kernels.reduction import column_sum
+from bertrain.kernels.backend import jit, num_multiprocessors, tl
+from bertrain.kernels.fp8 import Cast, limit_of, quantise, scale_and_largest
 
 
 def bias_gelu_plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,10 @@ def _normal(v):
 
 
 @jit
-def _forward_kernel(x, bias, y, num_rows, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _forward_kernel(
+    x, bias, y, y8, scale, largest, num_rows,
+    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
     rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     mask = (rows < num_rows) & (columns < N)
@@ -39,18 +42,28 @@ def _forward_kernel(x, bias, y, num_rows, N: tl.constexpr, ROWS: tl.constexpr, C
     v = tl.load(x + pointers, mask=mask, other=0.0).to(tl.float32)
     v += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
     _density, distribution = _normal(v)
-    tl.store(y + pointers, (v * distribution).to(y.dtype.element_ty), mask=mask)
+    result = tl.where(mask, v * distribution, 0.0)
+    tl.store(y + pointers, result.to(y.dtype.element_ty), mask=mask)
+    if LIMIT > 0:
+        tl.store(y8 + pointers, quantise(result, tl.load(scale), LIMIT).to(y8.dtype.element_ty), mask=mask)
+        tl.store(
+            largest + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(tl.max(tl.abs(result), 1), 0)
+        )
 
 
 @jit
 def _backward_kernel(
-    dy, x, bias, dx, partials, num_rows,
-    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    dy, x, bias, dx, dx8, scale, largest, partials, num_rows,
+    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Each program walks down a strip of columns and keeps the sum for the bias in registers."""
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
     dbias = tl.zeros([COLUMNS], dtype=tl.float32)
+    peak = tl.zeros([COLUMNS], dtype=tl.float32)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
     step = tl.num_programs(1) * ROWS
     for first in tl.range(tl.program_id(1) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
@@ -61,9 +74,14 @@ def _backward_kernel(
         density, distribution = _normal(v)
         gradient = gradient * (distribution + v * density * 0.3989422804014327)
         tl.store(dx + pointers, gradient.to(dx.dtype.element_ty), mask=mask)
+        if LIMIT > 0:
+            tl.store(dx8 + pointers, quantise(gradient, factor, LIMIT).to(dx8.dtype.element_ty), mask=mask)
+            peak = tl.maximum(peak, tl.max(tl.abs(gradient), axis=0))
         dbias += tl.sum(gradient, axis=0)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     tl.store(partials + tl.program_id(1) * N + columns, dbias, mask=columns < N)
+    if LIMIT > 0:
+        tl.store(largest + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(peak, axis=0))
 
 
 # Rows, columns and warps of a block; in the backward also programs per multiprocessor and pipeline stages.
@@ -72,54 +90,38 @@ FORWARD = (8, 512, 4)
 BACKWARD = (2, 1024, 4, 4, 3)
 
 
-@torch.library.custom_op("bertrain::bias_gelu_forward", mutates_args=())
-def _forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def bias_gelu_forward(
+    x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GELU(x + bias) of rows [T, N], computed in float32; in the dtype of x, and in 8 bits if `cast` asks for it.
+
+    Without `cast` the second result is the first.
+    """
     num_rows, width = x.shape
     y = torch.empty_like(x)
+    y8 = y if cast is None else torch.empty_like(x, dtype=cast.dtype)
     rows, columns, warps = FORWARD
     grid = ((width + columns - 1) // columns, (num_rows + rows - 1) // rows)
-    _forward_kernel[grid](x, bias, y, num_rows, N=width, ROWS=rows, COLUMNS=columns, num_warps=warps)
-    return y
+    _forward_kernel[grid](
+        x, bias, y, y8, *scale_and_largest(cast, x), num_rows,
+        N=width, ROWS=rows, COLUMNS=columns, LIMIT=limit_of(cast), num_warps=warps,
+    )  # fmt: skip
+    return y, y8
 
 
-@_forward.register_fake
-def _(x, bias):
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("bertrain::bias_gelu_backward", mutates_args=())
-def _backward(dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def bias_gelu_backward(
+    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradient of x (also in 8 bits, as above), and partial sums [n, 1, N] of the bias gradient."""
     num_rows, width = x.shape
     dx = torch.empty_like(x)
+    dx8 = dx if cast is None else torch.empty_like(x, dtype=cast.dtype)
     rows, columns, warps, per_multiprocessor, stages = BACKWARD
     across = (width + columns - 1) // columns
     down = max(1, min(num_multiprocessors(x.device) * per_multiprocessor // across, num_rows // rows))
-    partials = torch.empty(down, width, dtype=torch.float32, device=x.device)
+    partials = torch.empty(down, 1, width, dtype=torch.float32, device=x.device)
     _backward_kernel[(across, down)](
-        dy, x, bias, dx, partials, num_rows, N=width, ROWS=rows, COLUMNS=columns, STAGES=stages,
-        num_warps=warps,
+        dy, x, bias, dx, dx8, *scale_and_largest(cast, x), partials, num_rows,
+        N=width, ROWS=rows, COLUMNS=columns, STAGES=stages, LIMIT=limit_of(cast), num_warps=warps,
     )  # fmt: skip
-    return dx, column_sum(partials)
-
-
-@_backward.register_fake
-def _(dy, x, bias):
-    return torch.empty_like(x), x.new_empty(x.shape[1], dtype=torch.float32)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx, dy):
-    return _backward(dy.contiguous(), *ctx.saved_tensors)
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
-
-
-def bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """GELU(x + bias) of rows [T, N], in the dtype of x, computed in float32; the bias gradient without atomics."""
-    if not available(x.device)[0]:
-        return bias_gelu_plain(x, bias)
-    return _forward(x.contiguous(), bias)
+    return dx, dx8, partials

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from bertrain.kernels.backend import available, jit, num_multiprocessors, tl
+from bertrain.kernels.backend import jit, num_multiprocessors, tl
+from bertrain.kernels.fp8 import Cast, limit_of, quantise, scale_and_largest
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
-from bertrain.kernels.reduction import column_sum
 
 
 def dropout_add_layernorm_plain(
@@ -47,9 +47,9 @@ def _summed(x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl
 
 @jit(do_not_specialize=["site"])
 def _forward_kernel(
-    x, bias, residual, weight, ln_bias, y, statistics, seed, site, num_rows, eps,
+    x, bias, residual, weight, ln_bias, y, y8, scale, largest, statistics, seed, site, num_rows, eps,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
@@ -62,25 +62,35 @@ def _forward_kernel(
     mean = tl.sum(z, axis=1)[:, None] / N
     centred = tl.where(inside, z - mean, 0.0)
     rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / N + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + pointers, (centred * rstd * scale + shift).to(y.dtype.element_ty), mask=mask)
+    result = centred * rstd * gain + shift
+    tl.store(y + pointers, result.to(y.dtype.element_ty), mask=mask)
+    if LIMIT > 0:
+        tl.store(y8 + pointers, quantise(result, tl.load(scale), LIMIT).to(y8.dtype.element_ty), mask=mask)
+        peak = tl.max(tl.max(tl.where(mask, tl.abs(result), 0.0), axis=1), axis=0)
+        tl.store(largest + tl.program_id(0), peak)
     tl.store(statistics + rows * 2, mean, mask=rows < num_rows)
     tl.store(statistics + rows * 2 + 1, rstd, mask=rows < num_rows)
 
 
 @jit(do_not_specialize=["site"])
 def _backward_kernel(
-    dy, second, x, bias, residual, weight, statistics, dx, dresidual, partials, seed, site, num_rows,
+    dy, second, x, bias, residual, weight, statistics, dx, dx8, scale, largest, dresidual, partials,
+    seed, site, num_rows,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, PAIR: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, PAIR: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Each program walks over many rows and keeps the three column sums in registers."""
     columns = tl.arange(0, COLUMNS)[None, :]
     inside = columns < N
     key = load_stream_key(seed, site)
     bias_row = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+    peak = tl.zeros([COLUMNS], dtype=tl.float32)
     dbias = tl.zeros([COLUMNS], dtype=tl.float32)
     dweight = tl.zeros([COLUMNS], dtype=tl.float32)
     dln_bias = tl.zeros([COLUMNS], dtype=tl.float32)
@@ -96,13 +106,16 @@ def _backward_kernel(
         rstd = tl.load(statistics + rows * 2 + 1, mask=rows < num_rows, other=0.0)
         z, keep = _summed(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
         normed = tl.where(inside, (z - mean) * rstd, 0.0)
-        scaled = gradient * scale
+        scaled = gradient * gain
         along = tl.sum(scaled * normed, axis=1)[:, None] / N
         offset = tl.sum(scaled, axis=1)[:, None] / N
         dz = rstd * (scaled - normed * along - offset)
         dhidden = tl.where(keep, dz * INVERSE_KEEP, 0.0)
         tl.store(dresidual + pointers, dz.to(dresidual.dtype.element_ty), mask=mask)
         tl.store(dx + pointers, dhidden.to(dx.dtype.element_ty), mask=mask)
+        if LIMIT > 0:
+            tl.store(dx8 + pointers, quantise(dhidden, factor, LIMIT).to(dx8.dtype.element_ty), mask=mask)
+            peak = tl.maximum(peak, tl.max(tl.abs(dhidden), axis=0))
         dbias += tl.sum(dhidden, axis=0)
         dweight += tl.sum(gradient * normed, axis=0)
         dln_bias += tl.sum(gradient, axis=0)
@@ -111,6 +124,8 @@ def _backward_kernel(
     tl.store(row, dbias, mask=stored)
     tl.store(row + N, dweight, mask=stored)
     tl.store(row + 2 * N, dln_bias, mask=stored)
+    if LIMIT > 0:
+        tl.store(largest + tl.program_id(0), tl.max(peak, axis=0))
 
 
 # Rows per step and warps; in the backward also programs per multiprocessor and pipeline stages. Measured on an H200.
@@ -123,122 +138,63 @@ def _constants(x: torch.Tensor, p: float) -> dict:
     return {"N": x.shape[1], "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
 
 
-@torch.library.custom_op("bertrain::dropout_add_layernorm_forward", mutates_args=())
-def _forward(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ln_bias: torch.Tensor,
-    p: float, seed: torch.Tensor, site: int, eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def dropout_add_layernorm_forward(
+    x: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    ln_bias: torch.Tensor,
+    p: float,
+    seed: torch.Tensor,
+    site: int,
+    eps: float,
+    cast: Cast | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """LayerNorm(residual + dropout(x + bias)) of rows [T, N], computed in float32.
+
+    Returns it in the dtype of x, in 8 bits if `cast` asks for it (else the first result again), and mean and
+    1 / deviation of each row for the backward. `seed` is an int64 tensor of one element; `site` tells call sites
+    apart, so that their masks differ.
+    """
     num_rows = x.shape[0]
     y = torch.empty_like(x)
+    y8 = y if cast is None else torch.empty_like(x, dtype=cast.dtype)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=x.device)
     rows, warps = FORWARD
     _forward_kernel[((num_rows + rows - 1) // rows,)](
-        x, bias, residual, weight, ln_bias, y, statistics, seed, site, num_rows, eps,
-        ROWS=rows, num_warps=warps, **_constants(x, p),
+        x, bias, residual, weight, ln_bias, y, y8, *scale_and_largest(cast, x), statistics, seed, site, num_rows, eps,
+        ROWS=rows, LIMIT=limit_of(cast), num_warps=warps, **_constants(x, p),
     )  # fmt: skip
-    return y, statistics
+    return y, y8, statistics
 
 
-@_forward.register_fake
-def _(x, bias, residual, weight, ln_bias, p, seed, site, eps):
-    return torch.empty_like(x), x.new_empty(x.shape[0], 2, dtype=torch.float32)
+def dropout_add_layernorm_backward(
+    dy: torch.Tensor,
+    second: torch.Tensor | None,
+    x: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    statistics: torch.Tensor,
+    p: float,
+    seed: torch.Tensor,
+    site: int,
+    cast: Cast | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of x (also in 8 bits, as above) and of the residual, and partial sums [n, 3, N].
 
-
-@torch.library.custom_op("bertrain::dropout_add_layernorm_backward", mutates_args=())
-def _backward(
-    dy: torch.Tensor, second: torch.Tensor, pair: bool, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor,
-    weight: torch.Tensor, statistics: torch.Tensor, p: float, seed: torch.Tensor, site: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    The gradient that arrives is dy, or dy + second: adding the two here spares a pass of its own. The partial sums
+    are those of the bias, of LayerNorm's weight and of its bias.
+    """
     num_rows, width = x.shape
     dx, dresidual = torch.empty_like(x), torch.empty_like(residual)
+    dx8 = dx if cast is None else torch.empty_like(x, dtype=cast.dtype)
     rows, warps, per_multiprocessor, stages = BACKWARD
     num_programs = min(num_multiprocessors(x.device) * per_multiprocessor, (num_rows + rows - 1) // rows)
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
     _backward_kernel[(num_programs,)](
-        dy, second, x, bias, residual, weight, statistics, dx, dresidual, partials, seed, site, num_rows,
-        ROWS=rows, STAGES=stages, PAIR=pair, num_warps=warps, **_constants(x, p),
+        dy, dy if second is None else second, x, bias, residual, weight, statistics,
+        dx, dx8, *scale_and_largest(cast, x), dresidual, partials, seed, site, num_rows,
+        ROWS=rows, STAGES=stages, PAIR=second is not None, LIMIT=limit_of(cast), num_warps=warps, **_constants(x, p),
     )  # fmt: skip
-    return dx, dresidual, column_sum(partials)
-
-
-@_backward.register_fake
-def _(dy, second, pair, x, bias, residual, weight, statistics, p, seed, site):
-    return torch.empty_like(x), torch.empty_like(residual), x.new_empty(3, x.shape[1], dtype=torch.float32)
-
-
-def _save(ctx, inputs, output):
-    x, bias, residual, weight, _, p, seed, site, _ = inputs
-    ctx.save_for_backward(x, bias, residual, weight, seed, output[1])
-    ctx.p, ctx.site = p, site
-
-
-def _gradients(ctx, dy, _):
-    x, bias, residual, weight, seed, statistics = ctx.saved_tensors
-    dy = dy.contiguous()
-    rest = (x, bias, residual, weight, statistics, ctx.p, seed, ctx.site)
-    dx, dresidual, sums = _backward(dy, dy, False, *rest)
-    return dx, sums[0], dresidual, sums[1], sums[2], None, None, None, None
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
-
-
-class _Pair(torch.autograd.Function):
-    """The same function with its output handed out twice, so that the two gradients are added in the kernel."""
-
-    @staticmethod
-    def forward(ctx, x, bias, residual, weight, ln_bias, p, seed, site, eps):
-        y, statistics = _forward(x, bias, residual, weight, ln_bias, p, seed, site, eps)
-        ctx.save_for_backward(x, bias, residual, weight, seed, statistics)
-        ctx.p, ctx.site = p, site
-        return y, y.view_as(y)
-
-    @staticmethod
-    def backward(ctx, dy, second):
-        x, bias, residual, weight, seed, statistics = ctx.saved_tensors
-        rest = (x, bias, residual, weight, statistics, ctx.p, seed, ctx.site)
-        dx, dresidual, sums = _backward(dy.contiguous(), second.contiguous(), True, *rest)
-        return dx, sums[0], dresidual, sums[1], sums[2], None, None, None, None
-
-
-def dropout_add_layernorm(
-    x: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
-    eps: float = 1e-12,
-) -> torch.Tensor:
-    """LayerNorm(residual + dropout(x + bias)) of rows [T, N], in the dtype of x, computed in float32.
-
-    `seed` is an int64 tensor of one element; `site` tells call sites apart, so that their masks differ.
-    Gradients of bias, weight and ln_bias are summed in float32 without atomics.
-    """
-    if not available(x.device)[0]:
-        return dropout_add_layernorm_plain(x, bias, residual, weight, ln_bias, p, seed, site, eps)
-    return _forward(x.contiguous(), bias, residual.contiguous(), weight, ln_bias, p, seed, site, eps)[0]
-
-
-def dropout_add_layernorm_pair(
-    x: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
-    eps: float = 1e-12,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`dropout_add_layernorm` with its result returned twice: once for the next product, once for the next residual.
-
-    Both are the same memory. Using one for each spares the pass in which autograd would add their gradients.
-    Under torch.compile, which computed wrong gradients for outputs that share memory, the pass is not spared.
-    """
-    if not available(x.device)[0] or torch.compiler.is_compiling():
-        y = dropout_add_layernorm(x, bias, residual, weight, ln_bias, p, seed, site, eps)
-        return y, y
-    return _Pair.apply(x.contiguous(), bias, residual.contiguous(), weight, ln_bias, p, seed, site, eps)
+    return dx, dx8, dresidual, partials

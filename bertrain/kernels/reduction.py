@@ -12,21 +12,39 @@ from bertrain.kernels.backend import jit, tl
 
 
 @jit
-def _column_sum_kernel(partials, sums, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _column_sum_kernel(
+    partials, out0, out1, out2, out3, num_rows, width, num_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACCUMULATE: tl.constexpr,
+):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < num_columns
+    which = tl.program_id(1)
+    inside = columns < width
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for first in range(0, num_rows, ROWS):
         rows = first + tl.arange(0, ROWS)
-        pointers = partials + rows[:, None] * num_columns + columns[None, :]
+        pointers = partials + rows[:, None] * num_columns + which * width + columns[None, :]
         total += tl.load(pointers, mask=(rows < num_rows)[:, None] & inside[None, :], other=0.0)
-    tl.store(sums + columns, tl.sum(total, axis=0), mask=inside)
+    out = out0
+    if which == 1:
+        out = out1
+    if which == 2:
+        out = out2
+    if which == 3:
+        out = out3
+    sums = tl.sum(total, axis=0)
+    if ACCUMULATE:
+        sums += tl.load(out + columns, mask=inside, other=0.0)
+    tl.store(out + columns, sums, mask=inside)
 
 
-def column_sum(partials: torch.Tensor) -> torch.Tensor:
-    """Sum float32 partials [num_partials, ...] over the first dimension, deterministically."""
-    sums = torch.empty(partials.shape[1:], dtype=torch.float32, device=partials.device)
-    num_columns = sums.numel()
-    grid = ((num_columns + 15) // 16,)
-    _column_sum_kernel[grid](partials, sums, partials.shape[0], num_columns, ROWS=64, COLUMNS=16, num_warps=4)
-    return sums
+def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate: bool = False) -> None:
+    """Sum float32 partials [num_partials, k, width] over the first dimension into k float32 rows, k at most 4.
+
+    `accumulate` adds to what the rows hold. The order of addition is fixed.
+    """
+    num_rows, count, width = partials.shape
+    rows = [*outs, outs[0], outs[0], outs[0]][:4]
+    grid = ((width + 15) // 16, count)
+    _column_sum_kernel[grid](
+        partials, *rows, num_rows, width, count * width, ROWS=64, COLUMNS=16, ACCUMULATE=accumulate, num_warps=4
+    )

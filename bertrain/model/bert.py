@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +18,6 @@ from bertrain.data.batch import Batch
 from bertrain.model.attention import RaggedPlan, attend_grouped
 from bertrain.model.dropout import dropout
 from bertrain.model.heads import MaskedWordHead, NextSentenceHead
-from bertrain.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -102,27 +100,3 @@ def split_parts(name: str) -> int:
     layer-wise rates they are three tensors still.
     """
     return 3 if name.endswith("qkv.weight") else 1
-
-
-def initialise(model: Bert, seed: int) -> None:
-    """Fresh weights, each tensor drawn from its own generator, seeded by its name.
-
-    | what                      | value                                                        |
-    | matrices and embeddings   | normal with deviation `initializer_range`, cut at two of them |
-    | LayerNorm gain            | 1                                                            |
-    | every bias                | 0                                                            |
-    | padding of the vocabulary | 0                                                            |
-    """
-    deviation = model.settings.initializer_range
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
-            elif parameter.ndim == 1:
-                parameter.zero_()
-            else:
-                generator = torch.Generator().manual_seed(derive(seed, "weights", name))
-                drawn = torch.empty(parameter.shape)
-                nn.init.trunc_normal_(drawn, 0.0, deviation, -2 * deviation, 2 * deviation, generator)
-                parameter.copy_(drawn)
-        model.embeddings.words.weight[model.settings.vocab_size :].zero_()

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from bertrain.config import TrainSettings
 
 
+def choose_precision(device: torch.device) -> tuple[Literal["fp32", "bf16"], str]:
+    """What `train.precision auto` means on this machine, and why."""
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return "bf16", "the GPU multiplies bf16"
+        return "fp32", "the GPU has no bf16"
+    if "amx_bf16" in cpu_flags():
+        return "bf16", "the CPU multiplies bf16 on AMX"
+    return "fp32", "the CPU has no AMX"
+
+
+def cpu_flags() -> set[str]:
+    """The instruction sets that Linux reports; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+
+
 def autocast(settings: TrainSettings, device: torch.device) -> AbstractContextManager[None]:
-    """The context of a forward pass: bf16 products on request, weights and sums in fp32 always."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+    """The context of a plain forward pass: bf16 products unless fp32 was asked for; weights and sums in fp32 always."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision != "fp32")
 
 
 def make_deterministic(settings: TrainSettings) -> None:

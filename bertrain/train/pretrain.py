@@ -12,26 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bertrain.config import Settings, override
-from bertrain.data.batch import Batch
 from bertrain.data.loader import Loader, Step, check_data
 from bertrain.data.shards import Shards
 from bertrain.errors import AgreedError, UserError
-from bertrain.model.bert import Bert, initialise, split_parts
-from bertrain.model.heads import pretraining_sums
+from bertrain.model.bert import Bert, split_parts
+from bertrain.model.initial import initialise
 from bertrain.observe.console import Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer
 from bertrain.optim.schedules import learning_rate
-from bertrain.train import checkpoint, parallel
+from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
 from bertrain.train.evaluate import evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
-from bertrain.train.precision import autocast, make_deterministic
+from bertrain.train.precision import choose_precision, make_deterministic
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
 from bertrain.weights.source import check_fit, fill_in, read_weights
 
@@ -43,6 +40,7 @@ class TrainState:
     model: Bert
     arena: Arena
     optimizer: AdaptiveOptimizer
+    compute: compute.Compute
     progress: Progress
 
     def snapshot(self) -> Snapshot:
@@ -61,6 +59,7 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     already, it is continued.
     """
     init = str(Path(init).resolve()) if init else ""
+    settings = settle_precision(settings, run)
     fingerprint = preflight(settings, data, run, init=init)
     with parallel.join(settings.train) as ranks:
         shards = _open_data(data, settings, ranks)
@@ -86,13 +85,26 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
         return _train(opened.continued(settings, opened.data), _open_data(opened.data, settings, ranks), ranks)
 
 
+def settle_precision(settings: Settings, run: str | Path) -> Settings:
+    """`train.precision auto` as what it means on this machine, or what it meant where the run was begun."""
+    if settings.train.precision != "auto":
+        return settings
+    if (Path(run) / "config.json").is_file():
+        precision = Run.open(run).settings.train.precision
+    else:
+        precision, _ = choose_precision(parallel.choose_device(settings.train.device)[0])
+    return replace(settings, train=replace(settings.train, precision=precision))
+
+
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> str:
     """Refuse what can be refused before anything is written or any rank is started.
 
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
-    parallel.choose_device(settings.train.device)
+    settings = settle_precision(settings, run)
+    device, _ = parallel.choose_device(settings.train.device)
+    compute.choose(settings, device)
     shards = Shards.open(data, verify="size")
     check_data(shards, settings)
     if settings.evaluate.data:
@@ -137,9 +149,11 @@ def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
         initialise(model, train.seed)
         model.to(ranks.device).train()
         arena = Arena(model, split_parts)
-        state = TrainState(model, arena, AdaptiveOptimizer(arena, settings.optimizer), Progress())
+        optimizer = AdaptiveOptimizer(arena, settings.optimizer)
+        state = TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
         _restore(state, run, ranks, console)
+        state.compute.refresh()
         first_step = state.progress.step
         loader = _loader(shards, settings, ranks)
         evaluation = _evaluation_loader(run, ranks)
@@ -216,18 +230,15 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
-    arena = state.arena
-    arena.gradients.zero_()
-    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    work = state.compute
+    work.begin()
     for batch in step.bins:
-        sums += forward_backward(state.model, batch, step, settings, ranks.device)
-    ranks.sum(arena.gradients, sums)
+        work.add_bin(batch, step)
+    ranks.sum(state.arena.gradients, work.sums)
     stopwatch.mark()
 
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
-    norm, scale = clip_to_norm(arena.gradients, settings.optimizer.clip_norm)
-    apply = is_finite(sums.sum(), norm)
-    state.optimizer.step(rate, scale, apply)
+    verdict = work.update(rate)
     stopwatch.mark()
 
     state.progress = Progress(
@@ -243,25 +254,10 @@ def train_step(
         num_sequences=step.num_sequences,
         nsp=settings.model.nsp,
         learning_rate=rate,
-        sums=sums,
-        verdict=torch.stack([norm, apply]),
+        sums=work.sums.clone(),
+        verdict=verdict,
         marks=stopwatch.lap(),
     )
-
-
-def forward_backward(model: Bert, batch: Batch, step: Step, settings: Settings, device: torch.device) -> Tensor:
-    """Add one bin's share of the step's gradient; returns its sums of losses and right answers.
-
-    The loss is divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
-    """
-    batch = batch.to(device)
-    torch.manual_seed(batch.dropout_seed)
-    with autocast(settings.train, device):
-        outputs = model(batch)
-    sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-    loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
-    loss.backward()
-    return sums.stack()
 
 
 def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Console) -> None:
@@ -330,10 +326,8 @@ def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState
     _, reason = parallel.choose_device(settings.train.device)
     threads = torch.get_num_threads()
     console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
-    console.say(
-        f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}"
-    )
-    console.say("attention: grouped by length, plain PyTorch")
+    console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
+    console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
     console.say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
@@ -385,7 +379,7 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
 def activation_bytes(settings: Settings) -> int:
     """Rough memory of one bin's forward pass on the plain path: what autograd keeps for the backward pass."""
     model, tokens = settings.model, settings.batch.token_budget
-    size = 2 if settings.train.precision == "bf16" else 4
+    size = 4 if settings.train.precision == "fp32" else 2
     per_token = model.num_layers * (14 * model.hidden_size + 3 * model.intermediate_size)
     probabilities = 3 * model.num_layers * model.num_heads * settings.data.max_seq_length
     predictions = 2 * 4 * int(settings.data.mask_probability * tokens) * model.padded_vocab_size

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from bertrain.config import OptimizerSettings
-from bertrain.model.bert import Bert, initialise, split_parts
+from bertrain.model.bert import Bert, split_parts
+from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer

@@ -1,0 +1,423 @@
+"""BERT's forward and backward pass by hand, on the kernels: the same numbers as `bert.py`, several times as fast.
+
+`bert.py` under autograd is the specification; here the order of events is written out, because three things cannot be
+said to autograd: gradients of matrices are written as float32 straight into the arena by the product that makes them,
+the two gradients that meet at each residual are added inside the next kernel, and tensors travel with an 8-bit copy
+made where they are made. Matrices are read from a 16-bit copy that the optimizer keeps current; biases and LayerNorm's
+parameters are read as they are, in float32.
+
+The last layer is computed for the rows that somebody reads, the masked words and [CLS]: about a sixth of them.
+
+Letters as in bert.py. A tensor's gradient is called d and its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bertrain.data.batch import IGNORED, Batch
+from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_backward, ragged_attention_forward
+from bertrain.kernels.cross_entropy import cross_entropy
+from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
+from bertrain.kernels.fp8 import Cast, Scales, cast_both_ways
+from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
+from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
+from bertrain.kernels.reduction import column_sums
+from bertrain.model.bert import Bert
+from bertrain.optim.arena import Arena
+
+aten = torch.ops.aten
+
+
+class Operand(NamedTuple):
+    """One side of a product: in 16 bits, and in 8 with what to multiply it by; without FP8 the second is unused."""
+
+    full: Tensor
+    eight: Tensor
+    inverse_scale: Tensor | None = None
+
+
+class Matrix:
+    """The weight of a linear layer: its copies to compute with, and where its gradient goes."""
+
+    def __init__(self, value: Tensor, gradient: Tensor, scales: Scales | None = None, site: int = 0) -> None:
+        self.value, self.gradient = value, gradient  # [N, K] bf16, [N, K] float32
+        self._scales, self._site = scales, site
+        if scales is not None:
+            self._eight = torch.empty_like(value, dtype=torch.float8_e4m3fn)
+            self._eight_t = torch.empty_like(
+                value.t(), dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format
+            )
+
+    def requantise(self) -> None:
+        """Make the 8-bit copies anew."""
+        if self._scales is not None:
+            cast_both_ways(self.value, self._scales.cast(self._site), self._eight, self._eight_t)
+
+    def product(self, x: Operand, bias: Tensor | None = None) -> Tensor:
+        """x W' + bias: [T, K] -> [T, N]."""
+        if x.inverse_scale is not None and self._scales is not None:
+            return self._product8(x, self._eight.t(), bias)
+        if bias is None:
+            return torch.mm(x.full, self.value.t())
+        return torch.addmm(bias, x.full, self.value.t())
+
+    def input_gradient(self, dy: Operand) -> Tensor:
+        """dy W: [T, N] -> [T, K]."""
+        if dy.inverse_scale is not None and self._scales is not None:
+            return self._product8(dy, self._eight_t.t(), None)
+        return torch.mm(dy.full, self.value)
+
+    def _product8(self, x: Operand, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        inverse = None if self._scales is None else self._scales.inverse(self._site)
+        assert x.inverse_scale is not None
+        assert inverse is not None
+        return torch._scaled_mm(
+            x.eight, matrix, x.inverse_scale, inverse, bias, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
+        """dy' x, into the arena in float32."""
+        if not self.gradient.is_cuda:  # the interpreter's way: a CPU has no product from 16 bits into 32
+            _add(self.gradient, dy.full.t().float() @ x.full.float(), accumulate)
+        elif accumulate:
+            torch.addmm(self.gradient, dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
+        else:
+            torch.mm(dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
+
+
+@dataclass
+class Run:
+    """What every layer of one pass needs to know."""
+
+    tiles: Tensor
+    seed: Tensor  # int64 [1]
+    accumulate: bool
+    scales: Scales | None
+
+
+@dataclass
+class Saved:
+    """What a layer keeps of its forward pass for its backward pass."""
+
+    x: Operand
+    rows: Tensor | None
+    residual: Tensor
+    qkv: Tensor
+    attended: Tensor
+    lse: Tensor
+    picked: Operand
+    projected: Tensor
+    middle: Operand
+    middle_statistics: Tensor
+    expanded: Tensor
+    activated: Operand
+    contracted: Tensor
+    output_statistics: Tensor
+
+
+class FusedLayer:
+    """One encoder layer, forward and backward."""
+
+    SITES = 8  # dropout sites and 8-bit tensors have numbers of their own in each layer: four forward, four backward
+    MATRICES = ("qkv", "attention_out", "expand", "contract")
+
+    def __init__(self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None) -> None:
+        def value(name: str) -> Tensor:
+            return arena.view(arena.values, f"layers.{number}.{name}")
+
+        def gradient(name: str) -> Tensor:
+            return arena.view(arena.gradients, f"layers.{number}.{name}")
+
+        settings = model.settings
+        first_site = settings.num_layers * self.SITES + number * len(self.MATRICES)
+
+        def matrix(name: str) -> Matrix:
+            full = f"layers.{number}.{name}.weight"
+            site = first_site + self.MATRICES.index(name)
+            return Matrix(arena.view(copy, full), arena.view(arena.gradients, full), scales, site)
+
+        self.number = number
+        self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
+        self.hidden_dropout, self.attention_dropout = settings.hidden_dropout, settings.attention_dropout
+        self.qkv, self.attention_out = matrix("qkv"), matrix("attention_out")
+        self.expand, self.contract = matrix("expand"), matrix("contract")
+        self.qkv_bias = arena.view(copy, f"layers.{number}.qkv.bias")  # the product adds it, in its own 16 bits
+        self.qkv_bias_gradient = gradient("qkv.bias")
+        self.expand_bias, self.expand_bias_gradient = value("expand.bias"), gradient("expand.bias")
+        middle = ("attention_out.bias", "attention_norm.weight", "attention_norm.bias")
+        output = ("contract.bias", "output_norm.weight", "output_norm.bias")
+        self.middle_norm, self.middle_gradients = [value(n) for n in middle], [gradient(n) for n in middle]
+        self.output_norm, self.output_gradients = [value(n) for n in output], [gradient(n) for n in output]
+
+    def _site(self, place: int) -> int:
+        return self.number * self.SITES + place
+
+    def _cast(self, run: Run, place: int) -> Cast | None:
+        return None if run.scales is None else run.scales.cast(self._site(place))
+
+    def _operand(self, run: Run, place: int, full: Tensor, eight: Tensor) -> Operand:
+        return Operand(full, eight, None if run.scales is None else run.scales.inverse(self._site(place)))
+
+    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Saved]:
+        """The layer's output for all rows, or for `rows`."""
+        qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
+        attended, attended8, lse = ragged_attention_forward(
+            qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), self._cast(run, 0)
+        )
+        picked, picked8, residual = attended.flatten(1), attended8.flatten(1), x.full
+        if rows is not None:
+            picked, picked8, residual = (
+                picked[rows],
+                picked8.view(torch.uint8)[rows].view(picked8.dtype),
+                residual[rows],
+            )
+        picked_operand = self._operand(run, 0, picked, picked8)
+        projected = self.attention_out.product(picked_operand)
+        middle, middle8, middle_statistics = dropout_add_layernorm_forward(
+            projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
+            run.seed, self._site(1), self.eps, self._cast(run, 1),
+        )  # fmt: skip
+        middle_operand = self._operand(run, 1, middle, middle8)
+        expanded = self.expand.product(middle_operand)
+        activated = self._operand(run, 2, *bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2)))
+        contracted = self.contract.product(activated)
+        output, output8, output_statistics = dropout_add_layernorm_forward(
+            contracted, self.output_norm[0], middle, self.output_norm[1], self.output_norm[2], self.hidden_dropout,
+            run.seed, self._site(3), self.eps, self._cast(run, 3),
+        )  # fmt: skip
+        saved = Saved(
+            x, rows, residual, qkv, attended, lse, picked_operand, projected, middle_operand, middle_statistics,
+            expanded, activated, contracted, output_statistics,
+        )  # fmt: skip
+        return self._operand(run, 3, output, output8), saved
+
+    def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, run: Run) -> tuple[Tensor, Tensor]:
+        """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
+        accumulate = run.accumulate
+        dcontracted, dcontracted8, dmiddle_residual, sums = dropout_add_layernorm_backward(
+            dy, second, saved.contracted, self.output_norm[0], saved.middle.full, self.output_norm[1],
+            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3), self._cast(run, 4),
+        )  # fmt: skip
+        column_sums(sums, self.output_gradients, accumulate=accumulate)
+        dcontracted_operand = self._operand(run, 4, dcontracted, dcontracted8)
+        self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
+        dactivated = self.contract.input_gradient(dcontracted_operand)
+
+        dexpanded, dexpanded8, sums = bias_gelu_backward(
+            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5)
+        )
+        column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
+        dexpanded_operand = self._operand(run, 5, dexpanded, dexpanded8)
+        self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
+        dmiddle = self.expand.input_gradient(dexpanded_operand)
+
+        dprojected, dprojected8, dresidual, sums = dropout_add_layernorm_backward(
+            dmiddle, dmiddle_residual, saved.projected, self.middle_norm[0], saved.residual, self.middle_norm[1],
+            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1), self._cast(run, 6),
+        )  # fmt: skip
+        column_sums(sums, self.middle_gradients, accumulate=accumulate)
+        dprojected_operand = self._operand(run, 6, dprojected, dprojected8)
+        self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
+        dattended = self.attention_out.input_gradient(dprojected_operand)
+        if saved.rows is not None:  # rows that nobody read have no gradient
+            dattended = _spread(dattended, saved.rows, len(saved.qkv))
+            dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
+
+        dqkv, dqkv8 = ragged_attention_backward(
+            saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
+            run.seed, self._site(0), self._cast(run, 7),
+        )  # fmt: skip
+        dqkv_operand = self._operand(run, 7, dqkv.flatten(1), dqkv8.flatten(1))
+        _add(self.qkv_bias_gradient, dqkv_operand.full.sum(0, dtype=torch.float32), accumulate)
+        self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
+        return self.qkv.input_gradient(dqkv_operand), dresidual
+
+
+def _pick(values: Tensor, rows: Tensor) -> Tensor:
+    """Rows of an 8-bit matrix, which torch can index only as bytes."""
+    return values[rows] if values.dtype.itemsize > 1 else values.view(torch.uint8)[rows].view(values.dtype)
+
+
+def _spread(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Rows back to their places among `num_rows`, zero elsewhere; what is named twice are empty slots, with zeros."""
+    out = torch.zeros(num_rows, values.shape[1], dtype=values.dtype, device=values.device)
+    return out.index_add_(0, rows, values)
+
+
+def _add(into: Tensor, value: Tensor, accumulate: bool) -> None:
+    if accumulate:
+        into.add_(value)
+    else:
+        into.copy_(value)
+
+
+class FusedBert:
+    """One bin forward and backward; gradients go into the arena, sums of losses and right answers come back."""
+
+    def __init__(
+        self, model: Bert, arena: Arena, *, fp8: bool = False, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self.settings, self.arena = model.settings, arena
+        self.copy = arena.values.to(dtype, copy=True)  # float32 is for tests: it shows that nothing but rounding differs
+        self.scales = self._scales(arena.values.device) if fp8 else None
+        self.layers = [
+            FusedLayer(model, arena, self.copy, number, self.scales) for number in range(self.settings.num_layers)
+        ]
+        self.nsp = model.next_sentence is not None
+
+    def _scales(self, device: torch.device) -> Scales:
+        of_layer = [torch.float8_e4m3fn] * 4 + [torch.float8_e5m2] * 4
+        of_matrices = [torch.float8_e4m3fn] * (self.settings.num_layers * len(FusedLayer.MATRICES))
+        return Scales(of_layer * self.settings.num_layers + of_matrices, device)
+
+    def refresh(self) -> None:
+        """Bring the 16-bit copy up to date with weights that were changed from outside."""
+        self.copy.copy_(self.arena.values)
+
+    def requantise(self) -> None:
+        """Make the 8-bit copies of the matrices from the 16-bit ones."""
+        for layer in self.layers:
+            for matrix in (layer.qkv, layer.attention_out, layer.expand, layer.contract):
+                matrix.requantise()
+
+    def num_programs(self, num_tokens: int, num_slots: int) -> int:
+        """Most magnitudes that any kernel leaves for a bin of this shape."""
+        tiles = num_tokens // TILE + num_slots
+        matrices = max(matrix.value.numel() for matrix in (self.layers[0].qkv, self.layers[0].expand)) // 64**2
+        return max(
+            num_tokens * max(1, self.settings.intermediate_size // 4096), 3 * tiles * self.settings.num_heads, matrices
+        )
+
+    def _value(self, name: str) -> Tensor:
+        return self.arena.view(self.arena.values, name)
+
+    def _copy(self, name: str) -> Tensor:
+        return self.arena.view(self.copy, name)
+
+    def _gradient(self, name: str) -> Tensor:
+        return self.arena.view(self.arena.gradients, name)
+
+    def forward_backward(
+        self, batch: Batch, seed: Tensor, mlm_scale: Tensor, nsp_scale: Tensor, accumulate: bool
+    ) -> Tensor:
+        """Sums [4] of one bin: MLM and NSP loss, MLM and NSP right answers.
+
+        The gradient is that of mlm_scale * (MLM loss) + nsp_scale * (NSP loss); `accumulate` adds it to what is there.
+        """
+        num_tokens = len(batch.input_ids)
+        run = Run(plan_attention(batch.cu_seqlens, num_tokens), seed, accumulate, self.scales)
+        tables = (
+            self._copy("embeddings.words.weight"),
+            self._value("embeddings.positions.weight"),
+            self._value("embeddings.segments.weight"),
+        )
+        ids = (batch.input_ids, batch.position_ids, batch.segment_ids)
+        site = len(self.layers) * FusedLayer.SITES
+        settings = self.settings
+        norm = self._value("embeddings.norm.weight"), self._value("embeddings.norm.bias")
+        embedded, statistics = embed_forward(
+            tables, ids, *norm, settings.hidden_dropout, seed, site, settings.layer_norm_eps
+        )
+
+        # --- forward ---------------------------------------------------------------------------
+        rows = torch.cat([batch.mlm_positions, batch.cls_positions]) if self.nsp else batch.mlm_positions
+        x = Operand(embedded, embedded)
+        saved: list[Saved] = []
+        for layer in self.layers:
+            x, kept = layer.forward(x, run, rows if layer is self.layers[-1] else None)
+            saved.append(kept)
+        num_predictions = len(batch.mlm_positions)
+        predicted, cls = x.full[:num_predictions], x.full[num_predictions:]
+
+        # --- heads, both ways ------------------------------------------------------------------
+        mlm_loss, mlm_correct, dpredicted = self._masked_words(predicted, batch.mlm_labels, mlm_scale, accumulate)
+        if self.nsp:
+            nsp_loss, nsp_correct, dcls = self._next_sentence(cls, batch.nsp_labels, nsp_scale, accumulate)
+            dy = torch.cat([dpredicted, dcls])
+        else:
+            nsp_loss, nsp_correct, dy = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct), dpredicted
+
+        # --- backward --------------------------------------------------------------------------
+        second: Tensor | None = None
+        for layer in reversed(self.layers):
+            dy, second = layer.backward(dy, second, saved.pop(), run)
+        assert second is not None
+        dsum, sums = embed_backward(dy, second, tables, ids, norm[0], statistics, settings.hidden_dropout, seed, site)
+        segments = self._gradient("embeddings.segments.weight")
+        column_sums(
+            sums,
+            [
+                self._gradient("embeddings.norm.weight"),
+                self._gradient("embeddings.norm.bias"),
+                segments[0],
+                segments[1],
+            ],
+            accumulate=accumulate,
+        )
+        positions = self._gradient("embeddings.positions.weight")
+        position_gradient(dsum, batch.cu_seqlens, positions, accumulate=accumulate)
+        words = self._gradient("embeddings.words.weight")  # the masked-word head has written to it already
+        words.add_(aten.embedding_dense_backward(dsum, batch.input_ids, len(words), -1, False))
+        return torch.stack([mlm_loss / mlm_scale[0], nsp_loss / nsp_scale[0], mlm_correct, nsp_correct])
+
+    def _masked_words(
+        self, x: Tensor, labels: Tensor, scale: Tensor, accumulate: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scaled loss, right answers and gradient of the rows to predict."""
+        name, width = "masked_words", [x.shape[1]]
+        transform = Matrix(self._copy(f"{name}.transform.weight"), self._gradient(f"{name}.transform.weight"))
+        words = Matrix(self._copy("embeddings.words.weight"), self._gradient("embeddings.words.weight"))
+        norm_weight, norm_bias = self._copy(f"{name}.norm.weight"), self._copy(f"{name}.norm.bias")
+        x_operand = Operand(x, x)
+        hidden = transform.product(x_operand, self._copy(f"{name}.transform.bias"))
+        activated = aten.gelu(hidden)
+        normed, mean, rstd = aten.native_layer_norm(
+            activated, width, norm_weight, norm_bias, self.settings.layer_norm_eps
+        )
+        logits = words.product(Operand(normed, normed), self._copy(f"{name}.bias"))
+        loss, correct = cross_entropy(logits, labels, self.settings.vocab_size, scale)
+
+        dlogits = Operand(logits, logits)  # turned into their gradient in place
+        _add(self._gradient(f"{name}.bias"), logits.sum(0, dtype=torch.float32), accumulate)
+        words.weight_gradient(dlogits, Operand(normed, normed), accumulate)
+        dnormed = words.input_gradient(dlogits)
+        dactivated, dweight, dbias = aten.native_layer_norm_backward(
+            dnormed, activated, width, mean, rstd, norm_weight, norm_bias, [True, True, True]
+        )
+        _add(self._gradient(f"{name}.norm.weight"), dweight, accumulate)
+        _add(self._gradient(f"{name}.norm.bias"), dbias, accumulate)
+        dhidden = aten.gelu_backward(dactivated, hidden)
+        _add(self._gradient(f"{name}.transform.bias"), dhidden.sum(0, dtype=torch.float32), accumulate)
+        dhidden_operand = Operand(dhidden, dhidden)
+        transform.weight_gradient(dhidden_operand, x_operand, accumulate)
+        return loss, correct, transform.input_gradient(dhidden_operand)
+
+    def _next_sentence(
+        self, cls: Tensor, labels: Tensor, scale: Tensor, accumulate: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for next sentences: few rows, so in float32 and without ceremony."""
+        name = "next_sentence"
+        pool, pool_bias = self._value(f"{name}.pool.weight"), self._value(f"{name}.pool.bias")
+        classify, classify_bias = self._value(f"{name}.classify.weight"), self._value(f"{name}.classify.bias")
+        cls = cls.float()
+        pooled = torch.tanh(torch.addmm(pool_bias, cls, pool.t()))
+        logits = torch.addmm(classify_bias, pooled, classify.t())
+        is_real = labels != IGNORED
+        log_probabilities = logits.log_softmax(-1)
+        answer = torch.where(is_real, labels, 0)[:, None]
+        loss = -(log_probabilities.gather(1, answer)[:, 0] * is_real).sum() * scale[0]
+        correct = ((logits.argmax(-1) == labels) & is_real).sum().float()
+
+        one_hot = torch.zeros_like(logits).scatter_(1, answer, 1.0)
+        dlogits = (log_probabilities.exp() - one_hot) * (is_real[:, None] * scale[0])
+        _add(self._gradient(f"{name}.classify.weight"), dlogits.t() @ pooled, accumulate)
+        _add(self._gradient(f"{name}.classify.bias"), dlogits.sum(0), accumulate)
+        dpool = (dlogits @ classify) * (1 - pooled * pooled)
+        _add(self._gradient(f"{name}.pool.weight"), dpool.t() @ cls, accumulate)
+        _add(self._gradient(f"{name}.pool.bias"), dpool.sum(0), accumulate)
+        return loss, correct, (dpool @ pool).to(self.copy.dtype)

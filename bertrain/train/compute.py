@@ -1,0 +1,237 @@
+"""How a step is computed: plainly under autograd, or on the kernels through CUDA graphs. The loop does not see which.
+
+`choose` decides, and says why. Both add a bin's share of the gradient into the arena and apply one update to it; both
+leave everything on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bertrain.config import Settings
+from bertrain.data.batch import Batch
+from bertrain.data.loader import Step
+from bertrain.errors import UserError
+from bertrain.kernels import backend
+from bertrain.kernels.lamb import LambTable, lamb_step
+from bertrain.model.bert import Bert
+from bertrain.model.fused import FusedBert
+from bertrain.model.heads import pretraining_sums
+from bertrain.optim.arena import Arena
+from bertrain.optim.clipping import clip_to_norm, is_finite
+from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.train.precision import autocast
+
+
+class Compute(Protocol):
+    """What the loop asks for."""
+
+    def refresh(self) -> None:
+        """Take up weights that were changed from outside: restored, or begun with."""
+
+    def begin(self) -> None:
+        """Before a step's first bin."""
+
+    def add_bin(self, batch: Batch, step: Step) -> None:
+        """Add one bin's share of the step's gradient, sums of losses and right answers."""
+
+    @property
+    def sums(self) -> Tensor:
+        """Sums [4] over the bins since `begin`: MLM and NSP loss, MLM and NSP right answers."""
+
+    def update(self, rate: float) -> Tensor:
+        """Apply the gradient; returns the gradient's norm and 1 if the step was applied, 0 if it was not finite."""
+
+
+class PlainCompute:
+    """The specification: the model under autograd, in float32 or under autocast, on any device."""
+
+    def __init__(self, model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> None:
+        self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
+        self.sums = torch.zeros(4, dtype=torch.float64, device=arena.values.device)
+
+    def refresh(self) -> None:
+        pass  # it keeps no copy
+
+    def begin(self) -> None:
+        self._arena.gradients.zero_()
+        self.sums.zero_()
+
+    def add_bin(self, batch: Batch, step: Step) -> None:
+        # The loss is divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
+        device = self.sums.device
+        batch = batch.to(device)
+        torch.manual_seed(batch.dropout_seed)
+        with autocast(self._settings.train, device):
+            outputs = self._model(batch)
+        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+        loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
+        loss.backward()
+        self.sums += sums.stack()
+
+    def update(self, rate: float) -> Tensor:
+        norm, scale = clip_to_norm(self._arena.gradients, self._settings.optimizer.clip_norm)
+        apply = is_finite(self.sums.sum(), norm)
+        self._optimizer.step(rate, scale, apply)
+        return torch.stack([norm, apply])
+
+
+Shape = tuple[int, int, int, bool]  # tokens, slots, predictions of a bin; whether it adds to the gradient
+
+
+@dataclass
+class Captured:
+    """A bin's shape: the buffers its batches are copied into, and its work as a CUDA graph once it has run once."""
+
+    batch: Batch
+    magnitudes: Tensor | None
+    is_warm: bool = False
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class FusedCompute:
+    """The kernels, in bf16 or FP8. Each shape of bin runs once as it is, then as a CUDA graph."""
+
+    def __init__(self, model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> None:
+        self._model = FusedBert(model, arena, fp8=settings.train.precision == "fp8")
+        self._arena, self._optimizer, self._settings = arena, optimizer, settings
+        device = arena.values.device
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._seed = torch.zeros(1, dtype=torch.int64, device=device)
+        self._mlm_scale, self._nsp_scale = torch.zeros(1, device=device), torch.zeros(1, device=device)
+        self._rate = torch.zeros(1, device=device)
+        self._verdict = torch.zeros(2, device=device)
+        adapts = settings.optimizer.name == "lamb"
+        self._table = LambTable.build(
+            [*(segment.start for segment in arena.segments), len(arena.values)],
+            [(segment.is_adapted, segment.is_adapted and adapts) for segment in arena.segments],
+            device,
+        )
+        self._captured: dict[Shape, Captured] = {}
+        self._matrix_magnitudes = self._magnitudes(0, 0)
+        self._update_graph: torch.cuda.CUDAGraph | None = None
+        self._has_updated = False
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._is_first_bin = True
+
+    def refresh(self) -> None:
+        """Take up weights that were changed from outside: restored, or begun with."""
+        self._model.refresh()
+        self._requantise()
+
+    def begin(self) -> None:
+        self._is_first_bin = True
+        self.sums.zero_()
+
+    def add_bin(self, batch: Batch, step: Step) -> None:
+        accumulate, self._is_first_bin = not self._is_first_bin, False
+        shape = len(batch.input_ids), len(batch.nsp_labels), len(batch.mlm_labels), accumulate
+        captured = self._captured.get(shape)
+        if captured is None:
+            captured = self._captured[shape] = self._prepare(batch)
+        else:
+            _copy_into(captured.batch, batch)
+        self._seed.fill_(batch.dropout_seed)
+        self._mlm_scale.fill_(1 / step.num_predictions)
+        self._nsp_scale.fill_(1 / step.num_sequences)
+        if captured.graph is None and captured.is_warm and self._pool is not None:
+            captured.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured.graph, pool=self._pool):
+                self._work(captured, accumulate)
+        if captured.graph is not None:
+            captured.graph.replay()
+        else:
+            # FP8 measures its scales in the first step; what a graph repeats is the step after.
+            captured.is_warm = self._model.scales is None or self._model.scales.ready
+            self._work(captured, accumulate)
+
+    def _prepare(self, batch: Batch) -> Captured:
+        return Captured(batch.to(self.sums.device), self._magnitudes(len(batch.input_ids), len(batch.nsp_labels)))
+
+    def _magnitudes(self, num_tokens: int, num_slots: int) -> Tensor | None:
+        """Where the kernels of a bin of this shape, or of the matrices, note how large their results were."""
+        if self._model.scales is None:
+            return None
+        programs = self._model.num_programs(num_tokens, num_slots)
+        return torch.zeros(len(self._model.scales.formats), programs, device=self.sums.device)
+
+    def _work(self, captured: Captured, accumulate: bool) -> None:
+        scales = self._model.scales
+        if scales is not None and captured.magnitudes is not None:
+            scales.measure_into(captured.magnitudes)
+        self.sums += self._model.forward_backward(
+            captured.batch, self._seed, self._mlm_scale, self._nsp_scale, accumulate
+        )
+        if scales is not None:
+            scales.collect()
+
+    def update(self, rate: float) -> Tensor:
+        if self._is_first_bin:  # this rank had no bin: its share is zero
+            self._arena.gradients.zero_()
+        self._rate.fill_(rate)
+        if self._update_graph is None and self._has_updated and self._pool is not None:
+            self._update_graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._update_graph, pool=self._pool):
+                self._update()
+        if self._update_graph is not None:
+            self._update_graph.replay()
+        else:
+            self._update()
+            self._has_updated = True
+        return self._verdict.clone()
+
+    def _update(self) -> None:
+        settings, optimizer = self._settings.optimizer, self._optimizer
+        norm, scale = clip_to_norm(self._arena.gradients, settings.clip_norm)
+        apply = is_finite(self.sums.sum(), norm)
+        optimizer.num_applied += apply
+        lamb_step(
+            self._arena.values, self._arena.gradients, optimizer.first_moment, optimizer.second_moment, self._table,
+            self._rate, scale, apply, optimizer.num_applied.clamp(min=1).float(),
+            weight_decay=settings.weight_decay, beta1=settings.beta1, beta2=settings.beta2, eps=settings.epsilon,
+            copy=self._model.copy,
+        )  # fmt: skip
+        self._verdict.copy_(torch.stack([norm, apply]))
+        if self._model.scales is not None:
+            self._model.scales.update()
+            self._requantise()
+
+    def _requantise(self) -> None:
+        scales = self._model.scales
+        if scales is not None and self._matrix_magnitudes is not None:
+            scales.measure_into(self._matrix_magnitudes)
+            self._model.requantise()
+            scales.collect()
+
+
+def _copy_into(buffers: Batch, batch: Batch) -> None:
+    """Copy a batch's tensors into those of another of the same shape, without waiting."""
+    for item in fields(batch):
+        tensor = getattr(batch, item.name)
+        if isinstance(tensor, Tensor):
+            getattr(buffers, item.name).copy_(tensor, non_blocking=True)
+
+
+def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
+    """Whether to compute on the kernels, and why (not)."""
+    precision = settings.train.precision
+    usable, reason = backend.available(device)
+    if settings.train.kernels == "plain":
+        usable, reason = False, "asked for"
+    elif precision == "fp32":
+        usable, reason = False, "the kernels work in bf16 or fp8, not in fp32"
+    elif usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        usable, reason = False, f"{torch.cuda.get_device_name(device)} has no FP8"
+    if precision == "fp8" and not usable:
+        raise UserError(f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16")
+    return usable, f"fused kernels, {precision} ({reason})" if usable else f"plain PyTorch, {precision} ({reason})"
+
+
+def build(model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> PlainCompute | FusedCompute:
+    """What `choose` chose."""
+    is_fused, _ = choose(settings, arena.values.device)
+    return (FusedCompute if is_fused else PlainCompute)(model, arena, optimizer, settings)
