@@ -1,6 +1,6 @@
 """Attention over a flat run of sequences, made for the lengths of BERT (at most a few hundred tokens).
 
-    out, _, lse = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout_p, seed, site)
+    out, lse = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout_p, seed, site)
 
 `qkv[T, 3, H, D]` is what the fused projection writes and `out[T, H, D]` what the output projection reads, so
 nothing is stacked or transposed on the way; the gradient comes back as `dqkv[T, 3, H, D]`, every row written.
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bertrain.kernels.arithmetic import exp2
 from bertrain.kernels.backend import jit, tl
-from bertrain.kernels.fp8 import Cast, limit_of, quantise, scale_and_largest
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -112,17 +112,6 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 
 @jit
-def _store_quantised(
-    matrix, start, head, rows, inside, values, scale, largest, slot, pitch, D: tl.constexpr, LIMIT: tl.constexpr
-):
-    """The 8-bit copy of a tile, and the largest magnitude in it."""
-    quantised = quantise(values, tl.load(scale), LIMIT).to(matrix.dtype.element_ty)
-    tl.store(_block(matrix, start, head, rows, pitch, D), quantised, mask=inside)
-    peak = tl.max(tl.max(tl.where(inside, tl.abs(values), 0.0), axis=1), axis=0)
-    tl.store(largest + slot * tl.num_programs(0) + tl.program_id(0), peak)
-
-
-@jit
 def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -139,8 +128,8 @@ def _forward_careful(
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
         scores = tl.where(column + columns < length, scores, float("-inf"))
         new_reference = tl.maximum(reference, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_reference[:, None])
-        correction = tl.exp2(reference - new_reference)
+        weights = exp2(scores - new_reference[:, None])
+        correction = exp2(reference - new_reference)
         total = total * correction + tl.sum(weights, axis=1)
         if THRESHOLD > 0:
             keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
@@ -151,15 +140,12 @@ def _forward_careful(
 
 
 @jit(do_not_specialize=["site"])
-def _forward_kernel(
-    qkv, keys_in, out, out8, scale8, largest, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
+def _attention_forward_kernel(
+    qkv, keys_in, out, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    CAREFUL: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
-    if LIMIT > 0:
-        tl.store(largest + tl.program_id(0), 0.0)
     if length == 0:
         return
     rows = first_row + tl.arange(0, BM)
@@ -177,7 +163,7 @@ def _forward_kernel(
             keys = keys_in.load([start + column, (H + head) * D])
             values = keys_in.load([start + column, (2 * H + head) * D])
             scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-            weights = tl.exp2(scores * scale_log2)
+            weights = exp2(scores * scale_log2)
             if column + BN > length:  # these keys belong to a neighbour
                 weights = tl.where(column + columns < length, weights, 0.0)
             total += tl.sum(weights, axis=1)
@@ -194,8 +180,6 @@ def _forward_kernel(
         )  # fmt: skip
     result = result * (INVERSE_KEEP / total)[:, None]
     tl.store(_block(out, start, head, rows, H * D, D), result.to(out.dtype.element_ty), mask=inside[:, None])
-    if LIMIT > 0:
-        _store_quantised(out8, start, head, rows, inside[:, None], result, scale8, largest, 0, H * D, D, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
     row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
     tl.store(lse + head * lse_pitch + tile * BM + tl.arange(0, BM), row_lse)
@@ -211,7 +195,7 @@ def _score_gradient(
     The tile may lie either way round; the shapes of `rows` (queries) and `columns` (keys) say which.
     """
     scores = tl.dot(first, first_t, input_precision=PRECISION)
-    weights = tl.exp2(scores * scale_log2 - lse)
+    weights = exp2(scores * scale_log2 - lse)
     gradient = tl.dot(second, second_t, input_precision=PRECISION)
     dropped = weights
     if THRESHOLD > 0:
@@ -223,15 +207,12 @@ def _score_gradient(
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, lse, delta, dqkv, dqkv8, scale8, largest, tiles, seed, site, lse_pitch,
-    scale_log2, zero,
+    qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse_pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
-    if LIMIT > 0:
-        tl.store(largest + tl.program_id(0), 0.0)
     if length == 0:
         return
     rows = first_row + tl.arange(0, BM)
@@ -260,15 +241,13 @@ def _backward_query_kernel(
         dquery = tl.dot(dscores.to(keys.dtype), keys, dquery, input_precision=PRECISION)
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
-    if LIMIT > 0:
-        _store_quantised(dqkv8, start, head, rows, inside, dquery, scale8, largest, 0, 3 * H * D, D, LIMIT)
 
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, dqkv8, scale8, largest, tiles, seed, site, scale_log2, zero,
+    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values: the tile stays, queries stream past.
 
@@ -276,9 +255,6 @@ def _backward_key_kernel(
     the sequence have zero weights (their lse is infinite); keys past it only reach rows that are not stored.
     """
     head, _tile_number, start, length, first_column, first_tile = _tile(tiles, H)
-    if LIMIT > 0:
-        tl.store(largest + tl.num_programs(0) + tl.program_id(0), 0.0)
-        tl.store(largest + 2 * tl.num_programs(0) + tl.program_id(0), 0.0)
     if length == 0:
         return
     keys = keys_in.load([start + first_column, (H + head) * D])
@@ -304,9 +280,6 @@ def _backward_key_kernel(
     tl.store(_block(dqkv, start, H + head, columns, 3 * H * D, D), dkeys.to(dqkv.dtype.element_ty), mask=inside)
     dvalues = dvalues * INVERSE_KEEP
     tl.store(_block(dqkv, start, 2 * H + head, columns, 3 * H * D, D), dvalues.to(dqkv.dtype.element_ty), mask=inside)
-    if LIMIT > 0:
-        _store_quantised(dqkv8, start, H + head, columns, inside, dkeys, scale8, largest, 1, 3 * H * D, D, LIMIT)
-        _store_quantised(dqkv8, start, 2 * H + head, columns, inside, dvalues, scale8, largest, 2, 3 * H * D, D, LIMIT)
 
 
 class _Config(NamedTuple):
@@ -338,8 +311,7 @@ def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> An
 
 
 def _launch(
-    kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, cast: Cast | None,
-    **extra: Any,
+    kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, **extra: Any
 ) -> None:  # fmt: skip
     num_heads, head_dim = qkv.shape[2:]
     # The last plain argument is a zero the compiler cannot see: with a literal it moves the selection of dropped
@@ -347,7 +319,7 @@ def _launch(
     kernel[(num_tiles * num_heads,)](
         *arguments, LOG2_E / math.sqrt(head_dim), 0.0, H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
         THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages,
-        LIMIT=limit_of(cast), num_warps=config.warps, maxnreg=config.registers, **extra,
+        num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 
 
@@ -373,25 +345,23 @@ def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def ragged_attention_forward(
-    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int, cast: Cast | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Softmax attention within each sequence of a flat batch: out [T, H, D], its 8-bit copy, and the log-sums.
+    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention within each sequence of a flat batch: out [T, H, D], and the log-sums for the backward.
 
     qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
-    tensor of one element on the device; `site` tells layers apart, so that their masks differ. Without `cast` the
-    second result is the first.
+    tensor of one element on the device; `site` tells layers apart, so that their masks differ.
     """
     num_tokens, _, num_heads, head_dim = qkv.shape
     config = _config(qkv, "forward")
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    out8 = out if cast is None else torch.empty_like(out, dtype=cast.dtype)
     lse_pitch = tiles.shape[0] * TILE  # stored by tile, not by token, so that every read of it is aligned
     lse = torch.empty(num_heads, lse_pitch, dtype=torch.float32, device=qkv.device)
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, out8, *scale_and_largest(cast, qkv), lse, tiles, seed, site, lse_pitch)
+    arguments = (qkv, keys_in, out, lse, tiles, seed, site, lse_pitch)
     careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
-    _launch(_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, cast, CAREFUL=careful)
-    return out, out8, lse
+    _launch(_attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, CAREFUL=careful)
+    return out, lse
 
 
 def ragged_attention_backward(
@@ -403,21 +373,18 @@ def ragged_attention_backward(
     dropout_p: float,
     seed: torch.Tensor,
     site: int,
-    cast: Cast | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient dqkv [T, 3, H, D], every row written, and its 8-bit copy (without `cast` the same tensor)."""
+) -> torch.Tensor:
+    """The gradient dqkv [T, 3, H, D], every row written."""
     head_dim = qkv.shape[3]
     delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
-    dqkv8 = dqkv if cast is None else torch.empty_like(qkv, dtype=cast.dtype)
-    into = (dqkv, dqkv8, *scale_and_largest(cast, qkv))
     config = _config(qkv, "query")  # first: it leaves delta
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, dout, lse, delta, *into, tiles, seed, site, lse.shape[1])
-    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, cast)
+    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse.shape[1])
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
     config = _config(qkv, "key")
     queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
     dout_in = _descriptor(dout, config.rows, head_dim)
     lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
-    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, *into, tiles, seed, site)
-    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, cast)
-    return dqkv, dqkv8
+    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site)
+    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p)
+    return dqkv

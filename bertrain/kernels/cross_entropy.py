@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from bertrain.kernels.arithmetic import exp2
 from bertrain.kernels.backend import jit, tl
 
 IGNORED = -100
@@ -39,7 +40,7 @@ def _logits(row, first, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VOCABULARY: tl
 
 @jit
 def _write_gradient(row, values, first, offset, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    gradient = tl.exp2(values * 1.4426950408889634 + offset).to(row.dtype.element_ty)
+    gradient = exp2(values * 1.4426950408889634 + offset).to(row.dtype.element_ty)
     columns = first + tl.arange(0, BLOCK)
     if MASKED:
         tl.store(row + columns, gradient, mask=columns < WIDTH)
@@ -68,20 +69,20 @@ def _rows_kernel(
     # Each lane keeps its own maximum and its own sum relative to the label's logit; they meet once, at the end.
     values = _logits(row, FULL, BLOCK, WIDTH, VOCABULARY, True)
     largest = values
-    sums = tl.exp2((values - at_label) * 1.4426950408889634)
+    sums = exp2((values - at_label) * 1.4426950408889634)
     for first in range(0, FULL, BLOCK):
         values = _logits(row, first, BLOCK, WIDTH, VOCABULARY, False)
         largest = tl.maximum(largest, values)
-        sums += tl.exp2((values - at_label) * 1.4426950408889634)
+        sums += exp2((values - at_label) * 1.4426950408889634)
     maximum = tl.max(largest, axis=0)
     total = tl.sum(sums, axis=0)
     reference = at_label
     if maximum - at_label > 60.0:  # out of comfortable range: once more, relative to the maximum
         reference = maximum
-        sums = tl.exp2((_logits(row, FULL, BLOCK, WIDTH, VOCABULARY, True) - maximum) * 1.4426950408889634)
+        sums = exp2((_logits(row, FULL, BLOCK, WIDTH, VOCABULARY, True) - maximum) * 1.4426950408889634)
         for first in range(0, FULL, BLOCK):
             values = _logits(row, first, BLOCK, WIDTH, VOCABULARY, False)
-            sums += tl.exp2((values - maximum) * 1.4426950408889634)
+            sums += exp2((values - maximum) * 1.4426950408889634)
         total = tl.sum(sums, axis=0)
     correct = 0.0
     if at_label == maximum:  # right, unless an equal logit stands before it
@@ -97,7 +98,7 @@ def _rows_kernel(
     values = _logits(row, FULL, BLOCK, WIDTH, VOCABULARY, True)
     _write_gradient(row, values, FULL, offset, BLOCK, WIDTH, True)
     tl.debug_barrier()  # the label's own entry is written after the block that holds it
-    probability = tl.exp2((at_label - reference) * 1.4426950408889634) / total
+    probability = exp2((at_label - reference) * 1.4426950408889634) / total
     tl.store(row + label, ((probability - 1.0) * factor).to(logits.dtype.element_ty))
     tl.store(losses + tl.program_id(0), (reference - at_label + tl.log(total)) * factor)
     tl.store(corrects + tl.program_id(0), correct)

@@ -45,7 +45,7 @@ def _row_sum(words, positions, segments, word_ids, position_ids, segment_ids, ro
 
 
 @jit(do_not_specialize=["site"])
-def _forward_kernel(
+def _embed_forward_kernel(
     words, positions, segments, word_ids, position_ids, segment_ids, weight, ln_bias, y, statistics, seed, site, eps,
     N: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def _forward_kernel(
 
 
 @jit(do_not_specialize=["site"])
-def _backward_kernel(
+def _embed_backward_kernel(
     dy, second, words, positions, segments, word_ids, position_ids, segment_ids, weight, statistics, dsum, partials,
     seed, site, num_rows,
     N: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
@@ -149,7 +149,7 @@ def embed_forward(
     num_rows, width = ids[0].numel(), tables[0].shape[1]
     y = torch.empty(num_rows, width, dtype=tables[0].dtype, device=tables[0].device)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=y.device)
-    _forward_kernel[(num_rows,)](
+    _embed_forward_kernel[(num_rows,)](
         *tables, *ids, weight, ln_bias, y, statistics, seed, site, eps, **_constants(width, p), num_warps=4
     )
     return y, statistics
@@ -175,7 +175,7 @@ def embed_backward(
     num_programs = min(num_multiprocessors(dy.device) * 4, num_rows)
     dsum = torch.empty(num_rows, width, dtype=torch.float32, device=dy.device)
     partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=dy.device)
-    _backward_kernel[(num_programs,)](
+    _embed_backward_kernel[(num_programs,)](
         dy, second, *tables, *ids, weight, statistics, dsum, partials, seed, site, num_rows,
         **_constants(width, p), num_warps=4,
     )  # fmt: skip

@@ -8,10 +8,12 @@ activations, E5M2 (57,344) gradients, whose range is wider.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from bertrain.kernels.backend import jit, tl
+from bertrain.kernels.arithmetic import HAS_ASSEMBLY
+from bertrain.kernels.backend import jit, num_multiprocessors, tl
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
@@ -23,6 +25,23 @@ class Cast:
     dtype: torch.dtype
     scale: torch.Tensor  # [1]
     largest: torch.Tensor  # one entry per program, at least
+
+
+class Eight(NamedTuple):
+    """A matrix in 8 bits, as it lies [T, N] and transposed [N, T]: a product wants both sides along their rows."""
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+
+def empty_both_ways(like: torch.Tensor, cast: Cast | None) -> Eight:
+    """Room for the 8-bit copies; a tensor that nobody touches where nothing is to be cast."""
+    if cast is None:
+        return Eight(like, like)
+    num_rows, width = like.shape
+    return Eight(
+        *(torch.empty(shape, dtype=cast.dtype, device=like.device) for shape in ((num_rows, width), (width, num_rows)))
+    )
 
 
 def cast_plain(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -43,44 +62,98 @@ def scale_and_largest(cast: Cast | None, stand_in: torch.Tensor) -> tuple[torch.
 
 @jit
 def quantise(values, scale, LIMIT: tl.constexpr):
-    """Scaled and cut to what the format can hold, still in float32; the store converts."""
-    return tl.minimum(tl.maximum(values * scale, -LIMIT), LIMIT)
+    """The bytes of the scaled values, cut at what the format can hold.
+
+    The conversion is written as an instruction with a side effect that it does not have. Left to itself the compiler
+    prefers to compute everything twice, once in the layout of each store, over moving a few bytes between threads.
+    """
+    if HAS_ASSEMBLY:
+        if LIMIT == 448.0:
+            return tl.inline_asm_elementwise(
+                "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;"
+                " cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+                "=r,f,f,f,f", [values * scale], dtype=tl.int8, is_pure=False, pack=4,
+            )  # fmt: skip
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, $2, $1;"
+            " cvt.rn.satfinite.e5m2x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+            "=r,f,f,f,f", [values * scale], dtype=tl.int8, is_pure=False, pack=4,
+        )  # fmt: skip
+    cut = tl.minimum(tl.maximum(values * scale, -LIMIT), LIMIT)
+    if LIMIT == 448.0:
+        return cut.to(tl.float8e4nv).to(tl.int8, bitcast=True)
+    return cut.to(tl.float8e5).to(tl.int8, bitcast=True)
+
+
+@jit
+def store_both_ways(
+    out, out_t, values, scale, first_row, first_column, num_rows,
+    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """Store a tile in 8 bits as it lies in [num_rows, N], and transposed in [N, num_rows]."""
+    quantised = quantise(values, scale, LIMIT)
+    out = out.to(tl.pointer_type(tl.int8), bitcast=True) + (tl.cast(first_row, tl.int64) * N + first_column)
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    inside = (first_row + rows < num_rows) & (first_column + columns < N)
+    tl.store(out + (rows * N + columns), quantised, mask=inside)
+    out_t = out_t.to(tl.pointer_type(tl.int8), bitcast=True) + (tl.cast(first_column, tl.int64) * num_rows + first_row)
+    rows, columns = tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None]
+    inside = (first_row + rows < num_rows) & (first_column + columns < N)
+    tl.store(out_t + (columns * num_rows + rows), tl.trans(quantised), mask=inside)
 
 
 @jit
 def _cast_both_ways_kernel(
-    values, out, out_t, scale, largest, num_rows, num_columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
+    values, out, out_t, scale, largest, partials, num_rows,
+    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    columns = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    mask = (rows < num_rows) & (columns < num_columns)
-    block = tl.load(values + rows.to(tl.int64) * num_columns + columns, mask=mask, other=0.0).to(tl.float32)
-    quantised = quantise(block, tl.load(scale), LIMIT).to(out.dtype.element_ty)
-    tl.store(out + rows.to(tl.int64) * num_columns + columns, quantised, mask=mask)
-    tl.store(out_t + tl.trans(columns.to(tl.int64) * num_rows + rows), tl.trans(quantised), mask=tl.trans(mask))
-    peak = tl.max(tl.max(tl.abs(block), axis=1), axis=0)
-    tl.store(largest + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), peak)
+    columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    factor = tl.load(scale)
+    peak = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for first in range(tl.program_id(1) * ROWS, num_rows, tl.num_programs(1) * ROWS):
+        rows = (first + tl.arange(0, ROWS))[:, None]
+        mask = (rows < num_rows) & (columns < N)
+        block = tl.load(values + rows.to(tl.int64) * N + columns, mask=mask, other=0.0).to(tl.float32)
+        store_both_ways(out, out_t, block, factor, first, tl.program_id(0) * COLUMNS, num_rows, N, ROWS, COLUMNS, LIMIT)
+        peak = tl.maximum(peak, tl.abs(block))
+        if SUMS:
+            sums += block
+    largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
+    if SUMS:
+        places = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        tl.store(partials + tl.program_id(1) * N + places, tl.sum(sums, axis=0), mask=places < N)
 
 
-def cast_both_ways(values: torch.Tensor, cast: Cast, out: torch.Tensor, out_t: torch.Tensor) -> None:
-    """An 8-bit copy of a matrix [N, K], and one of its transpose [K, N]: products want both, each along its rows."""
-    num_rows, num_columns = values.shape
-    grid = (-(-num_rows // 64), -(-num_columns // 64))
-    _cast_both_ways_kernel[grid](
-        values, out, out_t, cast.scale, cast.largest, num_rows, num_columns,
-        ROWS=64, COLUMNS=64, LIMIT=LARGEST[cast.dtype], num_warps=4,
+PROGRAMS = 4096  # no kernel here is launched as more
+CAST = (64, 64, 4, 16)  # rows, columns and warps of a tile; programs per multiprocessor
+
+
+def cast_both_ways(
+    values: torch.Tensor, cast: Cast, out: Eight | None = None, *, sums: bool = False
+) -> tuple[Eight, torch.Tensor]:
+    """A matrix [T, N] in 8 bits, as it lies and transposed; with `sums` also partial sums [n, 1, N] of its columns."""
+    num_rows, width = values.shape
+    eight = empty_both_ways(values, cast) if out is None else out
+    rows, columns, warps, per_multiprocessor = CAST
+    across = -(-width // columns)
+    down = max(1, min(num_multiprocessors(values.device) * per_multiprocessor // across, -(-num_rows // rows)))
+    partials = torch.empty(down if sums else 1, 1, width, dtype=torch.float32, device=values.device)
+    _cast_both_ways_kernel[(across, down)](
+        values, *eight, cast.scale, cast.largest, partials, num_rows,
+        N=width, ROWS=rows, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], SUMS=sums, num_warps=warps,
     )  # fmt: skip
+    return eight, partials
 
 
 @jit
-def _collect_kernel(partials, largest, width, BLOCK: tl.constexpr):
-    site = tl.program_id(0)
-    peak = tl.zeros([BLOCK], dtype=tl.float32) + tl.load(largest + site)
-    for first in range(0, width, BLOCK):
-        places = first + tl.arange(0, BLOCK)
-        peak = tl.maximum(peak, tl.load(partials + site * width + places, mask=places < width, other=0.0))
-    tl.store(largest + site, tl.max(peak, axis=0))
+def _collect_kernel(partials, largest, BLOCK: tl.constexpr):
+    places = partials + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    peak = tl.max(tl.load(places), axis=0)
+    tl.store(places, tl.zeros([BLOCK], dtype=tl.float32))
+    largest += tl.program_id(0)
+    tl.store(largest, tl.maximum(tl.load(largest), peak))
 
 
 class Scales:
@@ -96,16 +169,11 @@ class Scales:
         self.scale = torch.ones(len(formats), device=device)
         self._inverse = torch.ones(len(formats), 4, device=device)  # cuBLAS wants each on a 16-byte boundary
         self.largest = torch.zeros(len(formats), device=device)
-        self._partials: torch.Tensor | None = None
+        self._partials = torch.zeros(len(formats), PROGRAMS, device=device)
         self.ready = False
         """Whether the scales come from a measurement; until then they only take part in one."""
 
-    def measure_into(self, partials: torch.Tensor) -> None:
-        """Let kernels leave their magnitudes in `partials` [sites, programs], which must start as zeros."""
-        self._partials = partials
-
     def cast(self, site: int) -> Cast:
-        assert self._partials is not None, "measure_into comes first"
         return Cast(self.formats[site], self.scale[site : site + 1], self._partials[site])
 
     def inverse(self, site: int) -> torch.Tensor | None:
@@ -113,9 +181,8 @@ class Scales:
         return self._inverse[site, 0] if self.ready else None
 
     def collect(self) -> None:
-        """Take up what the kernels of a bin have left."""
-        assert self._partials is not None, "measure_into comes first"
-        _collect_kernel[(len(self.formats),)](self._partials, self.largest, self._partials.shape[1], BLOCK=1024)
+        """Take up what the kernels of a bin, or of the matrices, have left."""
+        _collect_kernel[(len(self.formats),)](self._partials, self.largest, BLOCK=PROGRAMS)
 
     def update(self) -> None:
         """The next step's scales. A tensor that was all zero or not finite keeps the one it has."""

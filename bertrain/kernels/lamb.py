@@ -89,7 +89,7 @@ def lamb_step_plain(
 
 
 @jit
-def _update_kernel(
+def _lamb_update_kernel(
     parameters, gradients, first_moments, second_moments, chunks, partials, clip, apply, step,
     WEIGHT_DECAY: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, ALIGNED: tl.constexpr,
@@ -130,7 +130,7 @@ def _update_kernel(
 
 
 @jit
-def _ratio_kernel(partials, tensors, ratios, apply, BLOCK: tl.constexpr):
+def _lamb_ratio_kernel(partials, tensors, ratios, apply, BLOCK: tl.constexpr):
     if tl.load(apply) == 0:
         return
     entry = tensors + tl.program_id(0) * 4
@@ -148,7 +148,7 @@ def _ratio_kernel(partials, tensors, ratios, apply, BLOCK: tl.constexpr):
 
 
 @jit
-def _apply_kernel(
+def _lamb_apply_kernel(
     parameters, updates, copy, chunks, ratios, learning_rate, apply,
     COPY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -203,13 +203,13 @@ def lamb_step(
     num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
     partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=parameters.device)
     ratios = torch.empty(num_tensors, dtype=torch.float32, device=parameters.device)
-    _update_kernel[(num_chunks,)](
+    _lamb_update_kernel[(num_chunks,)](
         parameters, gradients, first_moments, second_moments, table.chunks, partials, clip, apply, step,
         WEIGHT_DECAY=weight_decay, BETA1=beta1, BETA2=beta2, EPS=eps, LOG_BETA1=math.log(beta1),
         LOG_BETA2=math.log(beta2), ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    _ratio_kernel[(num_tensors,)](partials, table.tensors, ratios, apply, BLOCK=1024, num_warps=4)
-    _apply_kernel[(num_chunks,)](
+    _lamb_ratio_kernel[(num_tensors,)](partials, table.tensors, ratios, apply, BLOCK=1024, num_warps=4)
+    _lamb_apply_kernel[(num_chunks,)](
         parameters, gradients, parameters if copy is None else copy, table.chunks, ratios, learning_rate, apply,
         COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
-from bertrain.kernels.fp8 import Cast, limit_of, quantise, scale_and_largest
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
 
@@ -46,10 +45,10 @@ def _summed(x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl
 
 
 @jit(do_not_specialize=["site"])
-def _forward_kernel(
-    x, bias, residual, weight, ln_bias, y, y8, scale, largest, statistics, seed, site, num_rows, eps,
+def _norm_forward_kernel(
+    x, bias, residual, weight, ln_bias, y, statistics, seed, site, num_rows, eps,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, LIMIT: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
@@ -66,20 +65,16 @@ def _forward_kernel(
     shift = tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
     result = centred * rstd * gain + shift
     tl.store(y + pointers, result.to(y.dtype.element_ty), mask=mask)
-    if LIMIT > 0:
-        tl.store(y8 + pointers, quantise(result, tl.load(scale), LIMIT).to(y8.dtype.element_ty), mask=mask)
-        peak = tl.max(tl.max(tl.where(mask, tl.abs(result), 0.0), axis=1), axis=0)
-        tl.store(largest + tl.program_id(0), peak)
     tl.store(statistics + rows * 2, mean, mask=rows < num_rows)
     tl.store(statistics + rows * 2 + 1, rstd, mask=rows < num_rows)
 
 
 @jit(do_not_specialize=["site"])
-def _backward_kernel(
-    dy, second, x, bias, residual, weight, statistics, dx, dx8, scale, largest, dresidual, partials,
+def _norm_backward_kernel(
+    dy, second, x, bias, residual, weight, statistics, dx, dresidual, partials,
     seed, site, num_rows,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, PAIR: tl.constexpr, LIMIT: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     """Each program walks over many rows and keeps the three column sums in registers."""
     columns = tl.arange(0, COLUMNS)[None, :]
@@ -87,10 +82,6 @@ def _backward_kernel(
     key = load_stream_key(seed, site)
     bias_row = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    factor = 1.0
-    if LIMIT > 0:
-        factor = tl.load(scale)
-    peak = tl.zeros([COLUMNS], dtype=tl.float32)
     dbias = tl.zeros([COLUMNS], dtype=tl.float32)
     dweight = tl.zeros([COLUMNS], dtype=tl.float32)
     dln_bias = tl.zeros([COLUMNS], dtype=tl.float32)
@@ -113,9 +104,6 @@ def _backward_kernel(
         dhidden = tl.where(keep, dz * INVERSE_KEEP, 0.0)
         tl.store(dresidual + pointers, dz.to(dresidual.dtype.element_ty), mask=mask)
         tl.store(dx + pointers, dhidden.to(dx.dtype.element_ty), mask=mask)
-        if LIMIT > 0:
-            tl.store(dx8 + pointers, quantise(dhidden, factor, LIMIT).to(dx8.dtype.element_ty), mask=mask)
-            peak = tl.maximum(peak, tl.max(tl.abs(dhidden), axis=0))
         dbias += tl.sum(dhidden, axis=0)
         dweight += tl.sum(gradient * normed, axis=0)
         dln_bias += tl.sum(gradient, axis=0)
@@ -124,8 +112,6 @@ def _backward_kernel(
     tl.store(row, dbias, mask=stored)
     tl.store(row + N, dweight, mask=stored)
     tl.store(row + 2 * N, dln_bias, mask=stored)
-    if LIMIT > 0:
-        tl.store(largest + tl.program_id(0), tl.max(peak, axis=0))
 
 
 # Rows per step and warps; in the backward also programs per multiprocessor and pipeline stages. Measured on an H200.
@@ -148,24 +134,22 @@ def dropout_add_layernorm_forward(
     seed: torch.Tensor,
     site: int,
     eps: float,
-    cast: Cast | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm(residual + dropout(x + bias)) of rows [T, N], computed in float32.
 
-    Returns it in the dtype of x, in 8 bits if `cast` asks for it (else the first result again), and mean and
-    1 / deviation of each row for the backward. `seed` is an int64 tensor of one element; `site` tells call sites
-    apart, so that their masks differ.
+    Returns it in the dtype of x, and mean and 1 / deviation of each row for the backward. `seed` is an int64 tensor of
+    one element; `site` tells call sites apart, so that their masks differ.
     """
     num_rows = x.shape[0]
     y = torch.empty_like(x)
-    y8 = y if cast is None else torch.empty_like(x, dtype=cast.dtype)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=x.device)
     rows, warps = FORWARD
-    _forward_kernel[((num_rows + rows - 1) // rows,)](
-        x, bias, residual, weight, ln_bias, y, y8, *scale_and_largest(cast, x), statistics, seed, site, num_rows, eps,
-        ROWS=rows, LIMIT=limit_of(cast), num_warps=warps, **_constants(x, p),
+    _norm_forward_kernel[((num_rows + rows - 1) // rows,)](
+        x, bias, residual, weight, ln_bias, y, statistics, seed, site,
+        num_rows, eps,
+        ROWS=rows, num_warps=warps, **_constants(x, p),
     )  # fmt: skip
-    return y, y8, statistics
+    return y, statistics
 
 
 def dropout_add_layernorm_backward(
@@ -179,22 +163,20 @@ def dropout_add_layernorm_backward(
     p: float,
     seed: torch.Tensor,
     site: int,
-    cast: Cast | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of x (also in 8 bits, as above) and of the residual, and partial sums [n, 3, N].
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of x and of the residual, and partial sums [n, 3, N].
 
     The gradient that arrives is dy, or dy + second: adding the two here spares a pass of its own. The partial sums
     are those of the bias, of LayerNorm's weight and of its bias.
     """
     num_rows, width = x.shape
     dx, dresidual = torch.empty_like(x), torch.empty_like(residual)
-    dx8 = dx if cast is None else torch.empty_like(x, dtype=cast.dtype)
     rows, warps, per_multiprocessor, stages = BACKWARD
     num_programs = min(num_multiprocessors(x.device) * per_multiprocessor, (num_rows + rows - 1) // rows)
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
-    _backward_kernel[(num_programs,)](
+    _norm_backward_kernel[(num_programs,)](
         dy, dy if second is None else second, x, bias, residual, weight, statistics,
-        dx, dx8, *scale_and_largest(cast, x), dresidual, partials, seed, site, num_rows,
-        ROWS=rows, STAGES=stages, PAIR=second is not None, LIMIT=limit_of(cast), num_warps=warps, **_constants(x, p),
+        dx, dresidual, partials, seed, site, num_rows,
+        ROWS=rows, STAGES=stages, PAIR=second is not None, num_warps=warps, **_constants(x, p),
     )  # fmt: skip
-    return dx, dx8, dresidual, partials
+    return dx, dresidual, partials

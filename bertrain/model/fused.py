@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from bertrain.data.batch import IGNORED, Batch
-from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_backward, ragged_attention_forward
+from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
 from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
-from bertrain.kernels.fp8 import Cast, Scales, cast_both_ways
+from bertrain.kernels.fp8 import Cast, Eight, Scales, cast_both_ways, empty_both_ways
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
@@ -34,10 +34,11 @@ aten = torch.ops.aten
 
 
 class Operand(NamedTuple):
-    """One side of a product: in 16 bits, and in 8 with what to multiply it by; without FP8 the second is unused."""
+    """One side of a product: in 16 bits, or in 8 with what to multiply it by; `full` means nothing where a kernel
+    wrote 8 bits only."""
 
     full: Tensor
-    eight: Tensor
+    eight: Eight | None = None
     inverse_scale: Tensor | None = None
 
 
@@ -47,43 +48,53 @@ class Matrix:
     def __init__(self, value: Tensor, gradient: Tensor, scales: Scales | None = None, site: int = 0) -> None:
         self.value, self.gradient = value, gradient  # [N, K] bf16, [N, K] float32
         self._scales, self._site = scales, site
-        if scales is not None:
-            self._eight = torch.empty_like(value, dtype=torch.float8_e4m3fn)
-            self._eight_t = torch.empty_like(
-                value.t(), dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format
-            )
+        self._eight = None if scales is None else empty_both_ways(value, scales.cast(site))
 
     def requantise(self) -> None:
         """Make the 8-bit copies anew."""
         if self._scales is not None:
-            cast_both_ways(self.value, self._scales.cast(self._site), self._eight, self._eight_t)
+            cast_both_ways(self.value, self._scales.cast(self._site), self._eight)
 
     def product(self, x: Operand, bias: Tensor | None = None) -> Tensor:
         """x W' + bias: [T, K] -> [T, N]."""
-        if x.inverse_scale is not None and self._scales is not None:
-            return self._product8(x, self._eight.t(), bias)
+        if self._eight is not None and x.inverse_scale is not None and x.eight is not None:
+            return self._product8(x.eight.rows, x.inverse_scale, self._eight.rows, bias)
         if bias is None:
             return torch.mm(x.full, self.value.t())
         return torch.addmm(bias, x.full, self.value.t())
 
     def input_gradient(self, dy: Operand) -> Tensor:
         """dy W: [T, N] -> [T, K]."""
-        if dy.inverse_scale is not None and self._scales is not None:
-            return self._product8(dy, self._eight_t.t(), None)
+        if self._eight is not None and dy.inverse_scale is not None and dy.eight is not None:
+            return self._product8(dy.eight.rows, dy.inverse_scale, self._eight.columns)
         return torch.mm(dy.full, self.value)
 
-    def _product8(self, x: Operand, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        inverse = None if self._scales is None else self._scales.inverse(self._site)
-        assert x.inverse_scale is not None
-        assert inverse is not None
+    def _product8(self, x: Tensor, inverse_scale: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        assert self._scales is not None
+        of_matrix = self._scales.inverse(self._site)
+        assert of_matrix is not None
         return torch._scaled_mm(
-            x.eight, matrix, x.inverse_scale, inverse, bias, out_dtype=torch.bfloat16, use_fast_accum=True
+            x, matrix.t(), inverse_scale, of_matrix, bias, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
     def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
         """dy' x, into the arena in float32."""
         if not self.gradient.is_cuda:  # the interpreter's way: a CPU has no product from 16 bits into 32
             _add(self.gradient, dy.full.t().float() @ x.full.float(), accumulate)
+        elif (
+            dy.inverse_scale is not None
+            and x.inverse_scale is not None
+            and dy.eight is not None
+            and x.eight is not None
+        ):
+            # A sum over all tokens is long: it is kept in float32 throughout, not in the tensor cores' shorter one.
+            out = torch.empty_like(self.gradient) if accumulate else self.gradient
+            torch._scaled_mm(
+                dy.eight.columns, x.eight.columns.t(), dy.inverse_scale, x.inverse_scale,
+                out_dtype=torch.float32, use_fast_accum=False, out=out,
+            )  # fmt: skip
+            if accumulate:
+                self.gradient.add_(out)
         elif accumulate:
             torch.addmm(self.gradient, dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
         else:
@@ -98,6 +109,11 @@ class Run:
     seed: Tensor  # int64 [1]
     accumulate: bool
     scales: Scales | None
+
+    @property
+    def in_eight_bits(self) -> bool:
+        """Whether products take 8 bits; FP8 measures its scales in 16."""
+        return self.scales is not None and self.scales.ready
 
 
 @dataclass
@@ -160,87 +176,89 @@ class FusedLayer:
     def _cast(self, run: Run, place: int) -> Cast | None:
         return None if run.scales is None else run.scales.cast(self._site(place))
 
-    def _operand(self, run: Run, place: int, full: Tensor, eight: Tensor) -> Operand:
-        return Operand(full, eight, None if run.scales is None else run.scales.inverse(self._site(place)))
+    def _operand(self, run: Run, place: int, full: Tensor, eight: Eight | None = None) -> Operand:
+        """A tensor as a product takes it; cast here if the kernel that made it did not."""
+        if run.scales is None:
+            return Operand(full)
+        cast = run.scales.cast(self._site(place))
+        return Operand(full, eight or cast_both_ways(full, cast)[0], run.scales.inverse(self._site(place)))
 
     def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Saved]:
         """The layer's output for all rows, or for `rows`."""
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
-        attended, attended8, lse = ragged_attention_forward(
-            qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), self._cast(run, 0)
-        )
-        picked, picked8, residual = attended.flatten(1), attended8.flatten(1), x.full
+        attended, lse = ragged_attention_forward(qkv, run.tiles, self.attention_dropout, run.seed, self._site(0))
+        picked, residual = attended.flatten(1), x.full
         if rows is not None:
-            picked, picked8, residual = (
-                picked[rows],
-                picked8.view(torch.uint8)[rows].view(picked8.dtype),
-                residual[rows],
-            )
-        picked_operand = self._operand(run, 0, picked, picked8)
+            picked, residual = picked[rows], residual[rows]
+        picked_operand = self._operand(run, 0, picked)
         projected = self.attention_out.product(picked_operand)
-        middle, middle8, middle_statistics = dropout_add_layernorm_forward(
+        middle, middle_statistics = dropout_add_layernorm_forward(
             projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
-            run.seed, self._site(1), self.eps, self._cast(run, 1),
+            run.seed, self._site(1), self.eps,
         )  # fmt: skip
-        middle_operand = self._operand(run, 1, middle, middle8)
+        middle_operand = self._operand(run, 1, middle)
         expanded = self.expand.product(middle_operand)
-        activated = self._operand(run, 2, *bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2)))
-        contracted = self.contract.product(activated)
-        output, output8, output_statistics = dropout_add_layernorm_forward(
+        activated, activated8 = bias_gelu_forward(
+            expanded, self.expand_bias, self._cast(run, 2), full=not run.in_eight_bits
+        )
+        activated_operand = self._operand(run, 2, activated, activated8)
+        contracted = self.contract.product(activated_operand)
+        output, output_statistics = dropout_add_layernorm_forward(
             contracted, self.output_norm[0], middle, self.output_norm[1], self.output_norm[2], self.hidden_dropout,
-            run.seed, self._site(3), self.eps, self._cast(run, 3),
+            run.seed, self._site(3), self.eps,
         )  # fmt: skip
         saved = Saved(
             x, rows, residual, qkv, attended, lse, picked_operand, projected, middle_operand, middle_statistics,
-            expanded, activated, contracted, output_statistics,
+            expanded, activated_operand, contracted, output_statistics,
         )  # fmt: skip
-        return self._operand(run, 3, output, output8), saved
+        is_last = rows is not None
+        return Operand(output) if is_last else self._operand(run, 3, output), saved
 
     def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, run: Run) -> tuple[Tensor, Tensor]:
         """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
         accumulate = run.accumulate
-        dcontracted, dcontracted8, dmiddle_residual, sums = dropout_add_layernorm_backward(
+        dcontracted, dmiddle_residual, sums = dropout_add_layernorm_backward(
             dy, second, saved.contracted, self.output_norm[0], saved.middle.full, self.output_norm[1],
-            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3), self._cast(run, 4),
+            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3),
         )  # fmt: skip
         column_sums(sums, self.output_gradients, accumulate=accumulate)
-        dcontracted_operand = self._operand(run, 4, dcontracted, dcontracted8)
+        dcontracted_operand = self._operand(run, 4, dcontracted)
         self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
         dactivated = self.contract.input_gradient(dcontracted_operand)
 
         dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5)
+            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=not run.in_eight_bits
         )
         column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
         dexpanded_operand = self._operand(run, 5, dexpanded, dexpanded8)
         self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
         dmiddle = self.expand.input_gradient(dexpanded_operand)
 
-        dprojected, dprojected8, dresidual, sums = dropout_add_layernorm_backward(
+        dprojected, dresidual, sums = dropout_add_layernorm_backward(
             dmiddle, dmiddle_residual, saved.projected, self.middle_norm[0], saved.residual, self.middle_norm[1],
-            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1), self._cast(run, 6),
+            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1),
         )  # fmt: skip
         column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        dprojected_operand = self._operand(run, 6, dprojected, dprojected8)
+        dprojected_operand = self._operand(run, 6, dprojected)
         self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
         dattended = self.attention_out.input_gradient(dprojected_operand)
         if saved.rows is not None:  # rows that nobody read have no gradient
             dattended = _spread(dattended, saved.rows, len(saved.qkv))
             dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
 
-        dqkv, dqkv8 = ragged_attention_backward(
+        dqkv = ragged_attention_backward(
             saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
-            run.seed, self._site(0), self._cast(run, 7),
-        )  # fmt: skip
-        dqkv_operand = self._operand(run, 7, dqkv.flatten(1), dqkv8.flatten(1))
-        _add(self.qkv_bias_gradient, dqkv_operand.full.sum(0, dtype=torch.float32), accumulate)
+            run.seed, self._site(0),
+        ).flatten(1)  # fmt: skip
+        if run.scales is None:
+            dqkv_operand = Operand(dqkv)
+            _add(self.qkv_bias_gradient, dqkv.sum(0, dtype=torch.float32), accumulate)
+        else:
+            dqkv8, sums = cast_both_ways(dqkv, run.scales.cast(self._site(7)), sums=True)
+            dqkv_operand = self._operand(run, 7, dqkv, dqkv8)
+            column_sums(sums, [self.qkv_bias_gradient], accumulate=accumulate)
         self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
         return self.qkv.input_gradient(dqkv_operand), dresidual
-
-
-def _pick(values: Tensor, rows: Tensor) -> Tensor:
-    """Rows of an 8-bit matrix, which torch can index only as bytes."""
-    return values[rows] if values.dtype.itemsize > 1 else values.view(torch.uint8)[rows].view(values.dtype)
 
 
 def _spread(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
@@ -259,11 +277,11 @@ def _add(into: Tensor, value: Tensor, accumulate: bool) -> None:
 class FusedBert:
     """One bin forward and backward; gradients go into the arena, sums of losses and right answers come back."""
 
-    def __init__(
-        self, model: Bert, arena: Arena, *, fp8: bool = False, dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, model: Bert, arena: Arena, *, fp8: bool = False, dtype: torch.dtype = torch.bfloat16) -> None:
         self.settings, self.arena = model.settings, arena
-        self.copy = arena.values.to(dtype, copy=True)  # float32 is for tests: it shows that nothing but rounding differs
+        self.copy = arena.values.to(
+            dtype, copy=True
+        )  # float32 is for tests: it shows that nothing but rounding differs
         self.scales = self._scales(arena.values.device) if fp8 else None
         self.layers = [
             FusedLayer(model, arena, self.copy, number, self.scales) for number in range(self.settings.num_layers)
@@ -276,22 +294,18 @@ class FusedBert:
         return Scales(of_layer * self.settings.num_layers + of_matrices, device)
 
     def refresh(self) -> None:
-        """Bring the 16-bit copy up to date with weights that were changed from outside."""
+        """Bring the copies up to date with weights that were changed from outside."""
         self.copy.copy_(self.arena.values)
+        self.requantise()
 
     def requantise(self) -> None:
         """Make the 8-bit copies of the matrices from the 16-bit ones."""
+        if self.scales is None:
+            return
         for layer in self.layers:
             for matrix in (layer.qkv, layer.attention_out, layer.expand, layer.contract):
                 matrix.requantise()
-
-    def num_programs(self, num_tokens: int, num_slots: int) -> int:
-        """Most magnitudes that any kernel leaves for a bin of this shape."""
-        tiles = num_tokens // TILE + num_slots
-        matrices = max(matrix.value.numel() for matrix in (self.layers[0].qkv, self.layers[0].expand)) // 64**2
-        return max(
-            num_tokens * max(1, self.settings.intermediate_size // 4096), 3 * tiles * self.settings.num_heads, matrices
-        )
+        self.scales.collect()
 
     def _value(self, name: str) -> Tensor:
         return self.arena.view(self.arena.values, name)
@@ -325,22 +339,24 @@ class FusedBert:
         )
 
         # --- forward ---------------------------------------------------------------------------
-        rows = torch.cat([batch.mlm_positions, batch.cls_positions]) if self.nsp else batch.mlm_positions
-        x = Operand(embedded, embedded)
+        num_predictions, num_sequences = len(batch.mlm_positions), len(batch.cls_positions) if self.nsp else 0
+        # 8-bit products want whole sixteens of rows; those added here are junk, and have no gradient.
+        junk = batch.mlm_positions.new_zeros(-(num_predictions + num_sequences) % 16)
+        rows = torch.cat([batch.mlm_positions, batch.cls_positions[:num_sequences], junk])
+        x = Operand(embedded)
         saved: list[Saved] = []
         for layer in self.layers:
             x, kept = layer.forward(x, run, rows if layer is self.layers[-1] else None)
             saved.append(kept)
-        num_predictions = len(batch.mlm_positions)
-        predicted, cls = x.full[:num_predictions], x.full[num_predictions:]
+        predicted, cls, _ = x.full.split([num_predictions, num_sequences, len(junk)])
 
         # --- heads, both ways ------------------------------------------------------------------
         mlm_loss, mlm_correct, dpredicted = self._masked_words(predicted, batch.mlm_labels, mlm_scale, accumulate)
         if self.nsp:
             nsp_loss, nsp_correct, dcls = self._next_sentence(cls, batch.nsp_labels, nsp_scale, accumulate)
-            dy = torch.cat([dpredicted, dcls])
         else:
-            nsp_loss, nsp_correct, dy = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct), dpredicted
+            nsp_loss, nsp_correct, dcls = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct), cls
+        dy = torch.cat([dpredicted, dcls, dpredicted.new_zeros(len(junk), dpredicted.shape[1])])
 
         # --- backward --------------------------------------------------------------------------
         second: Tensor | None = None
@@ -373,18 +389,18 @@ class FusedBert:
         transform = Matrix(self._copy(f"{name}.transform.weight"), self._gradient(f"{name}.transform.weight"))
         words = Matrix(self._copy("embeddings.words.weight"), self._gradient("embeddings.words.weight"))
         norm_weight, norm_bias = self._copy(f"{name}.norm.weight"), self._copy(f"{name}.norm.bias")
-        x_operand = Operand(x, x)
+        x_operand = Operand(x)
         hidden = transform.product(x_operand, self._copy(f"{name}.transform.bias"))
         activated = aten.gelu(hidden)
         normed, mean, rstd = aten.native_layer_norm(
             activated, width, norm_weight, norm_bias, self.settings.layer_norm_eps
         )
-        logits = words.product(Operand(normed, normed), self._copy(f"{name}.bias"))
+        logits = words.product(Operand(normed), self._copy(f"{name}.bias"))
         loss, correct = cross_entropy(logits, labels, self.settings.vocab_size, scale)
 
-        dlogits = Operand(logits, logits)  # turned into their gradient in place
+        dlogits = Operand(logits)  # turned into their gradient in place
         _add(self._gradient(f"{name}.bias"), logits.sum(0, dtype=torch.float32), accumulate)
-        words.weight_gradient(dlogits, Operand(normed, normed), accumulate)
+        words.weight_gradient(dlogits, Operand(normed), accumulate)
         dnormed = words.input_gradient(dlogits)
         dactivated, dweight, dbias = aten.native_layer_norm_backward(
             dnormed, activated, width, mean, rstd, norm_weight, norm_bias, [True, True, True]
@@ -393,7 +409,7 @@ class FusedBert:
         _add(self._gradient(f"{name}.norm.bias"), dbias, accumulate)
         dhidden = aten.gelu_backward(dactivated, hidden)
         _add(self._gradient(f"{name}.transform.bias"), dhidden.sum(0, dtype=torch.float32), accumulate)
-        dhidden_operand = Operand(dhidden, dhidden)
+        dhidden_operand = Operand(dhidden)
         transform.weight_gradient(dhidden_operand, x_operand, accumulate)
         return loss, correct, transform.input_gradient(dhidden_operand)
 

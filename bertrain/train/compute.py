@@ -88,7 +88,6 @@ class Captured:
     """A bin's shape: the buffers its batches are copied into, and its work as a CUDA graph once it has run once."""
 
     batch: Batch
-    magnitudes: Tensor | None
     is_warm: bool = False
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -112,7 +111,6 @@ class FusedCompute:
             device,
         )
         self._captured: dict[Shape, Captured] = {}
-        self._matrix_magnitudes = self._magnitudes(0, 0)
         self._update_graph: torch.cuda.CUDAGraph | None = None
         self._has_updated = False
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -121,7 +119,6 @@ class FusedCompute:
     def refresh(self) -> None:
         """Take up weights that were changed from outside: restored, or begun with."""
         self._model.refresh()
-        self._requantise()
 
     def begin(self) -> None:
         self._is_first_bin = True
@@ -132,7 +129,7 @@ class FusedCompute:
         shape = len(batch.input_ids), len(batch.nsp_labels), len(batch.mlm_labels), accumulate
         captured = self._captured.get(shape)
         if captured is None:
-            captured = self._captured[shape] = self._prepare(batch)
+            captured = self._captured[shape] = Captured(batch.to(self.sums.device))
         else:
             _copy_into(captured.batch, batch)
         self._seed.fill_(batch.dropout_seed)
@@ -149,25 +146,12 @@ class FusedCompute:
             captured.is_warm = self._model.scales is None or self._model.scales.ready
             self._work(captured, accumulate)
 
-    def _prepare(self, batch: Batch) -> Captured:
-        return Captured(batch.to(self.sums.device), self._magnitudes(len(batch.input_ids), len(batch.nsp_labels)))
-
-    def _magnitudes(self, num_tokens: int, num_slots: int) -> Tensor | None:
-        """Where the kernels of a bin of this shape, or of the matrices, note how large their results were."""
-        if self._model.scales is None:
-            return None
-        programs = self._model.num_programs(num_tokens, num_slots)
-        return torch.zeros(len(self._model.scales.formats), programs, device=self.sums.device)
-
     def _work(self, captured: Captured, accumulate: bool) -> None:
-        scales = self._model.scales
-        if scales is not None and captured.magnitudes is not None:
-            scales.measure_into(captured.magnitudes)
         self.sums += self._model.forward_backward(
             captured.batch, self._seed, self._mlm_scale, self._nsp_scale, accumulate
         )
-        if scales is not None:
-            scales.collect()
+        if self._model.scales is not None:
+            self._model.scales.collect()
 
     def update(self, rate: float) -> Tensor:
         if self._is_first_bin:  # this rank had no bin: its share is zero
@@ -198,14 +182,7 @@ class FusedCompute:
         self._verdict.copy_(torch.stack([norm, apply]))
         if self._model.scales is not None:
             self._model.scales.update()
-            self._requantise()
-
-    def _requantise(self) -> None:
-        scales = self._model.scales
-        if scales is not None and self._matrix_magnitudes is not None:
-            scales.measure_into(self._matrix_magnitudes)
             self._model.requantise()
-            scales.collect()
 
 
 def _copy_into(buffers: Batch, batch: Batch) -> None:
