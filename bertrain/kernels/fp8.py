@@ -184,6 +184,12 @@ class Scales:
         """Take up what the kernels of a bin, or of the matrices, have left."""
         _collect_kernel[(len(self.formats),)](self._partials, self.largest, BLOCK=PROGRAMS)
 
+    def load(self, scale: torch.Tensor) -> None:
+        """Go on with the scales of an earlier run."""
+        self.scale.copy_(scale)
+        self._inverse.copy_((1 / self.scale)[:, None])
+        self.ready = True
+
     def update(self) -> None:
         """The next step's scales. A tensor that was all zero or not finite keeps the one it has."""
         usable = (self.largest > 0) & torch.isfinite(self.largest)

@@ -30,11 +30,14 @@ from bertrain.train.precision import autocast
 class Compute(Protocol):
     """What the loop asks for."""
 
-    def refresh(self) -> None:
-        """Take up weights that were changed from outside: restored, or begun with."""
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold beside weights and moments."""
 
-    def begin(self) -> None:
-        """Before a step's first bin."""
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state` gave out, if anything, and weights that were changed from outside."""
+
+    def begin(self, num_bins: int) -> None:
+        """Before the bins of a step. A rank without one has nothing to add: its gradient is zero."""
 
     def add_bin(self, batch: Batch, step: Step) -> None:
         """Add one bin's share of the step's gradient, sums of losses and right answers."""
@@ -42,6 +45,10 @@ class Compute(Protocol):
     @property
     def sums(self) -> Tensor:
         """Sums [4] over the bins since `begin`: MLM and NSP loss, MLM and NSP right answers."""
+
+    @property
+    def peaks(self) -> list[Tensor]:
+        """Largest magnitudes since `begin`, of which `update` wants the largest over all ranks."""
 
     def update(self, rate: float) -> Tensor:
         """Apply the gradient; returns the gradient's norm and 1 if the step was applied, 0 if it was not finite."""
@@ -54,10 +61,15 @@ class PlainCompute:
         self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
         self.sums = torch.zeros(4, dtype=torch.float64, device=arena.values.device)
 
-    def refresh(self) -> None:
+        self.peaks: list[Tensor] = []
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
         pass  # it keeps no copy
 
-    def begin(self) -> None:
+    def begin(self, num_bins: int) -> None:
         self._arena.gradients.zero_()
         self.sums.zero_()
 
@@ -80,6 +92,7 @@ class PlainCompute:
         return torch.stack([norm, apply])
 
 
+FP8_SCALE = "fp8/scale"
 Shape = tuple[int, int, int, bool]  # tokens, slots, predictions of a bin; whether it adds to the gradient
 
 
@@ -116,13 +129,23 @@ class FusedCompute:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._is_first_bin = True
 
-    def refresh(self) -> None:
-        """Take up weights that were changed from outside: restored, or begun with."""
+    @property
+    def peaks(self) -> list[Tensor]:
+        return [] if self._model.scales is None else [self._model.scales.largest]
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self._model.scales is None else {FP8_SCALE: self._model.scales.scale}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        if self._model.scales is not None and FP8_SCALE in state:
+            self._model.scales.load(state[FP8_SCALE])
         self._model.refresh()
 
-    def begin(self) -> None:
-        self._is_first_bin = True
+    def begin(self, num_bins: int) -> None:
+        self._is_first_bin = True  # which writes the gradient; the others add to it
         self.sums.zero_()
+        if num_bins == 0:
+            self._arena.gradients.zero_()
 
     def add_bin(self, batch: Batch, step: Step) -> None:
         accumulate, self._is_first_bin = not self._is_first_bin, False
@@ -154,8 +177,6 @@ class FusedCompute:
             self._model.scales.collect()
 
     def update(self, rate: float) -> Tensor:
-        if self._is_first_bin:  # this rank had no bin: its share is zero
-            self._arena.gradients.zero_()
         self._rate.fill_(rate)
         if self._update_graph is None and self._has_updated and self._pool is not None:
             self._update_graph = torch.cuda.CUDAGraph()

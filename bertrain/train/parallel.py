@@ -1,4 +1,4 @@
-"""The ranks of a run: who they are, and the three things they say to each other.
+"""The ranks of a run: who they are, and the few things they say to each other.
 
 Ranks are started by torchrun (or by `--nproc`, which uses it). Sums go over NCCL between GPUs and over gloo
 between CPUs. A run of one rank never touches torch.distributed.
@@ -38,6 +38,12 @@ class Ranks:
         if self.world > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
+
+    def maximum(self, *tensors: Tensor) -> None:
+        """Replace each tensor by its largest values over all ranks."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
     def largest(self, value: int) -> int:
         """The largest `value` that any rank brought: how ranks agree on stopping. All ranks must call it."""

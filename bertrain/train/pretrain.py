@@ -47,7 +47,7 @@ class TrainState:
         """A copy off the device, which a checkpoint is written from."""
         return Snapshot(
             model=copy_to_host(self.arena.named(self.arena.values)),
-            optimizer=copy_to_host(self.optimizer.state()),
+            optimizer=copy_to_host(self.optimizer.state() | self.compute.state()),
             progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
         )
 
@@ -153,7 +153,6 @@ def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
         state = TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
         _restore(state, run, ranks, console)
-        state.compute.refresh()
         first_step = state.progress.step
         loader = _loader(shards, settings, ranks)
         evaluation = _evaluation_loader(run, ranks)
@@ -231,10 +230,11 @@ def train_step(
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
     work = state.compute
-    work.begin()
+    work.begin(len(step.bins))
     for batch in step.bins:
         work.add_bin(batch, step)
     ranks.sum(state.arena.gradients, work.sums)
+    ranks.maximum(*work.peaks)
     stopwatch.mark()
 
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
@@ -273,9 +273,11 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Consol
         snapshot = checkpoint.read_checkpoint(run.checkpoints / checkpoint.checkpoint_name(step))
         state.arena.load(state.arena.values, snapshot.model)
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
+        state.compute.restore(snapshot.optimizer)
         state.progress = snapshot.progress
     elif run.init:
         _begin_with(state, run, console)
+        state.compute.restore({})
 
 
 def _begin_with(state: TrainState, run: Run, console: Console) -> None:
