@@ -5,8 +5,6 @@ Needs a CUDA device of compute capability 8.0 or newer and Triton; skips with th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -34,13 +32,12 @@ FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
+def poisoned_memory() -> None:
     """Leave NaN in the blocks the caching allocator will hand out, small and large; draw fresh numbers."""
     print(f"torch seed {torch.seed()}")
     large = [torch.full((1 << 24,), float("nan"), device="cuda") for _ in range(8)]
     small = [torch.full((size,), float("nan"), device="cuda") for size in (64, 256, 1024, 4096) for _ in range(64)]
     del large, small
-    yield
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -182,7 +179,7 @@ def test_cross_entropy_matches_twin(width: int, vocab_size: int, dtype: torch.dt
     (loss, correct, gradient), expected = twins.cross_entropy_both_ways(logits, labels, vocab_size, 1 / 209)
     assert twins.error(loss, expected[0]) <= 1e-5
     assert correct.item() == expected[1].item()
-    assert twins.error(gradient, expected[2]) <= TOLERANCE[dtype]
+    assert twins.error(gradient, expected[2]) <= max(TOLERANCE[dtype], 5e-6)  # a logit of 200 costs digits
 
 
 @pytest.mark.parametrize("padding", [1, 16])
@@ -276,9 +273,12 @@ def test_cast_both_ways_is_the_twins_to_the_byte(
 
     values[0, :2] = 0.0
     cast = twins.cast_at(3.7, format, "cuda")
-    rows, columns, partials = twins.twice(
-        lambda: (lambda eight, partials: (*eight, partials))(*fp8.cast_both_ways(values, cast, sums=True))
-    )
+
+    def with_sums() -> tuple[torch.Tensor, ...]:
+        eight, partials = fp8.cast_both_ways(values, cast, sums=True)
+        return *eight, partials
+
+    rows, columns, partials = twins.twice(with_sums)
     assert twins.is_cast_of(rows, columns, values, cast)
     assert cast.largest.max() == values.abs().max()
     assert twins.error(twins.reduced(partials)[0], values.double().sum(0)) <= 2e-6
