@@ -40,10 +40,10 @@ def largest_error(actual: Tensors, expected: Tensors) -> float:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equality that holds for NaN too."""
-    return one.dtype == other.dtype and torch.equal(
-        one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
-    )
+    """Equality to the last bit, which holds for NaN too."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def twice(function: Callable[[], Tensors]) -> Tensors:

@@ -57,16 +57,25 @@ class BothWays:
     """A model computed by bert.py under autograd in float32, and by `FusedBert` on the same weights and bin."""
 
     def __init__(
-        self, settings: ModelSettings, batch: Batch, device: str, *, fp8: bool = False, dtype: torch.dtype | None = None
+        self,
+        settings: ModelSettings,
+        batch: Batch,
+        device: str,
+        *,
+        fp8: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        matrix_scale: float = 1.0,
     ) -> None:
-        torch.manual_seed(1)
         model = helpers.build_model(settings).to(device)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(matrix_scale if parameter.ndim > 1 else 1.0)
         self.batch = batch.to(torch.device(device))
         self.arena = Arena(model, split_parts)
         self.expected_sums, self.expected = self._specification(model)
         for gradient in self.arena.named(self.arena.gradients).values():
             gradient.fill_(float("nan"))
-        self.fused = FusedBert(model, self.arena, fp8=fp8, dtype=dtype or torch.bfloat16)
+        self.fused = FusedBert(model, self.arena, fp8=fp8, dtype=dtype)
 
     def _specification(self, model: Bert) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.batch
