@@ -109,6 +109,7 @@ class Trainer:
         self.compute = (FusedCompute if fused else PlainCompute)(model, self.arena, self.optimizer, settings)
         if isinstance(self.compute, FusedCompute) and not graphs:
             self.compute._pool = None
+        self.compute.restore({})  # as a run begins
 
     def gradient_of(self, step: Step) -> torch.Tensor:
         """The gradient of a step's bins; what was captured of their shapes is used, what was not may be."""
@@ -210,3 +211,21 @@ def test_a_rank_without_a_bin_has_no_gradient(shards: Shards) -> None:
     trainer.compute.begin(0)
     assert (trainer.arena.gradients == 0).all()
     assert (trainer.compute.sums == 0).all()
+
+
+@needs_fp8
+def test_fp8_scales_are_measured_in_the_first_step(shards: Shards) -> None:
+    settings = training_settings("fp8")
+    trainer = Trainer(settings)
+    trainer.step(make_steps(shards, settings, 1)[0])
+    scales = trainer.compute.state()["fp8/scale"]
+    sites = 8 * settings.model.num_layers
+    unused = sites - 8 + 3  # the last layer's output goes to the heads, which compute in 16 bits
+    assert (scales[:sites] == 1).nonzero().flatten().tolist() == [unused]
+    weights = [
+        trainer.arena.view(trainer.arena.values, f"layers.{layer}.{name}.weight")
+        for layer in range(settings.model.num_layers)
+        for name in ("qkv", "attention_out", "expand", "contract")
+    ]
+    peaks = torch.stack([weight.abs().max() for weight in weights])
+    assert torch.allclose(scales[sites:], 448 / peaks, rtol=0.05), "those of the matrices, before the step's update"
