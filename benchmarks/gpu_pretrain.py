@@ -1,11 +1,11 @@
 """BERT-Large pre-training on one GPU: bertrain's own step against Transformers, on the same examples, in one run.
 
-    python benchmarks/gpu_pretrain.py [--output benchmarks/results/gpu_pretrain.json] [--only bertrain] [--profile]
+    python benchmarks/gpu_pretrain.py [--output benchmarks/results/gpu_pretrain.json] [--profile]
 
-The measure: 24 layers of 1024, 16 heads, vocabulary padded to 30,528, at most 512 tokens, lengths drawn from Wikipedia's
-(wikipedia-512.csv beside this file), hidden and attention dropout 0.1, 15 % masked words (at most 76) and next
-sentence, exact loss, LAMB with float32 masters, gradients clipped to norm 1, one update per bin. A step runs from a
-Batch in pinned host memory to updated weights, and is `bertrain.train.pretrain.train_step`, which the trainer calls.
+The measure: 24 layers of 1024, 16 heads, vocabulary padded to 30,528, at most 512 tokens, lengths drawn from those of
+Wikipedia (wikipedia-512.csv beside this file), hidden and attention dropout 0.1, 15 % masked words (at most 76) and
+next sentence, exact loss, LAMB with float32 masters, gradients clipped to norm 1, one update per bin. A step runs from
+a Batch in pinned host memory to updated weights, and is `bertrain.train.pretrain.train_step`, which the trainer calls.
 Sequences per second are real tokens per second over 254.5, the mean length of MLPerf's Wikipedia set.
 
 Peer: Transformers' BertForPreTraining, bf16 autocast, sdpa attention, torch.compile, padded to 512, fused AdamW (which
@@ -23,18 +23,20 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from loader import random_examples
+from gpu_kernels import median_us
+from loader import random_examples, wikipedia_lengths
 
 from bertrain.config import Settings, resolve
+from bertrain.data.batch import IGNORED
 from bertrain.data.loader import Loader, Step
 from bertrain.data.shards import Shards
 from bertrain.data.tokenizer import Vocabulary
-from bertrain.data.write import write_shards
+from bertrain.data.write import Example, write_shards
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.observe.metrics import Stopwatch
@@ -44,23 +46,60 @@ from bertrain.train import compute, parallel
 from bertrain.train.checkpoint import Progress
 from bertrain.train.pretrain import TrainState, train_step
 
-MEAN_LENGTH = 254.5
 DEVICE = torch.device("cuda")
+MEAN_LENGTH = 254.5  # of MLPerf's Wikipedia set at 512 tokens
 
 
-def settings_for(budget: int, precision: str, *overrides: tuple[str, str]) -> Settings:
-    """MLPerf's shape: one bin is one step. The rate is small, so that random words are not a wild ride."""
+@dataclass(frozen=True)
+class Workload:
+    """What is trained on: MLPerf's natural lengths, or full rows of 128 as in DeepLearningExamples' first phase."""
+
+    name: str
+    max_seq_length: int
+    max_predictions: int
+    mean_length: float
+    mean_square: float  # of the lengths, which attention's cost goes by
+
+    @property
+    def flop_per_sequence(self) -> float:
+        """Training flops by the formula of NVIDIA's published figures: encoder, attention, masked words."""
+        matrices, vocabulary = 12 * 24 * 1024**2, 1024**2 + 1024 * 30528
+        attention = 12 * 24 * 1024 * self.mean_square
+        predictions = 0.15 * (self.mean_length - 3)
+        return 6 * matrices * self.mean_length + attention + 6 * vocabulary * predictions
+
+
+def natural_lengths() -> Workload:
+    lengths = wikipedia_lengths(200_000, seed=2)
+    return Workload("wikipedia, at most 512", 512, 76, MEAN_LENGTH, float((lengths.astype(float) ** 2).mean()))
+
+
+FULL_128 = Workload("full rows of 128", 128, 20, 128.0, 128.0**2)
+
+
+def settings_for(workload: Workload, budget: int, precision: str) -> Settings:
+    """One bin is one step. The rate is small, so that random words are not a wild ride."""
     return resolve(
         "bert-large-phase2",
         [
+            ("data.max_seq_length", str(workload.max_seq_length)),
+            ("data.max_predictions", str(workload.max_predictions)),
             ("batch.sequences", "0"),
             ("batch.tokens", str(budget)),
             ("batch.token_budget", str(budget)),
             ("train.precision", precision),
             ("optimizer.learning_rate", "1e-4"),
-            *overrides,
         ],
     )
+
+
+def write_examples(workload: Workload, folder: Path) -> Shards:
+    vocabulary = Vocabulary.load()
+    examples = random_examples(12_000, vocabulary)
+    if workload is FULL_128:
+        examples = (Example((e.tokens * 26)[:127] + e.tokens[-1:], 64, e.is_random) for e in examples)
+    write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
+    return Shards.open(folder, verify="size")
 
 
 def make_steps(shards: Shards, settings: Settings, count: int) -> list[Step]:
@@ -76,7 +115,9 @@ def make_steps(shards: Shards, settings: Settings, count: int) -> list[Step]:
     return steps
 
 
-def figures(system: str, budget: int, precision: str, ms: list[float], tokens: float, start_up: float) -> dict[str, Any]:
+def figures(
+    system: str, workload: Workload, budget: int, precision: str, ms: list[float], tokens: float, start_up: float
+) -> dict[str, Any]:
     """One line of the result."""
     median = statistics.median(ms)
     per_second = tokens / median * 1e3
@@ -84,23 +125,44 @@ def figures(system: str, budget: int, precision: str, ms: list[float], tokens: f
     return {
         "system": system,
         "model": "bert-large",
+        "workload": workload.name,
         "token_budget": budget,
-        "max_seq_length": 512,
+        "max_seq_length": workload.max_seq_length,
         "dropout": 0.1,
         "precision": precision,
         "ms_per_step": round(median, 3),
         "ms_quartiles": [round(quarters[0], 3), round(quarters[2], 3)],
         "real_tokens_per_s": round(per_second),
-        "sequences_per_s": round(per_second / MEAN_LENGTH, 1),
-        "tflops": round(per_second * FLOP_PER_TOKEN / 1e12, 1),
+        "sequences_per_s": round(per_second / workload.mean_length, 1),
+        "tflops": round(per_second / workload.mean_length * workload.flop_per_sequence / 1e12, 1),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
         "start_up_s": round(start_up, 1),
     }
 
 
-# Matrix products and attention, forward and twice that backward, of one token at the mean length: 24 layers of
-# 12 * 1024^2 weights, attention over 512 / 2.012 tokens' worth of keys weighted by length, and 15 % of the vocabulary.
-FLOP_PER_TOKEN = 6 * (24 * (12 * 1024**2 + 2 * 1024 * 335 / 2) + 0.15 * (1024 * 30528 + 1024**2))
+def products_ms(budget: int, precision: str) -> float:
+    """The matrix products of 24 layers alone, forward and backward, one after another: the ceiling of a step."""
+
+    def operand(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(rows, columns, device=DEVICE).to(dtype)
+
+    one = torch.ones((), device=DEVICE)
+    eight = precision == "fp8"
+    forward, backward = (torch.float8_e4m3fn, torch.float8_e5m2) if eight else (torch.bfloat16, torch.bfloat16)
+
+    def product(a: torch.Tensor, b: torch.Tensor, out: torch.dtype) -> torch.Tensor:
+        if eight:
+            return torch._scaled_mm(a, b.t(), one, one, out_dtype=out, use_fast_accum=out is torch.bfloat16)
+        return torch.mm(a, b.t(), out_dtype=out) if out is torch.float32 else torch.mm(a, b.t())
+
+    total = 0.0
+    for rows, columns in ((3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096)):
+        x, weight = operand(budget, columns, forward), operand(rows, columns, forward)
+        dy, weight_t = operand(budget, rows, backward), operand(columns, rows, forward)
+        dy_t, x_t = operand(rows, budget, backward), operand(columns, budget, forward)
+        for a, b, out in ((x, weight, torch.bfloat16), (dy, weight_t, torch.bfloat16), (dy_t, x_t, torch.float32)):
+            total += median_us(lambda a=a, b=b, out=out: product(a, b, out)) / 1e3
+    return 24 * total
 
 
 def time_steps(action: Any, steps: list[Step], warm_up: int) -> tuple[list[float], float, float]:
@@ -129,8 +191,10 @@ def build(settings: Settings) -> TrainState:
     return TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
 
 
-def bertrain(shards: Shards, budget: int, precision: str, count: int, profile: str = "") -> dict[str, Any]:
-    settings = settings_for(budget, precision)
+def bertrain(
+    shards: Shards, workload: Workload, budget: int, precision: str, count: int, *, profile: bool
+) -> dict[str, Any]:
+    settings = settings_for(workload, budget, precision)
     steps = make_steps(shards, settings, min(count, 24))
     steps = [replace(steps[i % len(steps)], number=i) for i in range(count)]
     ranks, watch = parallel.Ranks(0, 1, DEVICE), Stopwatch(DEVICE)
@@ -142,11 +206,12 @@ def bertrain(shards: Shards, budget: int, precision: str, count: int, profile: s
         records.append(train_step(state, step, settings, ranks, watch))
 
     ms, tokens, start_up = time_steps(action, steps, 8)
-    result = figures("bertrain", budget, precision, ms, tokens, start_up)
-    result["last_loss"] = round(records[-1].sums[0].item() / records[-1].num_predictions, 4)
+    result = figures("bertrain", workload, budget, precision, ms, tokens, start_up)
     result["start_up_s"] = round(time.perf_counter() - begin - sum(ms) / 1e3, 1)
     if profile:
         breakdown(action, steps[:3])
+    result["products_alone_ms"] = round(products_ms(budget, precision), 2)
+    result["share_of_product_ceiling"] = round(result["products_alone_ms"] / result["ms_per_step"], 3)
     return result
 
 
@@ -164,12 +229,12 @@ def breakdown(action: Any, steps: list[Step]) -> None:
         print(f"{per_step:8.3f} ms {row.count / len(steps):7.1f} x  {row.key[:100]}")
 
 
-def transformers_padded(shards: Shards, budget: int, count: int) -> dict[str, Any]:
-    """BertForPreTraining, compiled, on the same examples: as many rows of 512 as the bin has tokens for."""
+def transformers_padded(shards: Shards, workload: Workload, budget: int, count: int) -> dict[str, Any]:
+    """BertForPreTraining, compiled, on the same examples: as many padded rows as the bin has tokens for."""
     from transformers import BertConfig, BertForPreTraining
 
-    settings = settings_for(budget, "bf16")
-    rows = budget // 512
+    settings = settings_for(workload, budget, "bf16")
+    rows = budget // workload.max_seq_length
     config = BertConfig(
         vocab_size=30528, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     )
@@ -177,29 +242,23 @@ def transformers_padded(shards: Shards, budget: int, count: int) -> dict[str, An
     model = BertForPreTraining(config).to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
     compiled = torch.compile(model)
-    loader = Loader(
-        shards, replace(settings, batch=replace(settings.batch, tokens=0, sequences=rows, policy="padded"))
-    )
+    loader = Loader(shards, replace(settings, batch=replace(settings.batch, tokens=0, sequences=rows, policy="padded")))
     steps = [loader.step(i, i * rows) for i in range(min(count, 24))]
     inputs = []
     for step in steps:
-        batch = step.bins[0]
-        lengths = torch.tensor(batch.sequence_lengths[: 2 * rows : 2]) if False else None
-        grid = (rows, 512)
-        labels = torch.full((budget,), -100)
-        real = batch.mlm_labels >= 0
+        batch, grid = step.bins[0], (rows, workload.max_seq_length)
+        labels = torch.full((budget,), IGNORED)
+        real = batch.mlm_labels != IGNORED
         labels[batch.mlm_positions[real]] = batch.mlm_labels[real]
         ids = batch.input_ids[:budget].view(grid)
-        del lengths
-        inputs.append(
-            {
-                "input_ids": ids.pin_memory(),
-                "attention_mask": (ids != 0).long().pin_memory(),
-                "token_type_ids": batch.segment_ids[:budget].view(grid).pin_memory(),
-                "labels": labels.view(grid).pin_memory(),
-                "next_sentence_label": batch.nsp_labels[batch.nsp_labels >= 0].pin_memory(),
-            }
-        )
+        tensors = {
+            "input_ids": ids,
+            "attention_mask": (ids != 0).long(),
+            "token_type_ids": batch.segment_ids[:budget].view(grid),
+            "labels": labels.view(grid),
+            "next_sentence_label": batch.nsp_labels[batch.nsp_labels != IGNORED],
+        }
+        inputs.append({name: tensor.pin_memory() for name, tensor in tensors.items()})
     by_number = [(steps[i % len(steps)], inputs[i % len(steps)]) for i in range(count)]
     queue = iter(by_number)
 
@@ -214,57 +273,65 @@ def transformers_padded(shards: Shards, budget: int, count: int) -> dict[str, An
         optimizer.zero_grad()
 
     ms, tokens, start_up = time_steps(action, [step for step, _ in by_number], 8)
-    return figures("transformers, compiled, padded", budget, "bf16", ms, tokens, start_up)
+    return figures("transformers, compiled, padded", workload, budget, "bf16", ms, tokens, start_up)
+
+
+def versions() -> dict[str, Any]:
+    import pynvml
+    import triton
+
+    pynvml.nvmlInit()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[24576, 57344])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[24576, 57344, 98304])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp8"])
-    parser.add_argument("--only", choices=["bertrain", "transformers"])
     parser.add_argument("--steps", type=int, default=108)
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--without-128", action="store_true", help="leave out the full rows of 128")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes, by kernel")
     arguments = parser.parse_args()
-    import triton
-
-    versions = {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": torch._C._cuda_getDriverVersion() if hasattr(torch._C, "_cuda_getDriverVersion") else None,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
     results: list[dict[str, Any]] = []
+
+    def note(result: dict[str, Any]) -> None:
+        results.append(result | versions())
+        print(json.dumps(results[-1]), flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    workloads = [(natural_lengths(), arguments.budgets)] + ([] if arguments.without_128 else [(FULL_128, [24576])])
     with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Vocabulary.load()
-        write_shards(
-            Path(folder) / "data", random_examples(12_000, vocabulary), vocabulary, preparation={}, rows_per_shard=65536
-        )
-        shards = Shards.open(Path(folder) / "data", verify="size")
-        for budget in arguments.budgets:
-            for precision in arguments.precisions if arguments.only != "transformers" else []:
-                torch.cuda.reset_peak_memory_stats()
-                results.append(
-                    bertrain(shards, budget, precision, arguments.steps, "yes" if arguments.profile else "") | versions
-                )
-                print(json.dumps(results[-1]), flush=True)
-                gc.collect()
-                torch.cuda.empty_cache()
-            if arguments.only != "bertrain":
-                torch.cuda.reset_peak_memory_stats()
-                results.append(transformers_padded(shards, budget, arguments.steps) | versions)
-                print(json.dumps(results[-1]), flush=True)
-                torch._dynamo.reset()
-                gc.collect()
-                torch.cuda.empty_cache()
+        for workload, budgets in workloads:
+            shards = write_examples(workload, Path(folder) / str(workload.max_seq_length))
+            for budget in budgets:
+                for precision in arguments.precisions:
+                    note(bertrain(shards, workload, budget, precision, arguments.steps, profile=arguments.profile))
+                if not arguments.without_peers and budget == budgets[0]:
+                    note(transformers_padded(shards, workload, budget, arguments.steps))
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{'system':<34}{'tokens':>8}{'prec.':>6}{'ms':>9}{'tokens/s':>10}{'seq/s':>8}{'GiB':>7}")
+    peers = {(one["workload"], one["token_budget"]): one for one in results if one["system"] != "bertrain"}
+    print(
+        f"{'system':<32}{'rows':>5}{'tokens':>8}{'prec.':>6}{'ms':>9}{'tokens/s':>10}{'seq/s':>8}{'GiB':>7}{'ratio':>7}"
+    )
     for one in results:
+        peer = peers.get((one["workload"], one["token_budget"]))
+        ratio = f"{one['real_tokens_per_s'] / peer['real_tokens_per_s']:>7.2f}" if peer else ""
         print(
-            f"{one['system']:<34}{one['token_budget']:>8}{one['precision']:>6}{one['ms_per_step']:>9.2f}"
-            f"{one['real_tokens_per_s']:>10,}{one['sequences_per_s']:>8.0f}{one['peak_memory_gib']:>7.1f}"
+            f"{one['system']:<32}{one['max_seq_length']:>5}{one['token_budget']:>8}{one['precision']:>6}"
+            f"{one['ms_per_step']:>9.2f}{one['real_tokens_per_s']:>10,}{one['sequences_per_s']:>8.0f}"
+            f"{one['peak_memory_gib']:>7.1f}{ratio}"
         )
 
 

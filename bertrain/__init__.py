@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 # Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
 _HOMES = {
     "UserError": "errors",
+    "benchmark": "train.benchmark",
     "data_stats": "data.stats",
     "doctor": "doctor",
     "dry_run": "train.pretrain",

@@ -102,6 +102,7 @@ EVALUATION_FIELDS = {
     "mlm_accuracy": "as above",
     "nsp_loss": "as above",
     "nsp_accuracy": "as above",
+    "hidden_accuracy": "share of the words behind [MASK] it got right; a tenth of the words asked for stand unmasked",
     "constant_accuracy": "share that always guessing the most frequent masked word would get: the yardstick",
     "examples": "held-out examples used",
 }

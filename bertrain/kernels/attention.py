@@ -207,13 +207,15 @@ def _score_gradient(
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse_pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
     INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
+    partials += (tile * 3 * H + head) * D + tl.arange(0, D)
     if length == 0:
+        tl.store(partials, tl.zeros([D], dtype=tl.float32))
         return
     rows = first_row + tl.arange(0, BM)
     inside = (rows < length)[:, None]
@@ -241,11 +243,12 @@ def _backward_query_kernel(
         dquery = tl.dot(dscores.to(keys.dtype), keys, dquery, input_precision=PRECISION)
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
+    tl.store(partials, tl.sum(dquery, axis=0))  # rows past the sequence are zero
 
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site, scale_log2, zero,
+    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, partials, tiles, seed, site, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
     INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -254,8 +257,11 @@ def _backward_key_kernel(
     Tiles are transposed (keys x queries), so that both products take them straight from registers. Queries past
     the sequence have zero weights (their lse is infinite); keys past it only reach rows that are not stored.
     """
-    head, _tile_number, start, length, first_column, first_tile = _tile(tiles, H)
+    head, tile, start, length, first_column, first_tile = _tile(tiles, H)
+    partials += (tile * 3 * H + H + head) * D + tl.arange(0, D)
     if length == 0:
+        tl.store(partials, tl.zeros([D], dtype=tl.float32))
+        tl.store(partials + H * D, tl.zeros([D], dtype=tl.float32))
         return
     keys = keys_in.load([start + first_column, (H + head) * D])
     values = keys_in.load([start + first_column, (2 * H + head) * D])
@@ -278,7 +284,9 @@ def _backward_key_kernel(
     inside = (columns < length)[:, None]
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     tl.store(_block(dqkv, start, H + head, columns, 3 * H * D, D), dkeys.to(dqkv.dtype.element_ty), mask=inside)
+    tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
     dvalues = dvalues * INVERSE_KEEP
+    tl.store(partials + H * D, tl.sum(tl.where(inside, dvalues, 0.0), axis=0))
     tl.store(_block(dqkv, start, 2 * H + head, columns, 3 * H * D, D), dvalues.to(dqkv.dtype.element_ty), mask=inside)
 
 
@@ -373,18 +381,19 @@ def ragged_attention_backward(
     dropout_p: float,
     seed: torch.Tensor,
     site: int,
-) -> torch.Tensor:
-    """The gradient dqkv [T, 3, H, D], every row written."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient dqkv [T, 3, H, D], every row written, and partial sums [n, 3, H D] of it for the bias gradient."""
     head_dim = qkv.shape[3]
     delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
+    partials = torch.empty(tiles.shape[0], 3, qkv.shape[2] * head_dim, dtype=torch.float32, device=qkv.device)
     config = _config(qkv, "query")  # first: it leaves delta
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, tiles, seed, site, lse.shape[1])
+    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse.shape[1])
     _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
     config = _config(qkv, "key")
     queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
     dout_in = _descriptor(dout, config.rows, head_dim)
     lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
-    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, tiles, seed, site)
+    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, partials, tiles, seed, site)
     _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p)
-    return dqkv
+    return dqkv, partials

@@ -104,47 +104,38 @@ def store_both_ways(
 
 @jit
 def _cast_both_ways_kernel(
-    values, out, out_t, scale, largest, partials, num_rows,
-    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr, SUMS: tl.constexpr,
+    values, out, out_t, scale, largest, num_rows,
+    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     factor = tl.load(scale)
     peak = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for first in range(tl.program_id(1) * ROWS, num_rows, tl.num_programs(1) * ROWS):
         rows = (first + tl.arange(0, ROWS))[:, None]
         mask = (rows < num_rows) & (columns < N)
         block = tl.load(values + rows.to(tl.int64) * N + columns, mask=mask, other=0.0).to(tl.float32)
         store_both_ways(out, out_t, block, factor, first, tl.program_id(0) * COLUMNS, num_rows, N, ROWS, COLUMNS, LIMIT)
         peak = tl.maximum(peak, tl.abs(block))
-        if SUMS:
-            sums += block
     largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
-    if SUMS:
-        places = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        tl.store(partials + tl.program_id(1) * N + places, tl.sum(sums, axis=0), mask=places < N)
 
 
 PROGRAMS = 4096  # no kernel here is launched as more
 CAST = (64, 64, 4, 16)  # rows, columns and warps of a tile; programs per multiprocessor
 
 
-def cast_both_ways(
-    values: torch.Tensor, cast: Cast, out: Eight | None = None, *, sums: bool = False
-) -> tuple[Eight, torch.Tensor]:
-    """A matrix [T, N] in 8 bits, as it lies and transposed; with `sums` also partial sums [n, 1, N] of its columns."""
+def cast_both_ways(values: torch.Tensor, cast: Cast, out: Eight | None = None) -> Eight:
+    """A matrix [T, N] in 8 bits, as it lies and transposed."""
     num_rows, width = values.shape
     eight = empty_both_ways(values, cast) if out is None else out
     rows, columns, warps, per_multiprocessor = CAST
     across = -(-width // columns)
     down = max(1, min(num_multiprocessors(values.device) * per_multiprocessor // across, -(-num_rows // rows)))
-    partials = torch.empty(down if sums else 1, 1, width, dtype=torch.float32, device=values.device)
     _cast_both_ways_kernel[(across, down)](
-        values, *eight, cast.scale, cast.largest, partials, num_rows,
-        N=width, ROWS=rows, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], SUMS=sums, num_warps=warps,
+        values, *eight, cast.scale, cast.largest, num_rows,
+        N=width, ROWS=rows, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
-    return eight, partials
+    return eight
 
 
 @jit

@@ -181,7 +181,7 @@ class FusedLayer:
         if run.scales is None:
             return Operand(full)
         cast = run.scales.cast(self._site(place))
-        return Operand(full, eight or cast_both_ways(full, cast)[0], run.scales.inverse(self._site(place)))
+        return Operand(full, eight or cast_both_ways(full, cast), run.scales.inverse(self._site(place)))
 
     def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Saved]:
         """The layer's output for all rows, or for `rows`."""
@@ -246,17 +246,12 @@ class FusedLayer:
             dattended = _spread(dattended, saved.rows, len(saved.qkv))
             dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
 
-        dqkv = ragged_attention_backward(
+        dqkv, sums = ragged_attention_backward(
             saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
             run.seed, self._site(0),
-        ).flatten(1)  # fmt: skip
-        if run.scales is None:
-            dqkv_operand = Operand(dqkv)
-            _add(self.qkv_bias_gradient, dqkv.sum(0, dtype=torch.float32), accumulate)
-        else:
-            dqkv8, sums = cast_both_ways(dqkv, run.scales.cast(self._site(7)), sums=True)
-            dqkv_operand = self._operand(run, 7, dqkv, dqkv8)
-            column_sums(sums, [self.qkv_bias_gradient], accumulate=accumulate)
+        )  # fmt: skip
+        column_sums(sums, list(self.qkv_bias_gradient.chunk(3)), accumulate=accumulate)
+        dqkv_operand = self._operand(run, 7, dqkv.flatten(1))
         self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
         return self.qkv.input_gradient(dqkv_operand), dresidual
 

@@ -127,7 +127,8 @@ def evaluation_text(result: dict[str, float]) -> str:
     """Loss and accuracies in one line."""
     next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
     ratio = result["mlm_accuracy"] / result["constant_accuracy"]
-    masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f})"
+    hidden = f"{result['hidden_accuracy']:.2%} of those behind [MASK]"
+    masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f}; {hidden})"
     yardstick = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
     return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}; {yardstick}"
 

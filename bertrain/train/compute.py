@@ -6,8 +6,9 @@ leave everything on the device.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -161,7 +162,7 @@ class FusedCompute:
         self._nsp_scale.fill_(1 / step.num_sequences)
         if captured.graph is None and captured.is_warm and self._pool is not None:
             captured.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured.graph, pool=self._pool):
+            with _capture(captured.graph, self._pool):
                 self._work(captured, accumulate)
         if captured.graph is not None:
             captured.graph.replay()
@@ -181,7 +182,7 @@ class FusedCompute:
         self._rate.fill_(rate)
         if self._update_graph is None and self._has_updated and self._pool is not None:
             self._update_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._update_graph, pool=self._pool):
+            with _capture(self._update_graph, self._pool):
                 self._update()
         if self._update_graph is not None:
             self._update_graph.replay()
@@ -205,6 +206,11 @@ class FusedCompute:
         if self._model.scales is not None:
             self._model.scales.update()
             self._model.requantise()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> AbstractContextManager[None]:
+    """Record what this thread launches; the loader's thread may pin memory meanwhile."""
+    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
 
 
 def _copy_into(buffers: Batch, batch: Batch) -> None:

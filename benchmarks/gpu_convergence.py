@@ -1,0 +1,139 @@
+"""The fast paths train what the plain path trains: BERT-Base on real text, loss curves over each other.
+
+    python benchmarks/gpu_convergence.py [--output benchmarks/results] [--steps 2000]
+
+Every run goes through `bertrain pretrain` and, stopped half-way by a signal, `bertrain resume`, on the articles in
+demo/ with BERT's vocabulary: steps of one bin of 8,192 tokens, dropout 0.1, AdamW. Seed 1 is run in plain fp32, in
+fused bf16 and in FP8 (the same order of examples and the same masks; dropout draws are each path's own); seeds 2 and 3
+in fused bf16 show how far two equal trainings lie apart. Reported: the training loss, smoothed over 100 steps, and the
+held-out loss at the end; the spread is the largest distance between the bf16 seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+DEMO = HERE.parent / "demo"
+RUNS = {
+    "fp32 plain, seed 1": ("fp32", "plain", 1),
+    "bf16 fused, seed 1": ("bf16", "auto", 1),
+    "fp8 fused, seed 1": ("fp8", "auto", 1),
+    "bf16 fused, seed 2": ("bf16", "auto", 2),
+    "bf16 fused, seed 3": ("bf16", "auto", 3),
+}
+SMOOTHED = 100
+
+
+def bertrain(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "bertrain", *map(str, arguments)]
+
+
+def prepare(folder: Path) -> None:
+    for name, files in (("data", ["train-1.txt", "train-2.txt"]), ("held-out", ["held-out.txt"])):
+        texts = [DEMO / file for file in files]
+        subprocess.run(
+            bertrain("data", "prepare", *texts, "--max-seq-length", "128", "--out", folder / name),
+            check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def train(folder: Path, run: Path, precision: str, kernels: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train, stop half-way, resume; returns losses, held-out figures and seconds."""
+    settings = {
+        "batch.sequences": 0, "batch.tokens": 8192, "batch.token_budget": 8192, "optimizer.name": "adamw",
+        "optimizer.learning_rate": 2e-4, "optimizer.beta2": 0.98, "schedule.warmup_steps": steps // 20,
+        "schedule.power": 1.0, "model.initial_heads": "neighbours", "train.max_steps": steps, "train.seed": seed,
+        "train.precision": precision, "train.kernels": kernels, "evaluate.data": folder / "held-out",
+        "checkpoint.every_steps": 0, "log.every_steps": 50, "log.tensorboard": "false",
+    }  # fmt: skip
+    overrides = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        bertrain("pretrain", "bert-base-phase1", "--data", folder / "data", "--run", run, *overrides),
+        stdout=subprocess.DEVNULL,
+    )
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= steps // 2):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    if process.wait() != 2:
+        raise SystemExit(f"{run.name}: expected to be stopped and saved, ended with {process.returncode}")
+    subprocess.run(bertrain("resume", run), check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    by_step = [line for line in lines if line["kind"] == "step"]
+    assert [line["step"] for line in by_step] == list(range(1, steps + 1)), "every step must stand there once"
+    return {
+        "loss": [round(line["loss"], 4) for line in by_step],
+        "held_out": next(line for line in reversed(lines) if line["kind"] == "evaluation"),
+        "median_tokens_per_s": round(float(np.median([line["tokens_per_s"] for line in by_step]))),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def smooth(losses: list[float]) -> np.ndarray[Any, Any]:
+    return np.convolve(losses, np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+
+
+def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    for name, result in results.items():
+        curve = smooth(result["loss"])
+        axes.plot(np.arange(SMOOTHED, SMOOTHED + len(curve)), curve, label=name, linewidth=1.2)
+    axes.set_xlabel("step (8,192 tokens)")
+    axes.set_ylabel(f"loss, mean of {SMOOTHED} steps")
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--steps", type=int, default=2000)
+    arguments = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for number, (title, (precision, kernels, seed)) in enumerate(RUNS.items()):
+            results[title] = train(folder, folder / f"run-{number}", precision, kernels, seed, arguments.steps)
+            held_out = results[title]["held_out"]
+            print(f"{title}: held-out loss {held_out['loss']:.4f}, {results[title]['seconds']} s", flush=True)
+    curves = {title: smooth(result["loss"]) for title, result in results.items()}
+    seeds = [curve for title, curve in curves.items() if title.startswith("bf16")]
+    spread = max(float(np.abs(a - b).max()) for a in seeds for b in seeds)
+    reference = curves["fp32 plain, seed 1"]
+    distances = {title: float(np.abs(curve - reference).max()) for title, curve in curves.items()}
+    summary = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "largest_distance_between_bf16_seeds": round(spread, 4),
+        "largest_distance_from_fp32": {title: round(distance, 4) for title, distance in distances.items()},
+        "held_out_loss": {title: round(result["held_out"]["loss"], 4) for title, result in results.items()},
+        "median_tokens_per_s": {title: result["median_tokens_per_s"] for title, result in results.items()},
+    }
+    print(json.dumps(summary, indent=1))
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "gpu_convergence.json").write_text(json.dumps(summary | {"runs": results}) + "\n")
+    plot(results, arguments.output / "gpu_convergence.svg")
+
+
+if __name__ == "__main__":
+    main()
