@@ -82,24 +82,28 @@ def reduced(partials: Tensor) -> Tensors:
 
 
 def attention_both_ways(qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int) -> Tensors:
-    """The result, and the gradients of queries, keys and values."""
+    """The result, the gradients of queries, keys and values, and those of a bias added to each of the three."""
     tiles = plan_attention(cu_seqlens, len(qkv))
     out, lse = ragged_attention_forward(qkv, tiles, p, seed, site)
-    return out, *ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site).unbind(1)
+    dqkv, partials = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
+    return out, *dqkv.unbind(1), torch.stack(reduced(partials))
 
 
 def attention_error(actual: Tensors, expected: Tensors) -> float:
     """The largest error, where the twin gives the gradient as one tensor.
 
-    Queries and keys of sequences of length 1 have no gradient: what rounding leaves of it is measured against the
-    whole.
+    Queries and keys of sequences of length 1 have no gradient, nor has a bias of keys: what rounding leaves of them is
+    measured against the whole, and against the terms of the sum.
     """
+    out, *gradients, biases = actual
     whole = expected[1].norm()
-    errors = [error(actual[0], expected[0])]
-    for part, reference in zip(actual[1:], expected[1].unbind(1), strict=True):
+    errors = [error(out, expected[0])]
+    for gradient, bias, reference in zip(gradients, biases, expected[1].unbind(1), strict=True):
         norm = reference.norm() if reference.norm() > 1e-6 * whole else whole
-        errors.append(((part.double() - reference).norm() / norm).item())
-    return max(errors) if all(torch.isfinite(part).all() for part in actual) else float("inf")
+        errors.append(((gradient.double() - reference).norm() / norm).item())
+        total = reference.sum(0).flatten()
+        errors.append(((bias.double() - total).norm() / total.norm().maximum(norm)).item())
+    return max(errors) if all(torch.isfinite(tensor).all() for tensor in actual) else float("inf")
 
 
 def layernorm_both_ways(
