@@ -274,8 +274,9 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Consol
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
         state.compute.restore(snapshot.optimizer)
         state.progress = snapshot.progress
-    elif run.init:
-        _begin_with(state, run, console)
+    else:
+        if run.init:
+            _begin_with(state, run, console)
         state.compute.restore({})
 
 
