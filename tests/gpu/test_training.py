@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.errors import UserError
 from bertrain.kernels.backend import available
 from bertrain.train.pretrain import pretrain
 from tests import helpers
@@ -44,6 +45,19 @@ def test_kernels_and_plain_fp32_train_alike(tmp_path: Path, capsys: pytest.Captu
     print(f"largest distance of losses {max(distances):.2%}")
     assert exact[-1] < 0.9 * exact[0], "something is learnt"
     assert 0 < max(distances) <= 0.02
+
+
+def test_what_the_kernels_cannot_compute_is_computed_plainly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = helpers.make_data(tmp_path)
+    common = {"train__device": "cuda", "train__max_steps": 2}
+    pretrain(helpers.tiny_settings(model__hidden_size=48, train__precision="bf16", **common), data, tmp_path / "run")
+    assert "computing with plain PyTorch, bf16 (" in capsys.readouterr().out
+    odd = helpers.tiny_settings(batch__token_budget=250, train__precision="fp8", **common)
+    with pytest.raises(UserError, match=r"train\.precision fp8 is not possible here"):
+        pretrain(odd, data, tmp_path / "odd")
+    assert not (tmp_path / "odd").exists()
 
 
 @pytest.mark.parametrize(
