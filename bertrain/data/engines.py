@@ -71,7 +71,7 @@ def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Ite
     with client:
         futures = [client.submit(make_unit, work_folder, number, pure=False) for number in numbers]
         try:
-            for future in distributed.as_completed(futures):
+            for future in distributed.as_completed(futures, loop=client.loop):
                 yield future.result()
         except distributed.KilledWorker:
             raise UserError(

@@ -233,8 +233,7 @@ def train_vocabulary(
         raise UserError(
             f"the text has only {len(numbers)} word pieces to offer; ask for a smaller --size or give more text"
         )
-    # The trainer numbers words differently each time; in order of spelling, equal words make an equal file.
-    vocabulary = Vocabulary((*SPECIAL_WORDS, *sorted(numbers.keys() - set(SPECIAL_WORDS))), lower_case)
+    vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
     try:
         vocabulary.save(out)
     except OSError as error:

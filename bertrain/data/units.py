@@ -89,7 +89,8 @@ def make_unit(work_folder: str, number: int) -> int:
     done = unit_folder(work, number)
     if done.is_dir():
         return number
-    plan, vocabulary, tokenizer = _tools(work_folder)
+    plan = Plan.read(work)
+    vocabulary, tokenizer = _words(work_folder, plan.lower_case)
     partial = None
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{done.name}-", dir=work))
@@ -105,11 +106,10 @@ def make_unit(work_folder: str, number: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _tools(work_folder: str) -> tuple[Plan, Vocabulary, Tokenizer]:
-    work = Path(work_folder)
-    plan = Plan.read(work)
-    vocabulary = Vocabulary.load(work / VOCABULARY, lower_case=plan.lower_case)
-    return plan, vocabulary, Tokenizer(vocabulary)
+def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, Tokenizer]:
+    """The vocabulary, and a tokenizer that remembers words from one unit to the next."""
+    vocabulary = Vocabulary.load(Path(work_folder) / VOCABULARY, lower_case=lower_case)
+    return vocabulary, Tokenizer(vocabulary)
 
 
 def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:

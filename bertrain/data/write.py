@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bertrain.data.masking import Ints
-from bertrain.data.rows import Rows, in_batches
+from bertrain.data.rows import Rows
 from bertrain.data.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
@@ -47,9 +47,12 @@ def write_shards(
     vocabulary: Vocabulary,
     *,
     preparation: dict[str, Any],
-    rows_per_shard: int,
+    rows_per_shard: int | Sequence[int],
 ) -> dict[str, Any]:
-    """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
+    """Write a prepared folder and return its manifest; `preparation` records how the examples were made.
+
+    `rows_per_shard` is the size of all shards, or of each of them in turn.
+    """
     refuse_occupied(out)
     with new_folder(out) as folder:
         return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
@@ -60,12 +63,16 @@ def _write_into(
     examples: Iterable[Example],
     vocabulary: Vocabulary,
     preparation: dict[str, Any],
-    rows_per_shard: int,
+    rows_per_shard: int | Sequence[int],
 ) -> dict[str, Any]:
     files: list[dict[str, Any]] = []
     histogram: Histogram = Counter()
     has_masks = False
-    for batch in in_batches(examples, rows_per_shard):
+    waiting = iter(examples)
+    for size in repeat(rows_per_shard) if isinstance(rows_per_shard, int) else rows_per_shard:
+        batch = list(islice(waiting, size))
+        if not batch:
+            break
         rows = rows_of_examples(batch, token_dtype(vocabulary))
         has_masks = rows.mlm_positions is not None
         files.append(write_shard(folder / shard_name(len(files)), rows))
