@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ CONTINUATION = "##"
 SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200  # in characters; a longer one is [UNK]
 CACHED_WORDS = 500_000  # about 100 MB; then the cache begins anew
+ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: letters and digits, and single signs
 IDEOGRAPHS = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
@@ -131,8 +133,14 @@ class _Words(dict[str, bytes]):
 
     def __missing__(self, word: str) -> bytes:
         # str.lower looks at neighbours (a final sigma), so it must see the word before punctuation is split off.
-        folded = unicodedata.normalize("NFD", word.lower()) if self._lower_case else word
-        self[word] = encoded = b"".join(map(self._pieces.__getitem__, folded.translate(self._split).split()))
+        folded = word.lower() if self._lower_case else word
+        if folded.isascii():
+            parts = ASCII_PARTS(folded)  # the same as below, faster
+        elif self._lower_case:
+            parts = unicodedata.normalize("NFD", folded).translate(self._split).split()
+        else:
+            parts = folded.translate(self._split).split()
+        self[word] = encoded = b"".join(map(self._pieces.__getitem__, parts))
         return encoded
 
 
@@ -141,26 +149,26 @@ class _Pieces(dict[str, bytes]):
 
     def __init__(self, numbers: dict[str, int], dtype: np.dtype[Any]) -> None:
         self._numbers, self._typecode = numbers, dtype.char
+        self._longest = max(map(len, numbers))
 
     def __missing__(self, word: str) -> bytes:
         self[word] = encoded = array(self._typecode, self._greedy(word)).tobytes()
         return encoded
 
     def _greedy(self, word: str) -> list[int]:
-        unknown = [self._numbers["[UNK]"]]
+        numbers, unknown = self._numbers, [self._numbers["[UNK]"]]
         if len(word) > LONGEST_WORD:
             return unknown
         found: list[int] = []
-        start, prefix = 0, ""
-        while start < len(word):
-            for stop in range(len(word), start, -1):
-                number = self._numbers.get(prefix + word[start:stop])
-                if number is not None:
+        rest, least = word, 0
+        while len(rest) > least:
+            for stop in range(min(len(rest), self._longest), least, -1):
+                if (number := numbers.get(rest[:stop])) is not None:
                     break
             else:
                 return unknown
             found.append(number)
-            start, prefix = stop, CONTINUATION
+            rest, least = CONTINUATION + rest[stop:], len(CONTINUATION)
         return found
 
 
