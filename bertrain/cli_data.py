@@ -69,6 +69,7 @@ def data_prepare(
         str | None, typer.Option(help="address of the Dask scheduler; its workers see the same files")
     ] = None,
     on_error: Annotated[str, typer.Option(help="stop, or skip and count unreadable files and giant lines")] = "stop",
+    as_json: AsJson = False,
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
 
@@ -99,6 +100,10 @@ def data_prepare(
         on_error=on_error,
         progress=_print_progress(),
     )
+    if as_json:
+        figures = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
+        print(json.dumps({"folder": str(out), "files": len(manifest["files"])} | figures))
+        return
     mean = manifest["tokens"] / manifest["rows"]
     print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
     _print_losses(manifest["preparation"], max_seq_length)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -80,29 +82,36 @@ def shuffled_head(items: list[int], count: int, draw: random.Random) -> list[int
     return head[:count]
 
 
-def _stretches(top: int, bottom: int) -> Iterator[tuple[int, range]]:
+@lru_cache(maxsize=4096)
+def _stretches(top: int, bottom: int) -> list[tuple[int, range]]:
     """The indices top .. bottom that a shuffle goes down by, in stretches for which as many bits are drawn."""
+    stretches = []
     while top >= bottom:
         width = (top + 1).bit_length()
         lowest = max(bottom, (1 << (width - 1)) - 1)
-        yield width, range(top, lowest - 1, -1)
+        stretches.append((width, range(top, lowest - 1, -1)))
         top = lowest - 1
+    return stretches
 
 
 def mask_drawer(
     draw: random.Random, *, mask_id: int, vocab_size: int, max_predictions: int, probability: float
 ) -> Callable[[Pair], Masked]:
     """A function that draws the masks of a pair as the reference does: shuffle all positions, take the first."""
-    uniform = draw.random
+    uniform, bits = draw.random, draw.getrandbits
+    width = vocab_size.bit_length()
+
+    def any_word() -> int:  # draw.randrange(vocab_size)
+        while (word := bits(width)) >= vocab_size:
+            pass
+        return word
 
     def masks(pair: Pair) -> Masked:
         a_length, b_length = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
         positions = [*range(1, a_length + 1), *range(a_length + 2, a_length + b_length + 2)]
         wanted = min(max_predictions, max(1, round((a_length + b_length + 3) * probability)))
         chosen = shuffled_head(positions, wanted, draw)
-        words = [
-            mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else draw.randrange(vocab_size) for _ in chosen
-        ]
+        words = [mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else any_word() for _ in chosen]
         return pair, chosen, words
 
     return masks
@@ -142,8 +151,8 @@ def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> 
     """Rows of some masked pairs, the positions of each in ascending order."""
     rows = rows_of_pairs(text.tokens, [pair for pair, _, _ in batch], start, separator)
     counts = np.array([len(positions) for _, positions, _ in batch])
-    positions = np.concatenate([np.array(positions, dtype=np.int64) for _, positions, _ in batch])
-    words = np.concatenate([np.array(words, dtype=np.int64) for _, _, words in batch])
+    positions = np.fromiter(chain.from_iterable(positions for _, positions, _ in batch), np.int64)
+    words = np.fromiter(chain.from_iterable(words for _, _, words in batch), np.int64)
     places = positions + np.repeat(rows.offsets[:-1], counts)
     ascending = np.argsort(places)
     positions, words, places = positions[ascending], words[ascending], places[ascending]

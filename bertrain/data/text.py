@@ -92,17 +92,18 @@ def read_lines(
             position = file.seek(span.start)
             while position < span.stop:
                 raw = file.readline(LONGEST_LINE + 1)
+                if not raw:
+                    raise UserError(f"{span.path} has become shorter while it was read; begin again when it is at rest")
                 position += len(raw)
                 if len(raw) > LONGEST_LINE:
-                    begin = position - len(raw)
-                    while raw and not raw.endswith(b"\n"):
-                        raw = file.readline(LONGEST_LINE)
-                        position += len(raw)
+                    length = len(raw) + _skip_line(file)
                     if on_error != "skip":
+                        number = _line_number(span.path, position - len(raw))
                         raise UserError(
-                            f"line {_line_number(span.path, begin)} of {span.path} is {position - begin:,} bytes long; "
-                            "put a sentence on each line, or leave such lines out with --on-error skip"
+                            f"line {number} of {span.path} is {length:,} bytes long; put a sentence on each line, or "
+                            "leave such lines out with --on-error skip"
                         )
+                    position = file.tell()
                     counts["lines_skipped"] += 1
                     continue
                 if drop_carriage_returns:
@@ -116,6 +117,16 @@ def read_lines(
                     yield line.removesuffix("\n")
     except OSError as error:
         raise UserError(f"cannot read {span.path}: {error.strerror or error}") from None
+
+
+def _skip_line(file: BinaryIO) -> int:
+    """Read on to the end of a line; returns how many bytes that took."""
+    skipped = 0
+    while True:
+        raw = file.readline(LONGEST_LINE)
+        skipped += len(raw)
+        if not raw or raw.endswith(b"\n"):
+            return skipped
 
 
 def _line_number(path: str, position: int) -> int:
