@@ -63,6 +63,9 @@ def data_prepare(
     ] = 76,
     masked_lm_prob: Annotated[float, typer.Option(help="share of words to predict, with --reference")] = 0.15,
     rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
+    unit_mb: Annotated[
+        float, typer.Option(help="MB of text that a process takes at a time; a random B comes from the same")
+    ] = 16,
     workers: Annotated[int, typer.Option(help="processes on this machine")] = 1,
     engine: Annotated[str, typer.Option(help="local, or dask for a cluster (the extra `dask`)")] = "local",
     scheduler: Annotated[
@@ -94,6 +97,7 @@ def data_prepare(
         max_predictions=max_predictions,
         masked_lm_prob=masked_lm_prob,
         rows_per_shard=rows_per_shard,
+        unit_mb=unit_mb,
         workers=workers,
         engine=engine,
         scheduler=scheduler,

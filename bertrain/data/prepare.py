@@ -22,7 +22,6 @@ from bertrain.data.write import Histogram, finish_folder, shard_name
 from bertrain.errors import UserError
 from bertrain.files import refuse_occupied
 
-UNIT_BYTES = 16 << 20
 UNKNOWN_LIMIT = 0.5  # of all tokens; more says that vocabulary and text do not belong together
 
 Progress = Callable[[int, int], None]
@@ -49,7 +48,7 @@ def prepare(
     engine: str = "local",
     scheduler: str | None = None,
     on_error: str = "stop",
-    unit_bytes: int = UNIT_BYTES,
+    unit_mb: float = 16,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Turn plain text (a sentence per line, a blank line between documents) into training examples.
@@ -57,11 +56,12 @@ def prepare(
     Returns the manifest of the folder written at `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples
     are unmasked pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference
     script, for all files as one or, `per_file`, for each by itself. The result does not depend on `workers` or
-    `engine`. An interrupted preparation, called again, goes on where it was. With several workers, a script calls this
-    under `if __name__ == "__main__":`.
+    `engine`; it does depend on `unit_mb`, since a random B comes from the same stretch of text. An interrupted
+    preparation, called again, goes on where it was. With several workers, a script calls this under
+    `if __name__ == "__main__":`.
     """
     _check_choices(full_sentences, reference, per_file, on_error, engine, workers)
-    _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_bytes)
+    _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
     _check_probabilities(short_seq_prob, masked_lm_prob)
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
     files, unreadable = _usable(find_inputs(inputs), on_error)
@@ -69,7 +69,7 @@ def prepare(
     refuse_occupied(out)
     mode = "reference" if reference else "full-sentences" if full_sentences else "pairs"
     if mode != "reference":
-        units = plan_units(files, unit_bytes)
+        units = plan_units(files, max(1, int(unit_mb * (1 << 20))))
     elif per_file:
         units = [[span] for span in map(_whole, files)]
     else:
@@ -105,6 +105,8 @@ def prepare(
             shutil.rmtree(work)  # nobody will go on from here
             raise
         description = _describe(plan, files, unreadable, counts)
+        if not reference:
+            description["unit_mb"] = unit_mb
         if per_file:
             description["rows_per_input"] = [sum(file["rows"] for file in summary.files) for summary in summaries]
         return _assemble(work, out, vocabulary, summaries, description)
@@ -126,7 +128,7 @@ def _check_choices(
 
 
 def _check_numbers(
-    max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_bytes: int
+    max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_mb: float
 ) -> None:
     if not 8 <= max_seq_length <= 1 << 16:
         raise UserError(f"--max-seq-length is {max_seq_length}; it must be between 8 and 65536")
@@ -137,8 +139,8 @@ def _check_numbers(
     most = (1 << 31) // max_seq_length - 1  # a list column of Arrow counts its tokens in 32 bits
     if not 1 <= rows_per_shard <= most:
         raise UserError(f"--rows-per-shard is {rows_per_shard}; it must be at least 1 and at the most {most}")
-    if unit_bytes < 1:
-        raise UserError(f"unit_bytes is {unit_bytes}; it must be at least 1")
+    if not unit_mb > 0:
+        raise UserError(f"--unit-mb is {unit_mb}; it must be more than 0")
 
 
 def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
@@ -227,11 +229,12 @@ def _work_in(work: Path, out: Path) -> Iterator[None]:
             raise UserError(f"another bertrain is preparing {out} just now") from None
         try:
             yield
-        except UserError as error:
+        except (UserError, OSError) as error:
+            said = f"could not write {out}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
             if next(work.glob("unit-*"), None) is None:
                 shutil.rmtree(work, ignore_errors=True)
-                raise
-            raise UserError(f"{error} (what is finished is kept in {work})") from None
+                raise UserError(said) from None
+            raise UserError(f"{said} (what is finished is kept in {work})") from None
 
 
 def _keep_only_usable_units(work: Path, plan: Plan) -> None:
@@ -259,19 +262,16 @@ def _assemble(
     whole.mkdir(exist_ok=True)
     files: list[dict[str, Any]] = []
     histogram: Histogram = _total(summary.histogram for summary in summaries)
-    try:
-        for number, summary in enumerate(summaries):
-            for file in summary.files:
-                name = shard_name(len(files))
-                if not (whole / name).exists():
-                    (unit_folder(work, number) / file["name"]).rename(whole / name)
-                files.append(file | {"name": name})
-        has_masks = description["mode"] == "reference"
-        manifest = finish_folder(whole, vocabulary, files, histogram, has_masks=has_masks, preparation=description)
-        if out.exists():
-            out.rmdir()
-        whole.rename(out)
-    except OSError as error:
-        raise UserError(f"could not write {out}: {error.strerror or error}") from None
+    for number, summary in enumerate(summaries):
+        for file in summary.files:
+            name = shard_name(len(files))
+            if not (whole / name).exists():
+                (unit_folder(work, number) / file["name"]).rename(whole / name)
+            files.append(file | {"name": name})
+    has_masks = description["mode"] == "reference"
+    manifest = finish_folder(whole, vocabulary, files, histogram, has_masks=has_masks, preparation=description)
+    if out.exists():
+        out.rmdir()
+    whole.rename(out)
     shutil.rmtree(work, ignore_errors=True)
     return manifest

@@ -25,7 +25,7 @@ from bertrain.data.text import LONGEST_LINE
 from bertrain.errors import UserError
 from tests import helpers
 
-UNIT_BYTES = 1000
+UNIT_MB = 1000 / (1 << 20)
 SCRIPT = """
 import json, os, pathlib, signal, sys
 from bertrain.data.prepare import prepare
@@ -56,7 +56,7 @@ def arguments(tmp_path: Path) -> dict[str, object]:
         "vocab": str(vocab),
         "max_seq_length": 64,
         "dupe_factor": 3,
-        "unit_bytes": UNIT_BYTES,
+        "unit_mb": UNIT_MB,
         "rows_per_shard": 20,
     }
 
@@ -226,7 +226,9 @@ def test_every_unit_of_a_single_document(tmp_path: Path) -> None:
     words = helpers.vocabulary_words()
     (tmp_path / "text.txt").write_text("\n\n".join("\n".join([f"{word} {word}"] * 12) for word in words))
     vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
-    manifest = prepare([tmp_path / "text.txt"], tmp_path / "data", vocab=vocab, max_seq_length=16, unit_bytes=60)
+    manifest = prepare(
+        [tmp_path / "text.txt"], tmp_path / "data", vocab=vocab, max_seq_length=16, unit_mb=60 / (1 << 20)
+    )
     assert len(manifest["files"]) == len(words), "as many units"
     shards = Shards.open(tmp_path / "data")
     for row in range(len(shards)):
@@ -241,7 +243,7 @@ def test_giant_lines(arguments: dict[str, object], tmp_path: Path) -> None:
     giant = tmp_path / "giant.txt"
     good = Path(_inputs(arguments)[0]).read_bytes()
     giant.write_bytes(b"bato kese\n" + b"bato " * (LONGEST_LINE // 5 + 1) + b"\n" + good)
-    arguments |= {"inputs": [str(giant)], "unit_bytes": 1 << 24}
+    arguments |= {"inputs": [str(giant)], "unit_mb": 16}
     with pytest.raises(UserError, match=f"^line 2 of {giant} is 4,194,30. bytes long; .* --on-error skip$"):
         prepare(**arguments)  # type: ignore[arg-type]
     manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
@@ -309,6 +311,7 @@ def _raise(done: int, total: int) -> None:
         ({"dupe_factor": 0}, "--dupe-factor is 0"),
         ({"max_predictions": 0}, "--max-predictions is 0"),
         ({"masked_lm_prob": 1.5}, "--masked-lm-prob is 1.5"),
+        ({"unit_mb": 0}, "--unit-mb is 0"),
         ({"rows_per_shard": 1 << 26}, "--rows-per-shard is 67108864"),
         ({"on_error": "ignore"}, "--on-error is 'ignore'"),
         ({"engine": "spark"}, "--engine is 'spark'"),
