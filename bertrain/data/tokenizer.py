@@ -196,8 +196,8 @@ def _unaccented_and_split(character: str) -> int | str | None:
 def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
     """BERT's normaliser, splitter and WordPiece model as Hugging Face tokenizers has them.
 
-    It differs from `Tokenizer` in corners (a final sigma, unassigned characters, line separators); it trains
-    vocabularies and goes with exported weights.
+    It differs from `Tokenizer` in corners (a final sigma, private-use characters, some ideographs, newer signs); it
+    trains vocabularies and goes with exported weights.
 
     `for_models` adds what a model's user expects and training data must not have: special words are recognised in
     the text, [CLS] and [SEP] are put around it.
