@@ -213,3 +213,8 @@ def check_data(shards: Shards, settings: Settings) -> None:
             f"{shards.folder} holds an example of {longest} tokens, more than data.max_seq_length {limit}; "
             f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
         )
+    if settings.model.nsp and int(shards.segment_b(np.array([0]))[0]) == int(shards.lengths[0]):
+        raise UserError(
+            f"{shards.folder} holds examples of one segment (--full-sentences), without a next sentence to tell; "
+            "set --model.nsp false or prepare pairs"
+        )
