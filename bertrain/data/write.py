@@ -6,7 +6,7 @@ The folder is written under another name beside its place and renamed when it is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,12 @@ def write_shards(
     vocabulary: Vocabulary,
     *,
     preparation: dict[str, Any],
-    rows_per_shard: int,
+    rows_per_shard: int | Sequence[int],
 ) -> dict[str, Any]:
-    """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
+    """Write a prepared folder and return its manifest; `preparation` records how the examples were made.
+
+    `rows_per_shard` is the size of all shards, or of each of them in turn.
+    """
     refuse_occupied(out)
     with new_folder(out) as folder:
         return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
@@ -52,7 +55,7 @@ def _write_into(
     examples: Iterable[Example],
     vocabulary: Vocabulary,
     preparation: dict[str, Any],
-    rows_per_shard: int,
+    rows_per_shard: int | Sequence[int],
 ) -> dict[str, Any]:
     token_type = pa.uint16() if len(vocabulary.words) <= 1 << 16 else pa.uint32()
     histogram: dict[int, int] = {}
@@ -71,7 +74,7 @@ def _write_into(
         has_masks = example.mlm_positions is not None
         histogram[len(example.tokens)] = histogram.get(len(example.tokens), 0) + 1
         waiting.append(example)
-        if len(waiting) == rows_per_shard:
+        if len(waiting) == (rows_per_shard if isinstance(rows_per_shard, int) else rows_per_shard[len(files)]):
             flush()
     if waiting:
         flush()
