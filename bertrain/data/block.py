@@ -62,7 +62,7 @@ def split(values: npt.NDArray, counts: Ints) -> list[npt.NDArray]:
 
 def joined(arrays: Sequence[npt.NDArray]) -> Ints:
     """Arrays of any integer type end to end."""
-    return np.concatenate(arrays).astype(np.int64) if arrays else np.zeros(0, dtype=np.int64)
+    return np.concatenate(arrays).astype(np.int64) if len(arrays) else np.zeros(0, dtype=np.int64)
 
 
 def _places(counts: Ints, chosen: Ints) -> Ints:

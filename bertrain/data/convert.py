@@ -8,7 +8,7 @@ packing and sorting by length take memory that grows with the rows, a few number
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -49,6 +49,17 @@ class Conversion:
     max_predictions: int
     masks: Literal["kept", "drawn", "none"]
     """Kept as the source has them, drawn once here, or none: the rows are unmasked."""
+
+    def sentence(self) -> str:
+        """What was written, for people."""
+        packs = f" in {self.records:,} packs" if self.layout == "hdf5-packed" else ""
+        masks = {
+            "kept": f"masks as they were, {self.max_predictions} a row at the most",
+            "drawn": f"masks drawn once by bertrain's rule, {self.max_predictions} a row at the most",
+            "none": "unmasked",
+        }[self.masks]
+        width = f"rows up to {self.max_seq_length} tokens"
+        return f"{self.folder}: {self.layout}, {self.rows:,} rows{packs} in {self.files:,} file(s), {width}, {masks}"
 
 
 @dataclass(frozen=True)
@@ -121,10 +132,12 @@ def bin_by_length(
     refuse_occupied(Path(out))
     written = {}
     with new_folder(Path(out)) as partial:
+        source.vocabulary.save(partial / VOCABULARY)
         for shorter, longer in zip((0, *LENGTH_BINS), LENGTH_BINS, strict=False):
             chosen = np.flatnonzero((source.lengths > shorter) & (source.lengths <= longer))
             if len(chosen):
-                written[longer] = _write_folder(plan, chosen.__getitem__, len(chosen), partial / str(longer))
+                one = _write_folder(plan, chosen.__getitem__, len(chosen), partial / str(longer))
+                written[longer] = replace(one, folder=str(Path(out) / str(longer)))
     return written
 
 
