@@ -73,7 +73,7 @@ class ForeignData:
         self.lengths: npt.NDArray[np.int32] = arrays["lengths"]
         self.predictions: npt.NDArray[np.int32] | None = arrays.get("predictions")
         self._is_random, self._places, self._parts = arrays["is_random"], arrays["places"], arrays["parts"]
-        self._open = lru_cache(OPEN_FILES)(hdf5.open_file)
+        self._open = lru_cache(OPEN_FILES)(hdf5.OpenFile)
         self._refuse_words_outside()
 
     @property
@@ -123,7 +123,7 @@ class ForeignData:
 
     def _read_records(self, path: Path, places: Ints) -> tuple[Block, Ints]:
         if self._kind == "hdf5":
-            fields = hdf5.fetch(path, self._open(path), self._decoder, places)
+            fields = hdf5.fetch(self._open(path), self._decoder, places)
         else:
             with _naming_records(path, places):
                 fields = tfrecord.fetch(path, self._decoder, places)

@@ -6,8 +6,10 @@ that other people's trainers read what is written here. Nothing is compressed, a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from bertrain.data.layouts import (
     to_varlength,
 )
 from bertrain.data.masking import Ints
+from bertrain.data.ragged import read_ragged
 from bertrain.errors import UserError
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -41,16 +44,37 @@ RECTANGLES = {"fixed", "encoded"}
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def open_file(path: Path) -> h5py.File:
-    """An HDF5 file open for reading. It is not locked, so that a read-only disk serves too."""
-    with _reading(path):
-        return h5py.File(path, "r", locking=False)
+class OpenFile:
+    """An HDF5 file open for reading: by the library, and mapped for its ragged datasets.
+
+    It is not locked, so that a read-only disk serves too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _reading(path):
+            self.file = h5py.File(path, "r", locking=False)
+            self._content = np.asarray(np.memmap(path, mode="r"))
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read(self, name: str, first: int, last: int) -> Any:
+        """Rows `first` .. `last` of a dataset: an array, or a list of arrays where it is ragged."""
+        with _reading(self.path):
+            dataset = self.file[name]
+            if h5py.check_vlen_dtype(dataset.dtype) is None:
+                return dataset[first:last]
+            return read_ragged(self._content, dataset, first, last)
 
 
 def layout_of(path: Path) -> str:
     """Which layout a file has, told by its datasets; refuses one that has none, or whose datasets do not match."""
-    with open_file(path) as file, _reading(path):
-        names = set(file.keys())
+    with OpenFile(path) as opened, _reading(path):
+        names = set(opened.file.keys())
         if "packed_input_len" in names:
             layout = "packed"
         elif "special_token_positions" in names:
@@ -59,42 +83,42 @@ def layout_of(path: Path) -> str:
             layout = "fixed"
         else:
             layout = "varlength"
-        _refuse_odd_datasets(path, file, layout)
+        _refuse_odd_datasets(path, opened.file, layout)
         return layout
 
 
 def scan(path: Path, layout: str) -> Iterator[tuple[Ints, Fields]]:
     """All records of a file in order, some at a time: their numbers and their fields."""
-    with open_file(path) as file:
+    with OpenFile(path) as opened:
         with _reading(path):
-            _refuse_odd_datasets(path, file, layout)
-            count = len(file[FIELDS[layout][0]])
+            _refuse_odd_datasets(path, opened.file, layout)
+            count = len(opened.file[FIELDS[layout][0]])
         for first in range(0, count, RECORDS_AT_ONCE):
             numbers = np.arange(first, min(first + RECORDS_AT_ONCE, count))
-            yield numbers, fetch(path, file, layout, numbers)
+            yield numbers, fetch(opened, layout, numbers)
 
 
-def fetch(path: Path, file: h5py.File, layout: str, numbers: Ints) -> Fields:
+def fetch(opened: OpenFile, layout: str, numbers: Ints) -> Fields:
     """The fields of the records `numbers`, which ascend; consecutive ones are read at once."""
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    with _reading(path):
-        return {
-            name: np.concatenate([file[name][int(run[0]) : int(run[-1]) + 1] for run in runs])
-            for name in FIELDS[layout]
-        }
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)]
+    fields: Fields = {}
+    for name in FIELDS[layout]:
+        parts = [opened.read(name, first, last) for first, last in runs]
+        is_ragged = isinstance(parts[0], list)
+        fields[name] = list(chain.from_iterable(parts)) if is_ragged else np.concatenate(parts)
+    return fields
 
 
 def row_checksum(path: Path) -> str:
     """MLPerf's checksum of a file: the MD5 of the list of its rows' MD5s, each of the text of a list of `input_ids`."""
-    import hashlib
-
     digests = []
-    with open_file(path) as file, _reading(path):
-        if "input_ids" not in file:
-            raise UserError(f"{path} has no dataset input_ids to hash")
-        rows = file["input_ids"]
-        for first in range(0, len(rows), RECORDS_AT_ONCE):
-            for row in rows[first : first + RECORDS_AT_ONCE]:
+    with OpenFile(path) as opened:
+        with _reading(path):
+            if "input_ids" not in opened.file:
+                raise UserError(f"{path} has no dataset input_ids to hash")
+            count = len(opened.file["input_ids"])
+        for first in range(0, count, RECORDS_AT_ONCE):
+            for row in opened.read("input_ids", first, min(first + RECORDS_AT_ONCE, count)):
                 digests.append(hashlib.md5(str(row.tolist()).encode(), usedforsecurity=False).hexdigest())
     return hashlib.md5(str(digests).encode(), usedforsecurity=False).hexdigest()
 
