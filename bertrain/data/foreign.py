@@ -199,7 +199,9 @@ def open_index(folder: Path, *, verify: str, say: Any) -> Path:
         if _is_fresh(place, stamps):
             _verify(folder, place, verify)
             return place
-    place = next(place for place in places if _is_writable(place.parent))
+    place = next((place for place in places if _is_writable(place.parent)), None)
+    if place is None:
+        raise UserError(f"there is no place for an index of {folder}: neither it nor {places[-1].parent} is writable")
     with _alone(place):
         if not _is_fresh(place, stamps):
             shutil.rmtree(place, ignore_errors=True)
@@ -346,11 +348,12 @@ def _index_places(folder: Path) -> list[Path]:
 
 
 def _is_writable(folder: Path) -> bool:
+    """Whether a new file may be put there. Root could anywhere, but leaves alone what has no write bit."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"there is no place for an index: {folder} cannot be made ({error.strerror})") from None
-    return os.access(folder, os.W_OK)
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def _stamp(folder: Path, path: Path) -> dict[str, Any]:
