@@ -19,8 +19,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from bertrain.data import hdf5, tfrecord
 from bertrain.data.block import Block, concatenate, flat_ranges
 from bertrain.data.layouts import DECODERS, BadRecord, Fields
 from bertrain.data.masking import Ints
-from bertrain.data.shards import VOCABULARY, check_file
+from bertrain.data.shards import VOCABULARY
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, write_atomically
@@ -187,7 +187,7 @@ def load_vocabulary(path: str | Path | None) -> Vocabulary:
 # --- the index ------------------------------------------------------------------------------------------
 
 
-def open_index(folder: Path, *, verify: str, say: Any) -> Path:
+def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path:
     """The folder of a fresh index of `folder`, built if there is none; `verify` as for prepared folders.
 
     Several processes may ask at once: one builds, the others wait.
@@ -199,9 +199,10 @@ def open_index(folder: Path, *, verify: str, say: Any) -> Path:
         if _is_fresh(place, stamps):
             _verify(folder, place, verify)
             return place
-    place = next((place for place in places if _is_writable(place.parent)), None)
-    if place is None:
+    writable = [place for place in places if _is_writable(place.parent)]
+    if not writable:
         raise UserError(f"there is no place for an index of {folder}: neither it nor {places[-1].parent} is writable")
+    place = writable[0]
     with _alone(place):
         if not _is_fresh(place, stamps):
             shutil.rmtree(place, ignore_errors=True)
@@ -219,7 +220,9 @@ class _Growing:
     largest_word: dict[str, Any] = field(default_factory=lambda: {"number": -1, "name": "", "row": 0})
 
 
-def _build(folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, say: Any) -> None:
+def _build(
+    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, say: Callable[[str], None]
+) -> None:
     """Read everything once, and write the index into `out`."""
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
@@ -269,16 +272,17 @@ def _blocks_of(path: Path, name: str, kind: str, decoder: str, growing: _Growing
     """The examples of a file, some records at a time, with the place of each record and the number of its examples."""
     records_before = 0
     scan = hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder)
-    while True:
-        with _naming_records(path, None, records_before):
-            found = next(scan, None)
-            if found is None:
-                return
-            places, fields = found
-            block, parts = DECODERS[decoder](fields)
-        _note(block, parts, fields, name, records_before, growing)
-        yield block, places, parts
-        records_before += len(places)
+    with closing(scan):
+        while True:
+            with _naming_records(path, None, records_before):
+                found = next(scan, None)
+                if found is None:
+                    return
+                places, fields = found
+                block, parts = DECODERS[decoder](fields)
+            _note(block, parts, fields, name, records_before, growing)
+            yield block, places, parts
+            records_before += len(places)
 
 
 def _note(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, growing: _Growing) -> None:
@@ -376,13 +380,18 @@ def _is_fresh(place: Path, stamps: list[dict[str, Any]]) -> bool:
 
 
 def _verify(folder: Path, place: Path, verify: str) -> None:
+    """Compare the index's own files and all files of examples with what the index says of them."""
     index = _read_index(place)
     for array in index["arrays"]:
         path = place / array["name"]
-        if not path.is_file() or path.stat().st_size != array["bytes"]:
+        size = path.stat().st_size if path.is_file() else -1
+        if size != array["bytes"] or (verify == "hash" and file_digest(path)[1] != array["sha256"]):
             raise UserError(f"the index {place} is damaged; remove it, and it will be made again")
-    for file in index["files"]:
-        check_file(_path_of(folder, file), file, verify)
+    if verify == "hash":
+        for file in index["files"]:
+            path = _path_of(folder, file)
+            if file_digest(path)[1] != file["sha256"]:
+                raise UserError(f"{path} is damaged: its SHA-256 is not what it was when {place} was made")
 
 
 def _read_index(place: Path) -> dict[str, Any]:

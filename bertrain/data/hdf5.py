@@ -7,7 +7,7 @@ that other people's trainers read what is written here. Nothing is compressed, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -87,7 +87,7 @@ def layout_of(path: Path) -> str:
         return layout
 
 
-def scan(path: Path, layout: str) -> Iterator[tuple[Ints, Fields]]:
+def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, some at a time: their numbers and their fields."""
     with OpenFile(path) as opened:
         with _reading(path):
@@ -204,10 +204,11 @@ def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], part
 
 
 def _column(values: npt.NDArray | list[npt.NDArray]) -> npt.NDArray:
-    """A list of arrays as an array of objects, also where all of them are equally long."""
+    """What h5py takes for some rows: a rectangle also for lists that are equally long, else an array of objects."""
     if isinstance(values, np.ndarray):
         return values
+    if len(set(map(len, values))) <= 1:
+        return np.stack(values)
     column = np.empty(len(values), dtype=object)
-    for number, value in enumerate(values):
-        column[number] = value
+    column[:] = values
     return column

@@ -103,7 +103,7 @@ class Shards:
             if not manifest["rows"]:
                 raise UserError(f"the data folder {folder} holds no example")
             for file in manifest["files"]:
-                check_file(folder / file["name"], file, verify)
+                _check_file(folder / file["name"], file, verify)
             words = manifest["vocabulary"]
             vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=words["lower_case"])
             if vocabulary.hash != words["sha256"]:
@@ -158,8 +158,7 @@ class Shards:
         return self._is_random[rows].astype(np.int64)
 
 
-def check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
-    """Compare a file with its entry in a manifest: its "size", or its "hash" too."""
+def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
     if not path.is_file():
         raise UserError(f"the shard {path} is missing; its manifest lists it")
     if path.stat().st_size != expected["bytes"]:

@@ -7,7 +7,7 @@ rotated and shifted. The data of a record is a protocol buffer: a map of names t
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -213,7 +213,7 @@ def layout_of(path: Path) -> str:
     return layout
 
 
-def scan(path: Path, layout: str) -> Iterator[tuple[Ints, Fields]]:
+def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, some at a time: their places and their features."""
     places: list[int] = []
     waiting: list[dict[str, npt.NDArray]] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertrain.data import layouts, tfrecord
@@ -60,6 +60,7 @@ def plain_row(example: dict[str, Any]) -> dict[str, list[int]]:
     }
 
 
+@settings(max_examples=40)
 @given(blocks())
 def test_fixed_rows_are_padded_rows_and_read_back(block: Block) -> None:
     fields = layouts.to_fixed(block, SHAPE)
@@ -76,6 +77,7 @@ def test_fixed_rows_are_padded_rows_and_read_back(block: Block) -> None:
     assert parts.tolist() == [1] * len(block)
 
 
+@settings(max_examples=40)
 @given(blocks())
 def test_ragged_rows_read_back(block: Block) -> None:
     fields = layouts.to_varlength(block, SHAPE)
@@ -85,6 +87,7 @@ def test_ragged_rows_read_back(block: Block) -> None:
     assert examples_of(layouts.from_varlength(fields)[0]) == examples_of(block)
 
 
+@settings(max_examples=40)
 @given(blocks(), st.data())
 def test_packs_read_back(block: Block, data: st.DataObject) -> None:
     ends = sorted(data.draw(st.sets(st.integers(1, len(block) - 1)))) if len(block) > 1 else []
@@ -106,6 +109,7 @@ def test_packs_read_back(block: Block, data: st.DataObject) -> None:
     assert found.tolist() == parts.tolist()
 
 
+@settings(max_examples=40)
 @given(blocks(), st.data())
 def test_examples_are_taken_in_any_order(block: Block, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(block) - 1), max_size=8))
