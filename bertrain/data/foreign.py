@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -103,35 +104,55 @@ class ForeignData:
         return self._is_random[rows].astype(np.int64)
 
     def read(self, rows: Ints) -> Block:
-        """The examples of `rows`, in that order; each record is read once, those of a file together."""
+        """The examples of `rows`, in that order; each record is read once."""
         file_of_row = np.searchsorted(self._first_row, rows, side="right") - 1
-        blocks, order = [], np.empty(len(rows), dtype=np.int64)
-        read_so_far = 0
+        record_of_row = np.empty(len(rows), dtype=np.int64)
+        groups: dict[tuple[int, ...], list[_Fetched]] = {}  # by the widths of their rectangles: each is decoded at once
         for number in np.unique(file_of_row).tolist():
             asked = np.flatnonzero(file_of_row == number)
-            places, record = np.unique(self._places[rows[asked]], return_inverse=True)
-            block, parts = self._read_records(self._paths[number], places)
-            example = (np.cumsum(parts) - parts)[record] + self._parts[rows[asked]]
-            if (self._parts[rows[asked]] >= parts[record]).any() or (
-                block.lengths[example] != self.lengths[rows[asked]]
-            ).any():
-                raise UserError(f"{self._paths[number]} has changed since its index was made; start again")
-            order[asked] = read_so_far + example
-            read_so_far += len(block)
+            places, record_of_row[asked] = np.unique(self._places[rows[asked]], return_inverse=True)
+            fetched = _Fetched(self._paths[number], places, asked, self._fetch(self._paths[number], places))
+            groups.setdefault(fetched.widths(), []).append(fetched)
+        blocks, order = [], np.empty(len(rows), dtype=np.int64)
+        examples_before = 0
+        for group in groups.values():
+            block, parts = self._decode(group)
+            first_example = np.cumsum(parts) - parts
+            records_before = 0
+            for fetched in group:
+                record = records_before + record_of_row[fetched.asked]
+                part = self._parts[rows[fetched.asked]]
+                example = first_example[record] + part
+                is_same = (part < parts[record]).all() and np.array_equal(
+                    block.lengths[example], self.lengths[rows[fetched.asked]]
+                )
+                if not is_same:
+                    raise UserError(f"{fetched.path} has changed since its index was made; start again")
+                order[fetched.asked] = examples_before + example
+                records_before += len(fetched.places)
+            examples_before += len(block)
             blocks.append(block)
         return concatenate(blocks).take(order)
 
-    def _read_records(self, path: Path, places: Ints) -> tuple[Block, Ints]:
+    def _fetch(self, path: Path, places: Ints) -> Fields:
         if self._kind == "hdf5":
-            fields = hdf5.fetch(self._open(path), self._decoder, places)
-        else:
-            with _naming_records(path, places):
-                fields = tfrecord.fetch(path, self._decoder, places)
+            return hdf5.fetch(self._open(path), self._decoder, places)
         with _naming_records(path, places):
+            return tfrecord.fetch(path, self._decoder, places)
+
+    def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
+        """The examples of some files' records, and how many each record holds."""
+        fields = {name: _join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
+        try:
             block, parts = DECODERS[self._decoder](fields)
+        except BadRecord as bad:
+            ends = np.cumsum([len(fetched.places) for fetched in group])
+            culprit = group[int(np.searchsorted(ends, bad.number, side="right"))]
+            raise UserError(f"{culprit.path} has changed since its index was made: {bad.complaint}") from None
         largest = _largest_word(block)
         if largest >= len(self.vocabulary.words):
-            raise UserError(f"{path} has changed since its index was made: it holds the word {largest} now")
+            files = ", ".join(str(fetched.path) for fetched in group)
+            raise UserError(f"one of {files} has changed since its index was made: it holds the word {largest} now")
         return block, parts
 
     def _refuse_words_outside(self) -> None:
@@ -141,6 +162,25 @@ class ForeignData:
                 f"{_path_of(self.folder, largest)}, row {largest['row']}, holds the word {largest['number']}, outside "
                 f"of the vocabulary of {words} words; name the right one by --data.vocab FILE"
             )
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """Records of one file, and which of the rows asked for are in them."""
+
+    path: Path
+    places: Ints
+    asked: Ints
+    fields: Fields
+
+    def widths(self) -> tuple[int, ...]:
+        """Widths of the rectangles among the fields; ragged ones have none."""
+        return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)
+
+
+def _join(parts: list[Any]) -> Any:
+    """A field of several files: lists end to end, or rectangles one above another."""
+    return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 
 # --- the files and the vocabulary -----------------------------------------------------------------------

@@ -31,7 +31,7 @@ from bertrain.data.layouts import (
     to_varlength,
 )
 from bertrain.data.masking import Ints
-from bertrain.data.ragged import read_ragged
+from bertrain.data.ragged import RaggedColumn
 from bertrain.errors import UserError
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -45,15 +45,13 @@ RECTANGLES = {"fixed", "encoded"}
 
 
 class OpenFile:
-    """An HDF5 file open for reading: by the library, and mapped for its ragged datasets.
-
-    It is not locked, so that a read-only disk serves too.
-    """
+    """An HDF5 file open for reading, its datasets found once and mapped where they lie in one piece."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._columns: dict[str, Any] = {}
         with _reading(path):
-            self.file = h5py.File(path, "r", locking=False)
+            self.file = h5py.File(path, "r")
             self._content = np.asarray(np.memmap(path, mode="r"))
 
     def __enter__(self) -> OpenFile:
@@ -65,10 +63,25 @@ class OpenFile:
     def read(self, name: str, first: int, last: int) -> Any:
         """Rows `first` .. `last` of a dataset: an array, or a list of arrays where it is ragged."""
         with _reading(self.path):
-            dataset = self.file[name]
-            if h5py.check_vlen_dtype(dataset.dtype) is None:
-                return dataset[first:last]
-            return read_ragged(self._content, dataset, first, last)
+            if name not in self._columns:
+                self._columns[name] = _column_of(self.file[name], self._content)
+            rows = self._columns[name][first:last]
+            if len(rows) != last - first:
+                raise ValueError(f"it has no row {last - 1}")
+            return rows
+
+
+def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
+    """What gives the rows of a dataset: a ragged column, an array over the mapped file, or the dataset itself."""
+    if h5py.check_vlen_dtype(dataset.dtype) is not None:
+        return RaggedColumn(content, dataset)
+    offset = dataset.id.get_offset() if dataset.chunks is None else None
+    if offset is None:  # in chunks, maybe compressed; or never written
+        return dataset
+    end = offset + dataset.size * dataset.dtype.itemsize
+    if end > len(content):
+        raise ValueError("the file ends before its rows do")
+    return content[offset:end].view(dataset.dtype).reshape(dataset.shape)
 
 
 def layout_of(path: Path) -> str:

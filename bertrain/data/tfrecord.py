@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -81,7 +82,17 @@ def _open(path: Path) -> BinaryIO:
 # --- tf.train.Example ---------------------------------------------------------------------------------
 
 
-def parse_example(data: bytes) -> dict[str, npt.NDArray]:
+class Feature(NamedTuple):
+    """A list of numbers as it lies in the record: a run of varints, or of floats of four bytes."""
+
+    is_float: bool
+    content: bytes
+
+
+EMPTY = Feature(False, b"")
+
+
+def parse_example(data: bytes) -> dict[str, Feature]:
     """The features of a tf.train.Example that are lists of integers or floats; raises ValueError if it is none."""
     features = {}
     for _, message in _submessages(data):
@@ -89,9 +100,39 @@ def parse_example(data: bytes) -> dict[str, npt.NDArray]:
             parts = dict(_submessages(entry))
             for kind, values in _submessages(parts.get(2, b"")):
                 if kind in (2, 3):
-                    name = parts.get(1, b"").decode()
-                    features[name] = _floats(values) if kind == 2 else _integers(values)
+                    features[parts.get(1, b"").decode()] = Feature(kind == 2, _list_content(values, is_float=kind == 2))
     return features
+
+
+def _list_content(message: bytes, *, is_float: bool) -> bytes:
+    """The numbers of a FloatList or an Int64List: one field with all of them, or a field for each."""
+    contents = []
+    for _, wire, content in _wire_fields(message):
+        if wire not in ((2, 5) if is_float else (0, 2)) or (is_float and len(content) % 4):
+            raise ValueError("a list of numbers holds something else")
+        contents.append(content)
+    return contents[0] if len(contents) == 1 else b"".join(contents)
+
+
+def stack(name: str, features: list[Feature]) -> npt.NDArray:
+    """A feature of some records as a rectangle, a row for each; raises BadRecord if one is not like the first."""
+    contents = [feature.content for feature in features]
+    data = b"".join(contents)
+    byte_ends = np.cumsum([len(content) for content in contents])
+    if features[0].is_float:
+        values: npt.NDArray = np.frombuffer(data, dtype="<f4")
+        ends = byte_ends // 4
+    else:
+        try:
+            values = decode_varints(data)
+        except ValueError as error:
+            raise BadRecord(0, f"{name} is damaged: {error}") from None
+        ends = np.concatenate([[0], np.cumsum(np.frombuffer(data, dtype=np.uint8) < 128)])[byte_ends]
+    sizes = np.diff(ends, prepend=0)
+    for number, (feature, size) in enumerate(zip(features, sizes.tolist(), strict=True)):
+        if size != sizes[0] or feature.is_float != features[0].is_float:
+            raise BadRecord(number, f"{name} has {size} places where records before it have {sizes[0]}")
+    return values.reshape(len(features), int(sizes[0]))
 
 
 def _submessages(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -125,36 +166,13 @@ def _wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
     """A number of 7 bits to the byte, lowest first, and the place after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if place >= len(data):
-            raise ValueError("a number is cut off")
-        byte = data[place]
-        place += 1
+    value = shift = 0
+    for byte in data[place : place + 10]:
         value |= (byte & 127) << shift
+        shift += 7
         if byte < 128:
-            return value, place
-    raise ValueError("a number has too many bytes")
-
-
-def _integers(message: bytes) -> Ints:
-    """An Int64List: one run of varints, or a field for each."""
-    contents = []
-    for _, wire, content in _wire_fields(message):
-        if wire not in (0, 2):
-            raise ValueError("a list of integers holds something else")
-        contents.append(content)
-    return decode_varints(b"".join(contents))
-
-
-def _floats(message: bytes) -> npt.NDArray[np.float32]:
-    """A FloatList: one run of 4 bytes each, or a field for each."""
-    contents = []
-    for _, wire, content in _wire_fields(message):
-        if wire not in (2, 5) or len(content) % 4:
-            raise ValueError("a list of floats holds something else")
-        contents.append(content)
-    return np.frombuffer(b"".join(contents), dtype="<f4")
+            return value, place + shift // 7
+    raise ValueError("a number is cut off, or has too many bytes")
 
 
 def decode_varints(data: bytes) -> Ints:
@@ -187,19 +205,34 @@ def encode_varints(values: npt.NDArray) -> bytes:
     return (groups.astype(np.uint8) | (more.astype(np.uint8) << 7)).tobytes()
 
 
-def encode_example(features: dict[str, npt.NDArray]) -> bytes:
-    """A tf.train.Example of these features: floats as a FloatList, integers from 0 on as an Int64List."""
+def encode_example(features: dict[str, Feature]) -> bytes:
+    """A tf.train.Example of these features."""
     entries = []
-    for name, values in features.items():
-        is_float = values.dtype.kind == "f"
-        content = values.astype("<f4").tobytes() if is_float else encode_varints(values)
+    for name, (is_float, content) in features.items():
         feature = _field(2 if is_float else 3, _field(1, content))
         entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
     return _field(1, b"".join(entries))
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return encode_varints(np.array([number << 3 | 2, len(content)])) + content
+    """A length-delimited field."""
+    head = bytearray([number << 3 | 2])
+    size = len(content)
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + content
+
+
+def rows_of(values: npt.NDArray) -> list[Feature]:
+    """The rows of a rectangle of floats, or of integers from 0 on, as features."""
+    if values.dtype.kind == "f":
+        return [Feature(True, row.tobytes()) for row in values.astype("<f4")]
+    encoded = encode_varints(values.reshape(-1))
+    is_last = np.frombuffer(encoded, dtype=np.uint8) < 128
+    ends = np.concatenate([[0], np.flatnonzero(is_last) + 1])[np.arange(len(values) + 1) * values.shape[1]].tolist()
+    return [Feature(False, encoded[begin:end]) for begin, end in pairwise(ends)]
 
 
 # --- files of examples ----------------------------------------------------------------------------------
@@ -216,17 +249,17 @@ def layout_of(path: Path) -> str:
 def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, some at a time: their places and their features."""
     places: list[int] = []
-    waiting: list[dict[str, npt.NDArray]] = []
+    waiting: list[dict[str, Feature]] = []
     for number, (place, data) in enumerate(records(path)):
         features = _parse(place, data, path, number)
         _refuse_missing(features, layout, f"record {number} of {path}")
         places.append(place)
         waiting.append(features)
         if len(waiting) == RECORDS_AT_ONCE:
-            yield np.array(places), _stack(waiting, layout)
+            yield np.array(places), _stack_all(waiting, layout)
             places, waiting = [], []
     if waiting:
-        yield np.array(places), _stack(waiting, layout)
+        yield np.array(places), _stack_all(waiting, layout)
 
 
 def fetch(path: Path, layout: str, places: Ints) -> Fields:
@@ -241,7 +274,7 @@ def fetch(path: Path, layout: str, places: Ints) -> Fields:
             features = _parse(place, data, path, None)
             _refuse_missing(features, layout, where)
             found.append(features)
-    return _stack(found, layout)
+    return _stack_all(found, layout)
 
 
 def write(path: Path, blocks: Iterable[Block], shape: Shape) -> None:
@@ -252,14 +285,15 @@ def write(path: Path, blocks: Iterable[Block], shape: Shape) -> None:
             fields = to_fixed(block, shape)
             fields[WEIGHTS] = (np.arange(shape.max_predictions) < block.masks.counts[:, None]).astype(np.float32)
             fields["next_sentence_labels"] = fields["next_sentence_labels"].reshape(-1, 1)
+            columns = {name: rows_of(values) for name, values in fields.items()}
             for number in range(len(block)):
-                data = encode_example({name: values[number] for name, values in fields.items()})
+                data = encode_example({name: rows[number] for name, rows in columns.items()})
                 length = struct.pack("<Q", len(data))
                 stream.write(length + FOOTER.pack(masked_checksum(length)))
                 stream.write(data + FOOTER.pack(masked_checksum(data)))
 
 
-def _parse(place: int, data: bytes, path: Path, number: int | None) -> dict[str, npt.NDArray]:
+def _parse(place: int, data: bytes, path: Path, number: int | None) -> dict[str, Feature]:
     try:
         return parse_example(data)
     except ValueError as error:
@@ -267,25 +301,19 @@ def _parse(place: int, data: bytes, path: Path, number: int | None) -> dict[str,
         raise UserError(f"{where} of {path} is not a tf.train.Example: {error}") from None
 
 
-def _refuse_missing(features: dict[str, npt.NDArray], layout: str, where: str) -> None:
+def _refuse_missing(features: dict[str, Feature], layout: str, where: str) -> None:
     for name in FIELDS[layout]:
         if name not in features:
             wanted = ", ".join(FIELDS[layout])
             raise UserError(f"{where} has no feature {name}; a pre-training example has {wanted}")
-        if features[name].dtype.kind != "i" and name not in MAY_BE_FLOATS:
+        if features[name].is_float and name not in MAY_BE_FLOATS:
             raise UserError(f"the feature {name} in {where} holds floats, not integers")
 
 
-def _stack(found: list[dict[str, npt.NDArray]], layout: str) -> Fields:
-    """The features of some records, one above another."""
+def _stack_all(found: list[dict[str, Feature]], layout: str) -> Fields:
+    """The features of some records, each a rectangle."""
     fields = {}
     for name in (*FIELDS[layout], *OPTIONAL[layout]):
-        if name not in found[0]:
-            continue
-        rows = [features.get(name) for features in found]
-        for number, row in enumerate(rows):
-            if row is None or len(row) != len(found[0][name]):
-                size = 0 if row is None else len(row)
-                raise BadRecord(number, f"{name} has {size} places where records before it have {len(found[0][name])}")
-        fields[name] = np.stack([row for row in rows if row is not None])
+        if name in found[0]:
+            fields[name] = stack(name, [features.get(name, EMPTY) for features in found])
     return fields

@@ -234,7 +234,7 @@ def test_lists_may_be_a_field_for_each_number() -> None:
     entry = b"\x0a\x01n" + b"\x12" + bytes([len(feature)]) + feature
     features = b"\x0a" + bytes([len(entry)]) + entry
     example = b"\x0a" + bytes([len(features)]) + features
-    assert tfrecord.parse_example(example)["n"].tolist() == [1, 2, 3]
+    assert tfrecord.stack("n", [tfrecord.parse_example(example)["n"]]).tolist() == [[1, 2, 3]]
 
 
 def test_the_checksum_is_castagnoli_masked() -> None:
