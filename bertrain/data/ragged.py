@@ -3,7 +3,7 @@ then crashes the process.
 
 A ragged dataset is a run of references: the length of the list, the address of a collection in the file, and the
 number of the list in it. A collection ("GCOL" in the file) is a run of objects: number, size, content. Both are read
-from the mapped file, and nothing outside of them is ever touched. It is also several times as fast.
+from the mapped file, and nothing outside of them is ever touched.
 """
 
 from __future__ import annotations
