@@ -72,6 +72,8 @@ def data_stats(
     ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
     sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
     token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
+    group_size: Annotated[int, typer.Option(min=0, help="ranks dealt to together by exchange; 0: all")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="draw lengths and policies into this .svg file")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count what a prepared folder holds, and compare the batching policies on it.
@@ -82,18 +84,22 @@ def data_stats(
 
     from bertrain.data.stats import data_stats as describe
 
-    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget)
+    stats = describe(
+        folder, ranks=ranks, sequences=sequences, token_budget=token_budget, group_size=group_size, plot=plot
+    )
     if as_json:
         print(json.dumps(asdict(stats)))
         return
     print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
     print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
-    print(f"next sentence drawn at random: {stats.random_next_share:.1%}")
+    print(f"next sentence drawn at random: {stats.random_next_share:.1%}; words unknown: {stats.unknown_share:.2%}")
     most = max(stats.histogram.values())
     for length, count in stats.histogram.items():
         print(f"  up to {length:>4} {count:>10,} {'#' * round(40 * count / most)}")
     print(f"steps of {sequences} examples on {ranks} ranks (imbalance: the busiest rank over the mean)")
-    print(f"  {'policy':<9}{'real tokens':>12}{'bins':>7}{'tokens':>9}{'attention':>11}")
+    print(f"  {'policy':<9}{'padding':>9}{'bins':>7}{'tokens':>9}{'attention':>11}")
     for one in stats.policies:
         fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
-        print(f"  {one.policy:<9}{one.fill:>12.1%}{one.bins_per_step:>7.1f}{fractions}")
+        print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
+    if plot is not None:
+        print(f"drawn: {plot}")

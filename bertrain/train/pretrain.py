@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bertrain.config import Settings, override
 from bertrain.data.batch import Batch
-from bertrain.data.loader import Loader, Step, check_data
+from bertrain.data.batching import check_groups
+from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.shards import Shards
 from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert, initialise, split_parts
@@ -61,7 +62,7 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     already, it is continued.
     """
     init = str(Path(init).resolve()) if init else ""
-    fingerprint = preflight(settings, data, run, init=init)
+    fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
         shards = _open_data(data, settings, ranks)
         if ranks.is_first and not (Path(run) / "config.json").is_file():
@@ -86,7 +87,7 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
         return _train(opened.continued(settings, opened.data), _open_data(opened.data, settings, ranks), ranks)
 
 
-def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> str:
+def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> str:
     """Refuse what can be refused before anything is written or any rank is started.
 
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
@@ -95,6 +96,8 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     parallel.choose_device(settings.train.device)
     shards = Shards.open(data, verify="size")
     check_data(shards, settings)
+    training_rows(shards, settings)
+    check_groups(settings.batch.group_size, world)
     if settings.evaluate.data:
         held_out = Shards.open(settings.evaluate.data, verify="size")
         check_data(held_out, settings)
@@ -126,6 +129,7 @@ def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) ->
 def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
     settings, train = run.settings, run.settings.train
     run.refuse_other_data(shards)
+    check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(train)
     with ExitStack() as stack:
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
@@ -334,7 +338,7 @@ def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState
         f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}"
     )
     console.say("attention: grouped by length, plain PyTorch")
-    console.say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
+    console.say(f"data {shards.folder}: {_describe_rows(shards, settings)}; {_describe_step(settings)}")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
     if state.progress.step:
@@ -342,10 +346,18 @@ def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
 
 
+def _describe_rows(shards: Shards, settings: Settings) -> str:
+    if not settings.data.slice:
+        return f"{len(shards):,} examples"
+    part = training_rows(shards, settings)
+    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
+
+
 def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({batch.policy})"
+    policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
 
 
 def _count(model: Bert) -> int:
@@ -356,8 +368,9 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     shards = Shards.open(data, verify="size")
     _check_beginning(settings, shards, init)
+    check_groups(settings.batch.group_size, world)
     loader = Loader(shards, settings, world=world)
-    step = loader.step(0, 0)
+    step, part = loader.step(0, 0), training_rows(shards, settings)
     with torch.device("meta"):
         model = Bert(settings.model)
     parameters = _count(model)
@@ -373,11 +386,11 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"parameters: {parameters:,}",
         f"memory on each rank: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, and about "
         f"{max(12 * parameters, activation_bytes(settings)) / gib:.2f} GiB for the activations of a bin or the update",
-        f"data: {len(shards):,} examples, {int(shards.lengths.sum()):,} tokens",
+        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         f"steps: {settings.train.max_steps:,}, about "
-        f"{settings.train.max_steps * step.num_sequences / len(shards):.1f} epochs",
+        f"{settings.train.max_steps * step.num_sequences / len(part):.1f} epochs",
     ]
     return "\n".join(lines)
 
