@@ -23,6 +23,7 @@ _HOMES = {
     "evaluate": "train.evaluate",
     "export": "weights.export",
     "fill_mask": "tasks.fill_mask",
+    "pack": "data.pack",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",
     "recipe_names": "config",

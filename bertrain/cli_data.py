@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -103,3 +103,37 @@ def data_stats(
         print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
     if plot is not None:
         print(f"drawn: {plot}")
+
+
+@data_app.command("pack")
+def data_pack(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="a folder made by `data prepare`")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="instead of a folder: a CSV file with the columns length and sequences")
+    ] = None,
+    algorithm: Annotated[
+        Literal["lpfhp", "spfhp", "nnlshp"],
+        typer.Option(help="longest pack first, shortest pack first, or non-negative least squares"),
+    ] = "lpfhp",
+    max_per_row: Annotated[int, typer.Option(help="most sequences in a row; 0: 3 for nnlshp, else all that fit")] = 0,
+    row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Pack sequences into rows of one length, and say how full they are.
+
+    Example: bertrain data pack data/ --algorithm lpfhp
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.pack import pack
+
+    stats = pack(folder, lengths=lengths, algorithm=algorithm, max_per_row=max_per_row, row_length=row_length)
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{stats.sequences:,} sequences of {stats.tokens / stats.sequences:.1f} tokens on average")
+    print(
+        f"{stats.algorithm}: {stats.rows:,} rows of {stats.row_length}, {stats.efficiency:.3%} full, up to "
+        f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
+    )
+    print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")
