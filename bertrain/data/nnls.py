@@ -4,7 +4,8 @@ Every way to fill a row exactly is a column that says how many sequences of each
 non-negative vector that comes nearest to the histogram (NNLSHP of Krell and others, "Efficient Sequence Packing
 without Cross-contamination", 2021). The solver is the active-set method of Lawson and Hanson (1974). Columns have a
 few entries each, and the inverse of the normal equations of those in use follows them as they come and go, so that
-a step costs the square of a few hundred columns.
+a step costs the square of a few hundred columns. Sums are numpy's own, never a BLAS product, whose order of addition
+depends on threads and processors: every rank must come to the same rows.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def solve(columns: Ints, weights: Floats, target: Floats) -> Floats:
     def settle(used: Ints, amounts: Floats, inverse: Floats) -> tuple[Ints, Floats, Floats]:
         """The best amounts of the columns in use, moving from `amounts`; what falls to zero on the way leaves."""
         while True:
-            ideal = inverse @ slopes(used, target)
-            ideal += inverse @ slopes(used, left_over(used, ideal))  # what rounding has done to the inverse
+            ideal = _product(inverse, slopes(used, target))
+            ideal += _product(inverse, slopes(used, left_over(used, ideal)))  # what rounding has done to the inverse
             falling = np.flatnonzero(ideal <= tolerance)
             if not len(falling):
                 return used, ideal, inverse
@@ -112,21 +113,25 @@ def solve(columns: Ints, weights: Floats, target: Floats) -> Floats:
             solution[used] = amounts
             return solution
         counts = np.bincount(columns[entering], minlength=len(target)).astype(np.float64)
-        wider = _bordered(inverse, slopes(used, counts), float(importance @ counts**2))
+        wider = _bordered(inverse, slopes(used, counts), float((importance * counts**2).sum()))
         if wider is not None:
             settled = settle(np.append(used, entering), np.append(amounts, 0.0), wider)
             remaining = left_over(*settled[:2])
-            if importance @ remaining**2 < importance @ residual**2:
+            if (importance * remaining**2).sum() < (importance * residual**2).sum():
                 used, amounts, inverse = settled
                 residual, barred = remaining, barred[:0]
                 continue
         barred = np.append(barred, entering)
 
 
+def _product(matrix: Floats, vector: Floats) -> Floats:
+    return (matrix * vector).sum(axis=1)
+
+
 def _bordered(inverse: Floats, beside: Floats, corner: float) -> Floats | None:
     """The inverse of a symmetric matrix with a row and a column more; None where that is singular."""
-    moved = inverse @ beside
-    rest = corner - float(beside @ moved)
+    moved = _product(inverse, beside)
+    rest = corner - float((beside * moved).sum())
     if rest <= TOLERANCE * corner:
         return None
     return np.block([[inverse + np.outer(moved, moved) / rest, -moved[:, None] / rest], [-moved / rest, 1 / rest]])

@@ -27,6 +27,8 @@ class PolicyStats:
     padding: float
     """Share of the computed tokens that are not real."""
     bins_per_step: float
+    most_bins: int
+    """In any of the steps."""
     token_imbalance: float
     """The busiest rank's tokens over the mean."""
     attention_imbalance: float
@@ -127,11 +129,12 @@ def measure_policy(
     token_budget: int,
     max_seq_length: int,
     mean_length: float,
+    bin_sequences: int = 0,
 ) -> PolicyStats:
     """What a policy makes of some steps, each given by the lengths of its examples: means over the steps."""
     capacity = capacity_for(
         token_budget,
-        bin_sequences=0,
+        bin_sequences=bin_sequences,
         mean_length=max_seq_length if policy.pads_each else mean_length,
         max_predictions=max_seq_length,
         mask_probability=MASK_PROBABILITY,
@@ -152,6 +155,7 @@ def measure_policy(
         policy=name,
         padding=1 - real / computed,
         bins_per_step=float(np.mean(bins_made)),
+        most_bins=max(bins_made),
         token_imbalance=float(np.mean(token_worst)),
         attention_imbalance=float(np.mean(attention_worst)),
     )

@@ -57,7 +57,6 @@ def _draw_policies(stats: DataStats) -> str:
         sentences.append(f"{entry.policy} {', '.join(f'{waste:.1%}' for waste in wastes)}")
     axes.set_xticks(range(len(stats.policies)), [entry.policy for entry in stats.policies])
     axes.set_xlim(-0.6, len(stats.policies) - 0.4)
-    for number, name in enumerate(WASTES):
-        key = {"ha": "right", "va": "top", "transform": axes.transAxes, "fontsize": 10}
-        axes.text(1, 1 - 0.08 * number, name, color=RUN_COLOURS[number], **key)
+    for name, colour, place in zip(WASTES, RUN_COLOURS, (0.64, 0.8, 1.0), strict=False):
+        axes.text(place, -0.2, name, color=colour, ha="right", va="bottom", transform=axes.transAxes, fontsize=10)
     return to_svg(figure, f"Padding, token and attention imbalance: {'; '.join(sentences)}")
