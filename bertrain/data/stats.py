@@ -10,6 +10,7 @@ import numpy as np
 
 from bertrain.data.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
 from bertrain.data.masking import Ints, count_predictions
+from bertrain.data.packing import count_lengths
 from bertrain.data.shards import Shards
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
@@ -114,7 +115,7 @@ def data_stats(
         from bertrain.observe.data_plots import draw_stats
 
         try:
-            write_atomically(Path(plot), draw_stats(stats, shards.manifest["length_histogram"]))
+            write_atomically(Path(plot), draw_stats(stats, count_lengths(lengths)))
         except OSError as error:
             raise UserError(f"cannot write the plot to {plot}: {error.strerror or error}") from None
     return stats

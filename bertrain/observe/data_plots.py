@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from importlib import resources
 
+from bertrain.data.masking import Ints
 from bertrain.data.stats import DataStats
 from bertrain.observe.history import bin_lengths, describe_lengths
 from bertrain.observe.plots import PLOT_HEIGHT, PLOT_WIDTH, RUN_COLOURS, blank_axes, to_svg, use_logarithm
@@ -13,9 +14,9 @@ MARGIN, TITLE_HEIGHT = 16, 44
 WASTES = ("padding", "tokens", "attention")
 
 
-def draw_stats(stats: DataStats, length_histogram: dict[str, int]) -> str:
+def draw_stats(stats: DataStats, histogram: Ints) -> str:
     """An SVG file of its own, light by day and dark by night as a report is."""
-    lengths = {int(length): count for length, count in length_histogram.items()}
+    lengths = {length: int(histogram[length]) for length in histogram.nonzero()[0].tolist()}
     panels = [
         ("Lengths", describe_lengths(lengths), _draw_lengths(lengths)),
         ("Policies", "Padding, and the busiest rank over the mean in tokens and in attention", _draw_policies(stats)),
