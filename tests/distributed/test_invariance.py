@@ -50,7 +50,7 @@ def test_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:
 
 
 def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path) -> None:
-    no_dropout = {"model__hidden_dropout": 0, "model__attention_dropout": 0}
+    no_dropout = {"model__hidden_dropout": 0, "model__attention_dropout": 0, "train__max_steps": 10}
     pretrain(helpers.tiny_settings(**no_dropout), data, tmp_path / "reference")
     changes: list[dict[str, object]] = [
         *({"batch__policy": policy, "batch__token_budget": 200} for policy in POLICIES),
