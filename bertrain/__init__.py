@@ -27,6 +27,7 @@ _HOMES = {
     "export": "weights.export",
     "fill_mask": "tasks.fill_mask",
     "inspect_data": "data.inspect",
+    "pack": "data.pack",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",
     "recipe_names": "config",

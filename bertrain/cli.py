@@ -92,7 +92,7 @@ def pretrain(
 
     beginning = str(init or "")
     if nproc > 1 and not under_launcher():
-        training.preflight(resolved, data, run, init=beginning)
+        training.preflight(resolved, data, run, init=beginning, world=nproc)
         start_ranks(nproc)
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 

@@ -171,6 +171,8 @@ def data_stats(
     sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
     token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
     vocab: VocabularyFile = None,
+    group_size: Annotated[int, typer.Option(min=0, help="ranks dealt to together by exchange; 0: all")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="draw lengths and policies into this .svg file")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count what a data folder holds, and compare the batching policies on it.
@@ -181,21 +183,31 @@ def data_stats(
 
     from bertrain.data.stats import data_stats as describe
 
-    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget, vocab=vocab)
+    stats = describe(
+        folder,
+        ranks=ranks,
+        sequences=sequences,
+        token_budget=token_budget,
+        group_size=group_size,
+        plot=plot,
+        vocab=vocab,
+    )
     if as_json:
         print(json.dumps(asdict(stats)))
         return
     print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
     print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
-    print(f"next sentence drawn at random: {stats.random_next_share:.1%}")
+    print(f"next sentence drawn at random: {stats.random_next_share:.1%}; words unknown: {stats.unknown_share:.2%}")
     most = max(stats.histogram.values())
     for length, count in stats.histogram.items():
         print(f"  up to {length:>4} {count:>10,} {'#' * round(40 * count / most)}")
     print(f"steps of {sequences} examples on {ranks} ranks (imbalance: the busiest rank over the mean)")
-    print(f"  {'policy':<9}{'real tokens':>12}{'bins':>7}{'tokens':>9}{'attention':>11}")
+    print(f"  {'policy':<9}{'padding':>9}{'bins':>7}{'tokens':>9}{'attention':>11}")
     for one in stats.policies:
         fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
-        print(f"  {one.policy:<9}{one.fill:>12.1%}{one.bins_per_step:>7.1f}{fractions}")
+        print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
+    if plot is not None:
+        print(f"drawn: {plot}")
 
 
 @data_app.command("convert")
@@ -334,3 +346,37 @@ def data_inspect(
     for example in shown:
         for line in lines_of(example):
             console.print(line)
+
+
+@data_app.command("pack")
+def data_pack(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="a folder made by `data prepare`")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="instead of a folder: a CSV file with the columns length and sequences")
+    ] = None,
+    algorithm: Annotated[
+        Literal["lpfhp", "spfhp", "nnlshp"],
+        typer.Option(help="longest pack first, shortest pack first, or non-negative least squares"),
+    ] = "lpfhp",
+    max_per_row: Annotated[int, typer.Option(help="most sequences in a row; 0: 3 for nnlshp, else all that fit")] = 0,
+    row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Pack sequences into rows of one length, and say how full they are.
+
+    Example: bertrain data pack data/ --algorithm lpfhp
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.pack import pack
+
+    stats = pack(folder, lengths=lengths, algorithm=algorithm, max_per_row=max_per_row, row_length=row_length)
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{stats.sequences:,} sequences of {stats.tokens / stats.sequences:.1f} tokens on average")
+    print(
+        f"{stats.algorithm}: {stats.rows:,} rows of {stats.row_length}, {stats.efficiency:.3%} full, up to "
+        f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
+    )
+    print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")

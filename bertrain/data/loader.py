@@ -13,7 +13,7 @@ import torch
 
 from bertrain.config import Settings
 from bertrain.data.batch import IGNORED, Batch
-from bertrain.data.batching import POLICIES, Capacity, capacity_for, step_by_sequences, step_by_tokens
+from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
 from bertrain.data.source import DataSource
 from bertrain.errors import UserError
@@ -51,7 +51,9 @@ class Loader:
         check_data(shards, settings)
         self.shards, self.rank, self.world, self._pin_memory = shards, rank, world, pin_memory
         self._settings = settings
-        self._policy = POLICIES[settings.batch.policy]
+        self._policy = choose_policy(
+            settings.batch.policy, group_size=settings.batch.group_size, packing=settings.batch.packing
+        )
         self._max_seq_length = settings.data.max_seq_length
         words = shards.vocabulary
         self._pad_id = words.id_of("[PAD]")
@@ -78,10 +80,13 @@ class Loader:
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example stands at `position` of the endless order."""
         batch, seed = self._settings.batch, self._settings.train.seed
+        part = training_rows(self.shards, self._settings)
         if batch.sequences:
-            epochs, rows = step_by_sequences(position, batch.sequences, len(self.shards), seed)
+            epochs, rows = step_by_sequences(position, batch.sequences, len(part), seed)
         else:
-            epochs, rows = step_by_tokens(position, batch.tokens, self.shards.lengths, self._mean_length, seed)
+            lengths_of_part = self.shards.lengths[part.start : part.stop]
+            epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
+        rows += part.start
         mask_keys = np.zeros(len(rows), dtype=np.uint64)
         for epoch in np.unique(epochs):
             mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
@@ -243,3 +248,14 @@ def check_data(shards: DataSource, settings: Settings) -> None:
             f"{shards.folder} holds examples of one segment (--full-sentences), without a next sentence to tell; "
             "set --model.nsp false or prepare pairs"
         )
+
+
+
+def training_rows(shards: DataSource, settings: Settings) -> range:
+    """The rows that data.slice leaves to train on, of which there must be some."""
+    rows = settings.data.rows(len(shards))
+    if not rows:
+        raise UserError(
+            f"--data.slice {settings.data.slice} leaves no row of the {len(shards)} in {shards.folder}; make it wider"
+        )
+    return rows

@@ -2,8 +2,10 @@
 
 Every way to fill a row exactly is a column that says how many sequences of each length it takes; the mixture is the
 non-negative vector that comes nearest to the histogram (NNLSHP of Krell and others, "Efficient Sequence Packing
-without Cross-contamination", 2021). The solver is the active-set method of Lawson and Hanson (1974): a column has
-three entries at the most here, so a step costs one solve in the few hundred columns in use.
+without Cross-contamination", 2021). The solver is the active-set method of Lawson and Hanson (1974). Columns have a
+few entries each, and the inverse of the normal equations of those in use follows them as they come and go, so that
+a step costs the square of a few hundred columns. Sums are numpy's own, never a BLAS product, whose order of addition
+depends on threads and processors: every rank must come to the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from bertrain.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 
-MAX_FILLINGS = 100_000  # 512 tokens in up to three sequences can be had in 22,102 ways, in up to four in 950,000
+MAX_FILLINGS = (
+    100_000  # 512 tokens can be had in 22,102 ways from three sequences or fewer; from four, in almost a million
+)
 PADDING_LENGTH = 8  # sequences this short may be missing from their rows: they stand for padding
 PADDING_WEIGHT = 0.1  # of their residuals, so that long rows need not go without a partner
 TOLERANCE = 1e-9  # of the largest entry
@@ -73,51 +77,67 @@ def solve(columns: Ints, weights: Floats, target: Floats) -> Floats:
     Columns enter one at a time, the steepest first; whichever would become negative leaves. One that brings nothing,
     since it depends on those in use, is barred until another has helped.
     """
-    wanted = weights * target
-    tolerance = TOLERANCE * float(wanted.max())
-    used: list[int] = []
-    barred: list[int] = []
-    dense, gram, amounts = np.zeros((len(target), 0)), np.zeros((0, 0)), np.zeros(0)
-    residual = wanted
+    importance = weights**2
+
+    def left_over(used: Ints, amounts: Floats) -> Floats:
+        counted = np.repeat(amounts, columns.shape[1])
+        return target - np.bincount(columns[used].ravel(), counted, minlength=len(target))
+
+    def slopes(used: Ints | slice, residual: Floats) -> Floats:
+        return (importance * residual)[columns[used]].sum(axis=1)
+
+    def settle(used: Ints, amounts: Floats, inverse: Floats) -> tuple[Ints, Floats, Floats]:
+        """The best amounts of the columns in use, moving from `amounts`; what falls to zero on the way leaves."""
+        while True:
+            ideal = _product(inverse, slopes(used, target))
+            ideal += _product(inverse, slopes(used, left_over(used, ideal)))  # what rounding has done to the inverse
+            falling = np.flatnonzero(ideal <= tolerance)
+            if not len(falling):
+                return used, ideal, inverse
+            fall = amounts[falling] - ideal[falling]
+            shares = np.divide(amounts[falling], fall, out=np.zeros(len(falling)), where=fall > 0)
+            amounts = amounts + float(shares.min()) * (ideal - amounts)
+            amounts[falling[shares.argmin()]] = 0
+            for place in np.flatnonzero(amounts <= tolerance)[::-1].tolist():
+                used, amounts, inverse = np.delete(used, place), np.delete(amounts, place), _without(inverse, place)
+
+    used, barred = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    amounts, inverse = np.zeros(0), np.zeros((0, 0))
+    residual, tolerance = target, TOLERANCE * float(target.max())
     while True:
-        slope = (residual * weights)[columns].sum(axis=1)
-        slope[used + barred] = 0
+        slope = slopes(slice(None), residual)
+        slope[used] = slope[barred] = 0
         entering = int(slope.argmax())
         if slope[entering] <= tolerance:
             solution = np.zeros(len(columns))
             solution[used] = amounts
             return solution
-        column = weights * np.bincount(columns[entering], minlength=len(target))
-        beside = dense.T @ column
-        wider_gram = np.block([[gram, beside[:, None]], [beside, column @ column]])
-        wider = np.column_stack([dense, column])
-        settled = _settle(wider_gram, wider.T @ wanted, np.append(amounts, 0.0), tolerance)
-        left_over = wanted - wider @ settled
-        if left_over @ left_over >= residual @ residual:
-            barred.append(entering)
-            continue
-        stays = settled > 0
-        used = [number for number, is_used in zip([*used, entering], stays.tolist(), strict=True) if is_used]
-        dense, gram, amounts = wider[:, stays], wider_gram[np.ix_(stays, stays)], settled[stays]
-        residual = left_over
-        barred.clear()
+        counts = np.bincount(columns[entering], minlength=len(target)).astype(np.float64)
+        wider = _bordered(inverse, slopes(used, counts), float((importance * counts**2).sum()))
+        if wider is not None:
+            settled = settle(np.append(used, entering), np.append(amounts, 0.0), wider)
+            remaining = left_over(*settled[:2])
+            if (importance * remaining**2).sum() < (importance * residual**2).sum():
+                used, amounts, inverse = settled
+                residual, barred = remaining, barred[:0]
+                continue
+        barred = np.append(barred, entering)
 
 
-def _settle(gram: Floats, aim: Floats, amounts: Floats, tolerance: float) -> Floats:
-    """The best amounts of the columns in use, moving from `amounts`; columns that fall to zero on the way leave."""
-    stays = np.ones(len(aim), dtype=bool)
-    while True:
-        ideal = np.zeros(len(aim))
-        try:
-            ideal[stays] = np.linalg.solve(gram[np.ix_(stays, stays)], aim[stays])
-        except np.linalg.LinAlgError:
-            return amounts
-        falling = np.flatnonzero(stays & (ideal <= tolerance))
-        if not len(falling):
-            return ideal
-        fall = amounts[falling] - ideal[falling]
-        shares = np.divide(amounts[falling], fall, out=np.zeros(len(falling)), where=fall > 0)
-        amounts = amounts + float(shares.min()) * (ideal - amounts)
-        stays &= amounts > tolerance
-        stays[falling[shares.argmin()]] = False
-        amounts = np.where(stays, amounts, 0.0)
+def _product(matrix: Floats, vector: Floats) -> Floats:
+    return (matrix * vector).sum(axis=1)
+
+
+def _bordered(inverse: Floats, beside: Floats, corner: float) -> Floats | None:
+    """The inverse of a symmetric matrix with a row and a column more; None where that is singular."""
+    moved = _product(inverse, beside)
+    rest = corner - float((beside * moved).sum())
+    if rest <= TOLERANCE * corner:
+        return None
+    return np.block([[inverse + np.outer(moved, moved) / rest, -moved[:, None] / rest], [-moved / rest, 1 / rest]])
+
+
+def _without(inverse: Floats, place: int) -> Floats:
+    """The inverse of a symmetric matrix without one of its rows and columns."""
+    others = np.delete(inverse[place], place)
+    return np.delete(np.delete(inverse, place, 0), place, 1) - np.outer(others, others) / inverse[place, place]

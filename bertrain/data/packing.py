@@ -28,7 +28,8 @@ from bertrain.seeds import derive, permute
 
 Algorithm = Literal["lpfhp", "spfhp", "nnlshp"]
 NNLSHP_PER_ROW = 3  # its work grows with the ways to fill a row
-CHUNK = 1 << 20  # sequences or rows handled at once
+CHUNK = 1 << 20  # sequences handled at once
+ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -227,8 +228,8 @@ def pack_lengths(
     """All rows of a packing at once: row r holds the sequences indices[offsets[r] : offsets[r + 1]]."""
     packing = plan_packing(lengths, row_length=row_length, algorithm=algorithm, max_per_row=max_per_row, seed=seed)
     indices, offsets = np.empty(len(lengths), dtype=np.int64), np.zeros(len(packing) + 1, dtype=np.int64)
-    for first in range(0, len(packing), CHUNK):
-        stop = min(first + CHUNK, len(packing))
+    for first in range(0, len(packing), ROWS_AT_ONCE):
+        stop = min(first + ROWS_AT_ONCE, len(packing))
         members, ends = packing.rows(first, stop)
         begin = offsets[first]
         indices[begin : begin + len(members)] = members

@@ -70,10 +70,15 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
     return torch.device("cpu"), "torch sees no GPU"
 
 
+def count_ranks() -> int:
+    """The ranks of this run, by its launcher's word."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextmanager
 def join(settings: TrainSettings) -> Iterator[Ranks]:
     """Take this process's place among the ranks; leave it at the end."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world = int(os.environ.get("RANK", 0)), count_ranks()
     local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, _ = choose_device(settings.device, local_rank)
     cores = len(os.sched_getaffinity(0))

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from bertrain.config import Settings, override
-from bertrain.data.loader import Loader, Step, check_data
+from bertrain.data.batching import check_groups
+from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert, split_parts
@@ -60,7 +61,7 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     """
     init = str(Path(init).resolve()) if init else ""
     settings = settle_precision(settings, run)
-    fingerprint = preflight(settings, data, run, init=init)
+    fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
         shards = _open_data(data, settings, ranks)
         if ranks.is_first and not (Path(run) / "config.json").is_file():
@@ -96,7 +97,7 @@ def settle_precision(settings: Settings, run: str | Path) -> Settings:
     return replace(settings, train=replace(settings.train, precision=precision))
 
 
-def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> str:
+def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> str:
     """Refuse what can be refused before anything is written or any rank is started.
 
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
@@ -107,6 +108,8 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     compute.choose(settings, device)
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
     check_data(shards, settings)
+    training_rows(shards, settings)
+    check_groups(settings.batch.group_size, world)
     if settings.evaluate.data:
         held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
         check_data(held_out, settings)
@@ -138,6 +141,7 @@ def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) ->
 def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
     settings, train = run.settings, run.settings.train
     run.refuse_other_data(shards)
+    check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(train)
     with ExitStack() as stack:
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
@@ -330,7 +334,7 @@ def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainS
     console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
-    console.say(f"data {shards.folder}: {len(shards):,} examples ({shards.layout}); {_describe_step(settings)}")
+    console.say(f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}")
     if shards.predictions is not None:
         console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
@@ -340,10 +344,18 @@ def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainS
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
 
 
+def _describe_rows(shards: DataSource, settings: Settings) -> str:
+    if not settings.data.slice:
+        return f"{len(shards):,} examples"
+    part = training_rows(shards, settings)
+    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
+
+
 def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({batch.policy})"
+    policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
 
 
 def _count(model: Bert) -> int:
@@ -354,8 +366,9 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
     _check_beginning(settings, shards, init)
+    check_groups(settings.batch.group_size, world)
     loader = Loader(shards, settings, world=world)
-    step = loader.step(0, 0)
+    step, part = loader.step(0, 0), training_rows(shards, settings)
     with torch.device("meta"):
         model = Bert(settings.model)
     parameters = _count(model)
@@ -371,11 +384,11 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"parameters: {parameters:,}",
         f"memory on each rank: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, and about "
         f"{max(12 * parameters, activation_bytes(settings)) / gib:.2f} GiB for the activations of a bin or the update",
-        f"data: {len(shards):,} examples, {int(shards.lengths.sum()):,} tokens",
+        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         f"steps: {settings.train.max_steps:,}, about "
-        f"{settings.train.max_steps * step.num_sequences / len(shards):.1f} epochs",
+        f"{settings.train.max_steps * step.num_sequences / len(part):.1f} epochs",
     ]
     return "\n".join(lines)
 
