@@ -22,6 +22,7 @@ _HOMES = {
     "dry_run": "train.pretrain",
     "evaluate": "train.evaluate",
     "export": "weights.export",
+    "extract": "data.extract",
     "fill_mask": "tasks.fill_mask",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",

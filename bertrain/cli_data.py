@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -97,3 +98,75 @@ def data_stats(
     for one in stats.policies:
         fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
         print(f"  {one.policy:<9}{one.fill:>12.1%}{one.bins_per_step:>7.1f}{fractions}")
+
+
+@data_app.command("extract")
+def data_extract(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked"),
+    ],
+    out: NewFolder,
+    form: Annotated[
+        str, typer.Option("--format", help="auto, or dump, wikiextractor, jsonl, parquet, text for all inputs")
+    ] = "auto",
+    text_column: Annotated[
+        str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
+    ] = "text",
+    document_end: Annotated[
+        str, typer.Option(help="what ends a document of plain text: blank-line, or file (lines may be wrapped then)")
+    ] = "blank-line",
+    sentences: Annotated[
+        str, typer.Option(help="sentencex splits; lines: a line is a sentence; none: a document is")
+    ] = "sentencex",
+    language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
+    min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="keep one of equal documents; 100 bytes of memory for each")
+    ] = False,
+    hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
+    hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
+    on_error: Annotated[
+        str, typer.Option(help="stop at damaged input, or skip and count it; whole pages before a break are kept")
+    ] = "stop",
+    part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
+    workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make text, a sentence per line, of Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
+
+    Of a dump, articles are kept, and of these the running text, without tables, templates, references and lists.
+
+    Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
+    """
+    from bertrain.data.extract import EVALUATION, TRAINING, extract
+
+    made = extract(
+        inputs,
+        out,
+        form=form,
+        text_column=text_column,
+        document_end=document_end,
+        sentences=sentences,
+        language=language,
+        min_characters=min_characters,
+        deduplicate=deduplicate,
+        hold_out=hold_out,
+        hold_out_seed=hold_out_seed,
+        on_error=on_error,
+        part_bytes=part_bytes,
+        workers=workers,
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for problem in made["problems"]:
+        print(f"skipped: {problem}", file=sys.stderr)
+    counts = made["counts"]
+    parts = sum(file["name"] != EVALUATION for file in made["files"])
+    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
+    for reason, count in made["skipped"].items():
+        print(f"  left out: {count:,} {reason}")
+    if counts["held_out"]:
+        print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
+    print(f"next: bertrain data prepare {out / TRAINING} --out DIR")

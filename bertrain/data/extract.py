@@ -1,0 +1,373 @@
+"""`bertrain data extract`: dumps, archives and tables in; text out, a sentence per line, documents apart.
+
+One process cuts the inputs into records and writes the results in the order of the input; the parsing between is
+dealt to workers. So the bytes written do not depend on the number of workers, and memory holds a few batches only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from xml.etree import ElementTree
+
+from bertrain.data.progress import progress
+from bertrain.data.sentences import SPLITTERS, split_sentences
+from bertrain.data.sources import FORMS, Problem, Record, read_records
+from bertrain.data.text import Document, find_inputs
+from bertrain.data.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
+from bertrain.errors import UserError
+from bertrain.files import file_digest, new_folder, refuse_occupied
+from bertrain.seeds import derive
+
+TRAINING, EVALUATION, DESCRIPTION = "train", "eval.txt", "extract.json"
+DOCUMENT_ENDS = ("blank-line", "file")
+ON_ERROR = ("stop", "skip")
+PROBLEMS_LISTED = 100
+
+_BATCH_BYTES = 1 << 18  # enough to outweigh the way to a worker and back
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+def extract(
+    inputs: Iterable[str | Path],
+    out: str | Path,
+    *,
+    form: str = "auto",
+    text_column: str = "text",
+    document_end: str = "blank-line",
+    sentences: str = "sentencex",
+    language: str = "en",
+    min_characters: int = 0,
+    deduplicate: bool = False,
+    hold_out: int = 0,
+    hold_out_seed: int = 12345,
+    on_error: str = "stop",
+    part_bytes: int = 27_000_000,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Turn documents of any source into text files, one sentence per line and a blank line between documents.
+
+    `out` becomes a folder of `train/part-00000-of-00003.txt` and so on, `eval.txt` with `hold_out` whole documents
+    drawn by `hold_out_seed`, and `extract.json`, which says how they were made and is returned. `on_error` "skip"
+    passes over damaged records and counts them; otherwise the first one is a UserError.
+    """
+    _check_choices(form=form, document_end=document_end, sentences=sentences, on_error=on_error)
+    _check_least(1, part_bytes=part_bytes, workers=workers)
+    _check_least(0, min_characters=min_characters, hold_out=hold_out)
+    out, files = Path(out), find_inputs(inputs)
+    refuse_occupied(out)
+    read = partial(read_records, form=form, text_column=text_column, document_end=document_end)
+    parse = partial(_documents_of, text_column=text_column, splitter=sentences, language=language)
+    seen: set[bytes] | None = set() if deduplicate else None
+    held = _HeldOut(hold_out, hold_out_seed)
+    counts = dict.fromkeys(("documents", "sentences", "characters", "held_out"), 0)
+    skipped: dict[str, int] = {}
+    problems: list[str] = []
+    with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as tell:
+        (folder / TRAINING).mkdir()
+        parts = _Parts(folder / TRAINING, part_bytes)
+        for results in in_order(parse, _batches(_all_records(files, read, tell)), workers):
+            for result in results:
+                reason = _reason_to_skip(result, min_characters, seen)
+                if result.problem is not None:
+                    if on_error == "stop":
+                        raise UserError(f"{result.problem}; mend it, or pass over it with --on-error skip")
+                    problems.append(str(result.problem))
+                if reason:
+                    skipped[reason] = skipped.get(reason, 0) + 1
+                    continue
+                held.consider(counts["documents"])
+                parts.write(result.document)
+                counts["documents"] += 1
+                counts["sentences"] += len(result.document)
+                counts["characters"] += sum(map(len, result.document))
+        if not counts["documents"]:
+            raise UserError(f"no document is left of the {sum(skipped.values()):,} records read: {_listed(skipped)}")
+        counts["held_out"] = held.separate(parts.finish(), folder / EVALUATION)
+        description = {
+            "inputs": [file.name for file in files],
+            "settings": {
+                "form": form,
+                "text_column": text_column,
+                "document_end": document_end,
+                "sentences": sentences,
+                "language": language,
+                "min_characters": min_characters,
+                "deduplicate": deduplicate,
+                "hold_out": hold_out,
+                "hold_out_seed": hold_out_seed,
+                "on_error": on_error,
+                "part_bytes": part_bytes,
+            },
+            "counts": counts,
+            "skipped": dict(sorted(skipped.items())),
+            "problems": problems[:PROBLEMS_LISTED],
+            "files": _name_parts(folder),
+        }
+        (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    return description
+
+
+def _check_choices(**given: str) -> None:
+    known = {
+        "form": ("auto", *FORMS),
+        "document_end": DOCUMENT_ENDS,
+        "sentences": SPLITTERS,
+        "on_error": ON_ERROR,
+    }
+    for name, value in given.items():
+        if value not in known[name]:
+            raise UserError(f"--{name.replace('_', '-')} is {value!r}; it is one of {', '.join(known[name])}")
+
+
+def _check_least(least: int, **given: int) -> None:
+    for name, value in given.items():
+        if value < least:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+
+
+# --- records to documents, in any process -------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """What became of a record: a document, or the reason why there is none."""
+
+    document: Document
+    skipped: str = ""
+    problem: Problem | None = None
+
+
+def _documents_of(records: list[Record | Problem], *, text_column: str, splitter: str, language: str) -> list[Result]:
+    return [_document_of(record, text_column, splitter, language) for record in records]
+
+
+def _document_of(record: Record | Problem, text_column: str, splitter: str, language: str) -> Result:
+    if isinstance(record, Problem):
+        return Result([], "damaged", record)
+    try:
+        paragraphs = _paragraphs_of(record, text_column)
+    except NotAnArticle as what:
+        return Result([], str(what))
+    except _Unreadable as error:
+        return Result([], "damaged", Problem(record.place, str(error)))
+    return Result(split_sentences(paragraphs, splitter=splitter, language=language))
+
+
+class _Unreadable(Exception):
+    """A record that does not hold what its form promises."""
+
+
+def _paragraphs_of(record: Record, text_column: str) -> list[str]:
+    content = record.content
+    if isinstance(content, str):
+        return content.split("\n")
+    if record.form == "dump":
+        return _paragraphs_of_page(record)
+    if record.form == "jsonl":
+        return _text_of_json(content, text_column).split("\n")
+    # Bytes that are not UTF-8 become U+FFFD, which BERT's text cleaning then drops.
+    text = content.decode("utf-8", errors="replace").removeprefix("\ufeff")
+    if record.form == "wikiextractor":
+        return paragraphs_of_extracted(text)
+    if record.form == "prose":
+        return [" ".join(lines) for lines in _paragraphs_of_lines(text.split("\n"))]
+    return text.split("\n")
+
+
+def _paragraphs_of_page(record: Record) -> list[str]:
+    from mwparserfromhell.parser import ParserError
+
+    assert isinstance(record.content, bytes)
+    assert record.wiki is not None
+    try:
+        return paragraphs_of_wikitext(article_text(record.content, record.wiki), record.wiki)
+    except ElementTree.ParseError as error:
+        raise _Unreadable(f"is broken XML ({error})") from None
+    except ParserError as error:
+        raise _Unreadable(f"holds wikitext that cannot be parsed ({error})") from None
+
+
+def _text_of_json(line: bytes, text_column: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _Unreadable(f"is not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise _Unreadable("is not a JSON object")
+    if text_column not in row:
+        fields = ", ".join(map(repr, list(row)[:8])) or "no field at all"
+        raise _Unreadable(f"has no field {text_column!r} but {fields}; give --text-column")
+    text = row[text_column]
+    if text is not None and not isinstance(text, str):
+        raise _Unreadable(f"has {type(text).__name__} in {text_column!r}, not text; give --text-column")
+    return (text or "").encode("utf-8", errors="replace").decode()  # JSON can name half of a surrogate pair
+
+
+def _paragraphs_of_lines(lines: list[str]) -> Iterator[list[str]]:
+    paragraph: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield paragraph
+            paragraph = []
+
+
+# --- the work, in order --------------------------------------------------------------------------------------
+
+
+def _all_records(
+    files: list[Path], read: Callable[..., Iterator[Record | Problem]], tell: Callable[[int], None]
+) -> Iterator[Record | Problem]:
+    before = 0
+    for file in files:
+        yield from read(file, report=lambda done, before=before: tell(before + done))
+        before += file.stat().st_size
+
+
+def _batches(records: Iterable[Record | Problem]) -> Iterator[list[Record | Problem]]:
+    batch: list[Record | Problem] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record.content) if isinstance(record, Record) else 0
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def in_order(function: Callable[[_Item], _Made], items: Iterable[_Item], workers: int) -> Iterator[_Made]:
+    """`function` of each item, in the order of the items, by so many processes, reading little ahead of them."""
+    if workers == 1:
+        yield from map(function, items)
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting: deque[Future[_Made]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > 3 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process was killed, most likely for want of memory; use fewer --workers"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _reason_to_skip(result: Result, min_characters: int, seen: set[bytes] | None) -> str:
+    if result.skipped:
+        return result.skipped
+    if not result.document:
+        return "empty"
+    if sum(map(len, result.document)) < min_characters:
+        return "short"
+    if seen is not None:
+        digest = hashlib.blake2b("\n".join(result.document).encode(), digest_size=16).digest()
+        if digest in seen:
+            return "duplicate"
+        seen.add(digest)
+    return ""
+
+
+def _listed(skipped: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items())) or "the input is empty"
+
+
+# --- files out ------------------------------------------------------------------------------------------------
+
+
+def _as_bytes(document: Document) -> bytes:
+    return ("\n".join(document) + "\n\n").encode()
+
+
+class _Parts:
+    """Documents in files of about equal size; none is cut in two."""
+
+    def __init__(self, folder: Path, part_bytes: int) -> None:
+        self._folder = folder
+        self._part_bytes = part_bytes
+        self._paths: list[Path] = []
+        self._file: Any = None
+
+    def write(self, document: Document) -> None:
+        if self._file is None:
+            self._paths.append(self._folder / f"part-{len(self._paths):05d}")
+            self._file = open(self._paths[-1], "wb")  # noqa: SIM115 (closed when it is full)
+        self._file.write(_as_bytes(document))
+        if self._file.tell() >= self._part_bytes:
+            self._close()
+
+    def finish(self) -> list[Path]:
+        self._close()
+        return self._paths
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _HeldOut:
+    """A seeded draw of whole documents from a stream of unknown length: those with the smallest random numbers."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count = count
+        self._seed = seed
+        self._drawn: list[tuple[int, int]] = []  # (minus random number, document): a heap, the largest number first
+        self._documents = 0
+
+    def consider(self, document: int) -> None:
+        """The next document, by its number."""
+        self._documents += 1
+        if self._count:
+            drawn = (-derive(self._seed, "hold-out", document), document)
+            if len(self._drawn) < self._count:
+                heapq.heappush(self._drawn, drawn)
+            else:
+                heapq.heappushpop(self._drawn, drawn)
+
+    def separate(self, parts: list[Path], place: Path) -> int:
+        """Move the drawn documents from the parts to `place`, both in their order; returns how many."""
+        if not self._count:
+            return 0
+        if self._documents <= self._count:
+            raise UserError(f"--hold-out is {self._count:,}, but there are only {self._documents:,} documents")
+        wanted = {document for _, document in self._drawn}
+        number = 0
+        with open(place, "wb") as held:
+            for path in parts:
+                kept_path = path.with_name(f"{path.name}.kept")
+                with open(path, "rb") as part, open(kept_path, "wb") as kept:
+                    for line in part:
+                        (held if number in wanted else kept).write(line)
+                        number += line == b"\n"
+                kept_path.replace(path)
+        return len(wanted)
+
+
+def _name_parts(folder: Path) -> list[dict[str, Any]]:
+    """Give the parts their final names, and list all files with size and hash."""
+    for path in (folder / TRAINING).iterdir():
+        if not path.stat().st_size:  # all its documents were held out
+            path.unlink()
+    parts = sorted((folder / TRAINING).iterdir())
+    for number, path in enumerate(parts):
+        path.rename(path.with_name(f"part-{number:05d}-of-{len(parts):05d}.txt"))
+    files = [*sorted((folder / TRAINING).iterdir()), *folder.glob(EVALUATION)]
+    described = [(str(file.relative_to(folder)), *file_digest(file)) for file in files]
+    return [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in described]
