@@ -127,7 +127,8 @@ def _check_choices(**given: str) -> None:
     }
     for name, value in given.items():
         if value not in known[name]:
-            raise UserError(f"--{name.replace('_', '-')} is {value!r}; it is one of {', '.join(known[name])}")
+            option = "format" if name == "form" else name.replace("_", "-")
+            raise UserError(f"--{option} is {value!r}; it is one of {', '.join(known[name])}")
 
 
 def _check_least(least: int, **given: int) -> None:

@@ -162,10 +162,8 @@ def _render_template(node: Any, wiki: Wiki, pieces: list[str]) -> None:
 
 
 def _entity(node: Any) -> str:
-    try:
-        return str(node.normalize())
-    except (ValueError, OverflowError):  # a number that is no character
-        return ""
+    character = str(node.normalize())
+    return "" if "\ud800" <= character <= "\udfff" else character  # half of a surrogate pair is no character
 
 
 def _tidy(paragraph: str) -> str:
