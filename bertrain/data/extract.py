@@ -82,7 +82,7 @@ def extract(
                 if result.problem is not None:
                     if on_error == "stop":
                         raise UserError(f"{result.problem}; mend it, or pass over it with --on-error skip")
-                    problems.append(str(result.problem))
+                    problems += [str(result.problem)] * (len(problems) < PROBLEMS_LISTED)
                 if reason:
                     skipped[reason] = skipped.get(reason, 0) + 1
                     continue
@@ -111,7 +111,7 @@ def extract(
             },
             "counts": counts,
             "skipped": dict(sorted(skipped.items())),
-            "problems": problems[:PROBLEMS_LISTED],
+            "problems": problems,
             "files": _name_parts(folder),
         }
         (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")

