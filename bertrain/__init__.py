@@ -19,6 +19,7 @@ _HOMES = {
     "UserError": "errors",
     "data_stats": "data.stats",
     "doctor": "doctor",
+    "download": "data.download",
     "dry_run": "train.pretrain",
     "evaluate": "train.evaluate",
     "export": "weights.export",

@@ -170,3 +170,31 @@ def data_extract(
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
     print(f"next: bertrain data prepare {out / TRAINING} --out DIR")
+
+
+@data_app.command("download")
+def data_download(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
+    out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
+    mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
+    language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
+    date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
+
+    After a break, run it again: it goes on where it was. Nothing gets its name before length and MD5 are right.
+
+    Example: bertrain data download wikipedia --language simple --out dumps/
+    """
+    from bertrain.data.download import download
+
+    made = download(what, out, mirror=mirror, language=language, date=date)
+    if as_json:
+        print(json.dumps(made))
+        return
+    print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
+    for name in made["left_out"]:
+        print(f"  left out, since nothing needs it: {name}")
+    if what == "wikipedia":
+        print(f"next: bertrain data extract {out} --out DIR")
