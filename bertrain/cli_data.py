@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,11 +44,35 @@ def data_prepare(
     vocab: Annotated[Path | None, typer.Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
     lower_case: LowerCase = True,
     max_seq_length: Annotated[int, typer.Option(help="longest example in tokens")] = 512,
-    short_seq_prob: Annotated[float, typer.Option(help="share of documents cut into shorter examples")] = 0.1,
-    seed: Annotated[int, typer.Option(help="seed of the pairing")] = 12345,
-    rows_per_shard: Annotated[int, typer.Option(help="examples in one file")] = 65536,
+    short_seq_prob: Annotated[
+        float, typer.Option(help="share of documents cut into shorter examples; not with --full-sentences")
+    ] = 0.1,
+    dupe_factor: Annotated[int, typer.Option(help="times to go through the text, each time drawing anew")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of all that is drawn")] = 12345,
+    full_sentences: Annotated[
+        bool, typer.Option("--full-sentences", help="rows of whole sentences instead of pairs, for --model.nsp false")
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="exactly the masked rows of MLPerf's reference script")
+    ] = False,
+    per_file: Annotated[
+        bool, typer.Option("--per-file", help="with --reference: each file by itself, as one call of the script a file")
+    ] = False,
+    max_predictions: Annotated[
+        int, typer.Option(help="most words to predict in an example; drawn here with --reference, else at load")
+    ] = 76,
+    masked_lm_prob: Annotated[float, typer.Option(help="share of words to predict, with --reference")] = 0.15,
+    rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
+    workers: Annotated[int, typer.Option(help="processes on this machine")] = 1,
+    engine: Annotated[str, typer.Option(help="local, or dask for a cluster (the extra `dask`)")] = "local",
+    scheduler: Annotated[
+        str | None, typer.Option(help="address of the Dask scheduler; its workers see the same files")
+    ] = None,
+    on_error: Annotated[str, typer.Option(help="stop, or skip and count unreadable files and giant lines")] = "stop",
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
+
+    The result is the same for any --workers and --engine. Interrupted, the same command goes on where it was.
 
     Example: bertrain data prepare articles.txt --out data/ --max-seq-length 128
     """
@@ -59,12 +85,62 @@ def data_prepare(
         lower_case=lower_case,
         max_seq_length=max_seq_length,
         short_seq_prob=short_seq_prob,
+        dupe_factor=dupe_factor,
         seed=seed,
+        full_sentences=full_sentences,
+        reference=reference,
+        per_file=per_file,
+        max_predictions=max_predictions,
+        masked_lm_prob=masked_lm_prob,
         rows_per_shard=rows_per_shard,
+        workers=workers,
+        engine=engine,
+        scheduler=scheduler,
+        on_error=on_error,
+        progress=_print_progress(),
     )
     mean = manifest["tokens"] / manifest["rows"]
     print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
-    print(f"next: bertrain pretrain RECIPE --data {out} --run runs/NAME")
+    _print_losses(manifest["preparation"], max_seq_length)
+    nsp = " --model.nsp false" if full_sentences else ""
+    print(f"next: bertrain pretrain RECIPE --data {out} --run runs/NAME{nsp}")
+
+
+def _print_progress() -> Callable[[int, int], None]:
+    """A line to stderr when work is taken up again, and now and then while it goes on."""
+    began = said = time.monotonic()
+    first: int | None = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said, first
+        now = time.monotonic()
+        if first is None:
+            first = done
+            if done:
+                print(f"continuing: {done} of {total} units are there", file=sys.stderr)
+        elif done < total and now - said > 10:
+            said = now
+            left = (now - began) / (done - first) * (total - done)
+            print(f"{done} of {total} units, {left / 60:.0f} min left", file=sys.stderr)
+
+    return progress
+
+
+def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
+    """Say what of the text did not go in whole."""
+    text = preparation["text"]
+    share = text["unknown_tokens"] / text["tokens"]
+    if share > 0.01:
+        print(f"{share:.1%} of the words are not in the vocabulary ([UNK])")
+    for name, what in (
+        ("sentences_longer_than_an_example", f"sentence(s) longer than {max_seq_length} tokens were cut"),
+        ("lines_not_utf8", "line(s) held bytes that are not UTF-8; those bytes were left out"),
+        ("lines_skipped", "line(s) were too long to be sentences and were skipped"),
+    ):
+        if text.get(name):
+            print(f"{text[name]:,} {what}")
+    for name in preparation.get("skipped_inputs", ()):
+        print(f"skipped {name}: it could not be read as text")
 
 
 @data_app.command("stats")

@@ -213,3 +213,8 @@ def check_data(shards: Shards, settings: Settings) -> None:
             f"{shards.folder} holds an example of {longest} tokens, more than data.max_seq_length {limit}; "
             f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
         )
+    if settings.model.nsp and shards.manifest["preparation"].get("mode") == "full-sentences":
+        raise UserError(
+            f"{shards.folder} holds full sentences, without a next sentence to tell; set --model.nsp false or "
+            "prepare it without --full-sentences"
+        )

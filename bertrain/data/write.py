@@ -6,17 +6,25 @@ The folder is written under another name beside its place and renamed when it is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from bertrain.data.masking import Ints
+from bertrain.data.rows import Rows, in_batches
 from bertrain.data.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
-from bertrain.files import file_digest, new_folder, refuse_occupied
+from bertrain.files import file_digest, new_folder, refuse_occupied, write_atomically
+
+Histogram = Counter[int]
 
 
 @dataclass(frozen=True)
@@ -54,29 +62,29 @@ def _write_into(
     preparation: dict[str, Any],
     rows_per_shard: int,
 ) -> dict[str, Any]:
-    token_type = pa.uint16() if len(vocabulary.words) <= 1 << 16 else pa.uint32()
-    histogram: dict[int, int] = {}
     files: list[dict[str, Any]] = []
-    waiting: list[Example] = []
-
-    def flush() -> None:
-        path = folder / f"shard-{len(files):05d}.arrow"
-        _write_shard(path, waiting, token_type)
-        size, digest = file_digest(path)
-        files.append({"name": path.name, "rows": len(waiting), "bytes": size, "sha256": digest})
-        waiting.clear()
-
+    histogram: Histogram = Counter()
     has_masks = False
-    for example in examples:
-        has_masks = example.mlm_positions is not None
-        histogram[len(example.tokens)] = histogram.get(len(example.tokens), 0) + 1
-        waiting.append(example)
-        if len(waiting) == rows_per_shard:
-            flush()
-    if waiting:
-        flush()
+    for batch in in_batches(examples, rows_per_shard):
+        rows = rows_of_examples(batch, token_dtype(vocabulary))
+        has_masks = rows.mlm_positions is not None
+        files.append(write_shard(folder / shard_name(len(files)), rows))
+        histogram += count_lengths(rows)
+    return finish_folder(folder, vocabulary, files, histogram, has_masks=has_masks, preparation=preparation)
+
+
+def finish_folder(
+    folder: Path,
+    vocabulary: Vocabulary,
+    files: list[dict[str, Any]],
+    histogram: Histogram,
+    *,
+    has_masks: bool,
+    preparation: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the vocabulary and the manifest of a folder whose shards are written; returns the manifest."""
     if not files:
-        raise UserError("the input holds no text that makes an example: sentences on lines, documents apart")
+        raise UserError(f"there is no example to write into {folder}")
     vocabulary.save(folder / VOCABULARY)
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -92,19 +100,64 @@ def _write_into(
         "length_histogram": {str(length): histogram[length] for length in sorted(histogram)},
         "files": files,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
-def _write_shard(path: Path, rows: list[Example], token_type: pa.DataType) -> None:
+def token_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
+    """The smallest of the two types of tokens on disk that holds this vocabulary."""
+    return np.dtype(np.uint16 if len(vocabulary.words) <= 1 << 16 else np.uint32)
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.arrow"
+
+
+def count_lengths(rows: Rows) -> Histogram:
+    """How many rows there are of each length."""
+    lengths, counts = np.unique(np.diff(rows.offsets), return_counts=True)
+    return Counter(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
+
+
+def rows_of_examples(examples: Sequence[Example], dtype: np.dtype[Any]) -> Rows:
+    """The columns of some rows."""
+    tokens, offsets = _flatten([example.tokens for example in examples], dtype)
+    rows = Rows(
+        tokens,
+        offsets,
+        np.array([example.segment_b for example in examples], np.uint32),
+        np.array([example.is_random for example in examples], np.bool_),
+    )
+    if examples[0].mlm_positions is None:
+        return rows
+    positions, mlm_offsets = _flatten([example.mlm_positions or [] for example in examples], dtype)
+    labels, _ = _flatten([example.mlm_labels or [] for example in examples], dtype)
+    return replace(rows, mlm_positions=positions, mlm_labels=labels, mlm_offsets=mlm_offsets)
+
+
+def _flatten(lists: list[list[int]], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], Ints]:
+    offsets = np.cumsum([0, *map(len, lists)])
+    return np.fromiter(chain.from_iterable(lists), dtype, int(offsets[-1])), offsets
+
+
+def write_shard(path: Path, rows: Rows) -> dict[str, Any]:
+    """Write one Arrow file; returns what the manifest says of it."""
     columns = {
-        "tokens": pa.array([row.tokens for row in rows], pa.list_(token_type)),
-        "segment_b": pa.array([row.segment_b for row in rows], pa.uint32()),
-        "is_random": pa.array([row.is_random for row in rows], pa.bool_()),
+        "tokens": _list_column(rows.tokens, rows.offsets),
+        "segment_b": pa.array(rows.segment_b),
+        "is_random": pa.array(rows.is_random),
     }
-    if rows[0].mlm_positions is not None:
-        columns["mlm_positions"] = pa.array([row.mlm_positions for row in rows], pa.list_(token_type))
-        columns["mlm_labels"] = pa.array([row.mlm_labels for row in rows], pa.list_(token_type))
+    if rows.mlm_positions is not None:
+        columns["mlm_positions"] = _list_column(rows.mlm_positions, rows.mlm_offsets)
+        columns["mlm_labels"] = _list_column(rows.mlm_labels, rows.mlm_offsets)
     table = pa.record_batch(columns)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_batch(table)
+    size, digest = file_digest(path)
+    return {"name": path.name, "rows": len(rows), "bytes": size, "sha256": digest}
+
+
+def _list_column(values: npt.NDArray[Any] | None, offsets: Ints | None) -> pa.ListArray:
+    assert offsets is not None
+    assert offsets[-1] < 1 << 31, "Arrow's lists count in 32 bits"
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))

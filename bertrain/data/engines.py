@@ -1,0 +1,82 @@
+"""Who makes the units: this process, several of this machine, or a Dask cluster. The units are the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from bertrain.data.units import make_unit
+from bertrain.errors import UserError
+
+ENGINES = ("local", "dask")
+DASK_TIMEOUT_S = 20
+
+
+def make_units(work_folder: str, numbers: list[int], workers: int, engine: str, scheduler: str | None) -> Iterator[int]:
+    """Make the units of these numbers, and yield each number when its unit is there."""
+    if engine == "dask":
+        yield from _on_dask(work_folder, numbers, scheduler)
+    elif workers == 1 or len(numbers) == 1:
+        for number in numbers:
+            yield make_unit(work_folder, number)
+    else:
+        yield from _in_processes(work_folder, numbers, min(workers, len(numbers)))
+
+
+def _in_processes(work_folder: str, numbers: list[int], workers: int) -> Iterator[int]:
+    # Started afresh rather than forked: a fork copies locks that other threads hold.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+        futures = [pool.submit(make_unit, work_folder, number) for number in numbers]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process was killed, perhaps for want of memory; what is finished is kept: give the same "
+                "command again, perhaps with fewer --workers"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let this worker die when its parent is killed, rather than wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Iterator[int]:
+    try:
+        import distributed
+    except ImportError:
+        raise UserError("--engine dask needs the extra: pip install 'bertrain[dask]'") from None
+    if scheduler is None:
+        raise UserError("--engine dask needs the address of a running scheduler, such as --scheduler tcp://node1:8786")
+    try:
+        client: Any = distributed.Client(scheduler, timeout=DASK_TIMEOUT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Dask scheduler answers at --scheduler {scheduler}: {error}") from None
+    with client:
+        futures = [client.submit(make_unit, work_folder, number, pure=False) for number in numbers]
+        try:
+            for future in distributed.as_completed(futures):
+                yield future.result()
+        except distributed.KilledWorker:
+            raise UserError(
+                "the Dask workers were killed again and again at the same unit, perhaps for want of memory; what is "
+                "finished is kept: give the same command again"
+            ) from None
+        finally:
+            client.cancel(futures)
