@@ -17,14 +17,18 @@ __version__ = "0.1.0"
 # Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
 _HOMES = {
     "UserError": "errors",
+    "bin_by_length": "data.convert",
+    "convert": "data.convert",
     "data_stats": "data.stats",
     "doctor": "doctor",
     "download": "data.download",
     "dry_run": "train.pretrain",
+    "eval_set": "data.convert",
     "evaluate": "train.evaluate",
     "export": "weights.export",
     "extract": "data.extract",
     "fill_mask": "tasks.fill_mask",
+    "inspect_data": "data.inspect",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",
     "recipe_names": "config",
@@ -32,6 +36,7 @@ _HOMES = {
     "resolve": "config",
     "resume": "train.pretrain",
     "train_vocabulary": "data.tokenizer",
+    "verify": "data.verify",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

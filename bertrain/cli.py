@@ -33,7 +33,9 @@ app.add_typer(weights_app, name="weights")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-DataFolder = Annotated[Path, typer.Option("--data", help="a folder made by `bertrain data prepare`")]
+DataFolder = Annotated[
+    Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
+]
 Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
 

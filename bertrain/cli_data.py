@@ -7,16 +7,28 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-data_app = typer.Typer(help="Make training data from text.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="Make training data, and turn it from one layout into another.", no_args_is_help=True, rich_markup_mode=None
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="text files, or folders of them")]
 NewFolder = Annotated[Path, typer.Option("--out", help="the folder to make")]
-PreparedFolder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder made by `bertrain data prepare`")]
+AnyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="data of any layout: a folder, or one HDF5 or TFRecord")]
+VocabularyFile = Annotated[
+    Path | None,
+    typer.Option("--vocab", help="vocabulary of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"),
+]
+Layout = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
+ShardCount = Annotated[int, typer.Option("--shards", min=0, help="files to write; 0: one for every 65,536 rows")]
+MaskSeed = Annotated[int, typer.Option("--seed", help="seed of masks, where unmasked rows need some, and of packing")]
+MaxPredictions = Annotated[
+    int, typer.Option(min=0, help="masked words a row has room for; 0: as the data has it, or 15 % of its width")
+]
 LowerCase = Annotated[bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")]
 
 
@@ -145,13 +157,14 @@ def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
 
 @data_app.command("stats")
 def data_stats(
-    folder: PreparedFolder,
+    folder: AnyFolder,
     ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
     sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
     token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
+    vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what a prepared folder holds, and compare the batching policies on it.
+    """Count what a data folder holds, and compare the batching policies on it.
 
     Example: bertrain data stats data/ --ranks 8 --sequences 768
     """
@@ -159,7 +172,7 @@ def data_stats(
 
     from bertrain.data.stats import data_stats as describe
 
-    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget)
+    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget, vocab=vocab)
     if as_json:
         print(json.dumps(asdict(stats)))
         return
@@ -274,3 +287,141 @@ def data_download(
         print(f"  left out, since nothing needs it: {name}")
     if what == "wikipedia":
         print(f"next: bertrain data extract {out} --out DIR")
+
+
+@data_app.command("convert")
+def data_convert(
+    folder: AnyFolder,
+    to: Annotated[Layout, typer.Option("--to", help="the layout to write")],
+    out: NewFolder,
+    shards: ShardCount = 0,
+    shuffle_seed: Annotated[int | None, typer.Option(help="shuffle all rows by this seed; default: keep order")] = None,
+    seed: MaskSeed = 12345,
+    max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
+    max_predictions: MaxPredictions = 0,
+    packing: Annotated[Literal["lpfhp", "spfhp", "nnlshp"], typer.Option(help="how to pack hdf5-packed")] = "lpfhp",
+    max_per_row: Annotated[int, typer.Option(min=1, help="most examples in a pack of hdf5-packed")] = 3,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write data in another layout: Arrow, or MLPerf's HDF5 and TFRecord, which other trainers read.
+
+    Example: bertrain data convert data/ --to hdf5-varlength --shards 4320 --shuffle-seed 24 --out hdf5/
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.convert import convert
+
+    written = convert(
+        folder,
+        out,
+        to=to,
+        shards=shards,
+        shuffle_seed=shuffle_seed,
+        seed=seed,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        packing=packing,
+        max_per_row=max_per_row,
+        vocab=vocab,
+    )
+    print(json.dumps(asdict(written)) if as_json else written.sentence())
+
+
+@data_app.command("bin")
+def data_bin(
+    folder: AnyFolder,
+    out: NewFolder,
+    to: Annotated[Layout, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
+    shards: ShardCount = 0,
+    seed: MaskSeed = 12345,
+    max_predictions: MaxPredictions = 0,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sort examples by length into the folders 128, 256, 384 and 512.
+
+    Example: bertrain data bin data/ --shards 2048 --out binned/
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.convert import bin_by_length
+
+    written = bin_by_length(folder, out, to=to, shards=shards, seed=seed, max_predictions=max_predictions, vocab=vocab)
+    if as_json:
+        print(json.dumps({longest: asdict(one) for longest, one in written.items()}))
+        return
+    for one in written.values():
+        print(one.sentence())
+
+
+@data_app.command("eval-set")
+def data_eval_set(
+    folder: AnyFolder,
+    out: NewFolder,
+    count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
+    to: Annotated[Layout | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
+    seed: MaskSeed = 12345,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pick an evaluation set, evenly strided as MLPerf's reference picks its own.
+
+    Example: bertrain data eval-set held-out/ --count 10000 --out eval/
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.convert import eval_set
+
+    written = eval_set(folder, out, count=count, to=to, seed=seed, vocab=vocab)
+    print(json.dumps(asdict(written)) if as_json else written.sentence())
+
+
+@data_app.command("verify")
+def data_verify(
+    folder: AnyFolder,
+    checksums: Annotated[
+        Path | None, typer.Option(help="a list of MLPerf's row checksums, a file's name and an MD5 on each line")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every file with the hash it had, or its rows with a list of checksums.
+
+    Example: bertrain data verify hdf5/ --checksums 4320_shards_varlength.chk
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.verify import verify
+
+    verified = verify(folder, checksums=checksums)
+    if as_json:
+        print(json.dumps(asdict(verified)))
+    else:
+        print(f"{folder}: {verified.files} file(s) agree with {verified.against}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    folder: AnyFolder,
+    rows: Annotated[str, typer.Option(help="which rows: FIRST:END")] = "0:5",
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show examples as words: both segments, and each word to predict as SHOWN=TRUE; in colour on a terminal.
+
+    Example: bertrain data inspect data/ --rows 0:5
+    """
+    from dataclasses import asdict
+
+    from bertrain.data.inspect import inspect_data, lines_of
+
+    shown = inspect_data(folder, rows=rows, vocab=vocab)
+    if as_json:
+        print(json.dumps([asdict(example) for example in shown]))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for example in shown:
+        for line in lines_of(example):
+            console.print(line)

@@ -78,6 +78,11 @@ class DataSettings:
     max_seq_length: int = setting(128, "longest example, [CLS] and [SEP] included", minimum=5)
     max_predictions: int = setting(20, "most masked words in one example", minimum=1)
     mask_probability: float = setting(0.15, "share of an example's tokens to predict", minimum=0.001, maximum=0.5)
+    vocab: str = setting(
+        "",
+        "vocabulary of HDF5 or TFRecord data; empty: the vocab.txt beside it, or BERT's uncased one",
+        shapes_training=False,
+    )
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     verify: Literal["hash", "size"] = setting(
         "hash",
@@ -297,9 +302,10 @@ def override(settings: Settings, overrides: list[tuple[str, str]]) -> Settings:
 
 def _with_absolute_paths(settings: Settings) -> Settings:
     """A run may be continued from another folder than the one it was started in."""
-    folder = settings.evaluate.data
+    folder, vocab = settings.evaluate.data, settings.data.vocab
     evaluate = dataclasses.replace(settings.evaluate, data=str(Path(folder).resolve()) if folder else "")
-    return dataclasses.replace(settings, evaluate=evaluate)
+    data = dataclasses.replace(settings.data, vocab=str(Path(vocab).resolve()) if vocab else "")
+    return dataclasses.replace(settings, evaluate=evaluate, data=data)
 
 
 def from_dict(values: dict[str, dict[str, Any]]) -> Settings:

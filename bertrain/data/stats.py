@@ -9,7 +9,7 @@ import numpy as np
 
 from bertrain.data.batching import POLICIES, capacity_for, step_by_sequences
 from bertrain.data.masking import Ints, count_predictions
-from bertrain.data.shards import Shards
+from bertrain.data.source import DataSource, open_data
 from bertrain.errors import UserError
 
 STEPS_SAMPLED = 20
@@ -44,7 +44,13 @@ class DataStats:
 
 
 def data_stats(
-    folder: str | Path, *, ranks: int = 8, sequences: int = 256, token_budget: int = 0, seed: int = 1
+    folder: str | Path,
+    *,
+    ranks: int = 8,
+    sequences: int = 256,
+    token_budget: int = 0,
+    seed: int = 1,
+    vocab: str | Path | None = None,
 ) -> DataStats:
     """Describe a prepared folder, and its policies for steps of `sequences` examples on `ranks` ranks.
 
@@ -52,7 +58,7 @@ def data_stats(
     """
     if ranks < 1 or sequences < 1:
         raise UserError("--ranks and --sequences must be at least 1")
-    shards = Shards.open(folder, verify="size")
+    shards = open_data(folder, vocab=vocab, verify="size")
     lengths = shards.lengths
     longest, mean = int(lengths.max()), float(lengths.mean())
     budget = token_budget or max(longest, int(-(-sequences * mean // ranks) // longest + 1) * longest)
@@ -74,7 +80,9 @@ def data_stats(
     )
 
 
-def _policy(name: str, shards: Shards, ranks: int, sequences: int, budget: int, longest: int, seed: int) -> PolicyStats:
+def _policy(
+    name: str, shards: DataSource, ranks: int, sequences: int, budget: int, longest: int, seed: int
+) -> PolicyStats:
     policy = POLICIES[name]
     mean = longest if policy.pads_each else float(shards.lengths.mean())
     capacity = capacity_for(budget, bin_sequences=0, mean_length=mean, max_predictions=longest, mask_probability=0.15)

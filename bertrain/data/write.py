@@ -47,9 +47,12 @@ def write_shards(
     vocabulary: Vocabulary,
     *,
     preparation: dict[str, Any],
-    rows_per_shard: int,
+    rows_per_shard: int | Sequence[int],
 ) -> dict[str, Any]:
-    """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
+    """Write a prepared folder and return its manifest; `preparation` records how the examples were made.
+
+    `rows_per_shard` is the size of all shards, or of each of them in turn.
+    """
     refuse_occupied(out)
     with new_folder(out) as folder:
         return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
@@ -60,7 +63,7 @@ def _write_into(
     examples: Iterable[Example],
     vocabulary: Vocabulary,
     preparation: dict[str, Any],
-    rows_per_shard: int,
+    rows_per_shard: int | Sequence[int],
 ) -> dict[str, Any]:
     files: list[dict[str, Any]] = []
     histogram: Histogram = Counter()

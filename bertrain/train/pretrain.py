@@ -17,7 +17,7 @@ from torch import Tensor
 from bertrain.config import Settings, override
 from bertrain.data.batch import Batch
 from bertrain.data.loader import Loader, Step, check_data
-from bertrain.data.shards import Shards
+from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert, initialise, split_parts
 from bertrain.model.heads import pretraining_sums
@@ -77,7 +77,7 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
     """
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
-    if not opened.data.is_dir():
+    if not opened.data.exists():
         raise UserError(
             f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
             "--data and its new place"
@@ -93,10 +93,10 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     returns (or nothing).
     """
     parallel.choose_device(settings.train.device)
-    shards = Shards.open(data, verify="size")
+    shards = open_data(data, vocab=settings.data.vocab, verify="size")
     check_data(shards, settings)
     if settings.evaluate.data:
-        held_out = Shards.open(settings.evaluate.data, verify="size")
+        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, shards.vocabulary.hash)
     if (Path(run) / "config.json").is_file():
@@ -106,7 +106,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     return _check_beginning(settings, shards, init)
 
 
-def _check_beginning(settings: Settings, shards: Shards, init: str) -> str:
+def _check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
     """Refuse weights to begin with that do not fit; returns their fingerprint, or nothing without `init`."""
     if not init:
         return ""
@@ -118,12 +118,12 @@ def _check_beginning(settings: Settings, shards: Shards, init: str) -> str:
     return weights.fingerprint
 
 
-def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> Shards:
-    """The prepared folder, whose hashes the first rank checks for all."""
-    return Shards.open(folder, verify=settings.data.verify if ranks.is_first else "size")
+def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
+    """The data, whose hashes the first rank checks for all."""
+    return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def _train(run: Run, shards: Shards, ranks: parallel.Ranks) -> Progress:
+def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
     settings, train = run.settings, run.settings.train
     run.refuse_other_data(shards)
     make_deterministic(train)
@@ -296,7 +296,7 @@ def _begin_with(state: TrainState, run: Run, console: Console) -> None:
             console.say(f"  {kind}: {', '.join(names)}")
 
 
-def _loader(shards: Shards, settings: Settings, ranks: parallel.Ranks) -> Loader:
+def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
     on_gpu = ranks.device.type == "cuda"
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
 
@@ -324,7 +324,7 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
     )
 
 
-def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
+def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
     """Say what was chosen and why, and note the environment."""
     settings = run.settings
     _, reason = parallel.choose_device(settings.train.device)
@@ -334,7 +334,9 @@ def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState
         f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s), {settings.train.precision}"
     )
     console.say("attention: grouped by length, plain PyTorch")
-    console.say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
+    console.say(f"data {shards.folder} ({shards.layout}): {len(shards):,} examples; {_describe_step(settings)}")
+    if shards.predictions is not None:
+        console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
     if state.progress.step:
@@ -354,7 +356,7 @@ def _count(model: Bert) -> int:
 
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
-    shards = Shards.open(data, verify="size")
+    shards = open_data(data, vocab=settings.data.vocab, verify="size")
     _check_beginning(settings, shards, init)
     loader = Loader(shards, settings, world=world)
     step = loader.step(0, 0)

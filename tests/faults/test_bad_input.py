@@ -124,7 +124,7 @@ def test_damaged_shards_are_named(refused: Refused, tmp_path: Path) -> None:
     assert f"the shard {shard} is 100 bytes long" in refused(*start(data, tmp_path / "r"))
     shard.unlink()
     assert f"the shard {shard} is missing" in refused(*start(data, tmp_path / "r"))
-    for text in ("{}", '{"schema_version": 1}', "[]", "{"):
+    for text in ("{}", '{"schema_version": 2}', "[]", "{"):
         (data / "manifest.json").write_text(text)
         assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
     assert not (tmp_path / "r").exists()
