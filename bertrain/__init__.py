@@ -29,6 +29,7 @@ _HOMES = {
     "extract": "data.extract",
     "fill_mask": "tasks.fill_mask",
     "inspect_data": "data.inspect",
+    "mlperf_data": "data.mlperf_data",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",
     "recipe_names": "config",

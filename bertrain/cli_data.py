@@ -425,3 +425,47 @@ def data_inspect(
     for example in shown:
         for line in lines_of(example):
             console.print(line)
+
+
+@data_app.command("mlperf")
+def data_mlperf(
+    out: Annotated[Path, typer.Option("--out", help="the folder to make it in; run again to go on after a break")],
+    packed: Annotated[bool, typer.Option("--packed", help="packed shards too (NNLSHP, three to a row)")] = False,
+    skip_download: Annotated[
+        bool, typer.Option("--skip-download", help="text and vocabulary are in OUT/download/results4 and OUT/phase1")
+    ] = False,
+    mirror: Annotated[str | None, typer.Option(help="address in place of MLCommons'")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="files of training data")] = 4320,
+    eval_count: Annotated[int, typer.Option(min=1, help="examples to pick for evaluation")] = 10_000,
+    needed_only: Annotated[
+        bool, typer.Option("--needed-only", help="leave out the folders that no training reads, 1.1 TB of the whole")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="processes to make examples")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make MLPerf's BERT data: download, examples, shards, shuffle, evaluation set, checksums; all in one.
+
+    Folders and file names are those of NVIDIA's prepare_data.
+
+    Example: bertrain data mlperf --out bert_data/ --packed --needed-only --workers 16
+    """
+    from bertrain.data.mlperf_data import mlperf_data
+
+    made = mlperf_data(
+        out,
+        packed=packed,
+        skip_download=skip_download,
+        mirror=mirror,
+        shards=shards,
+        eval_count=eval_count,
+        needed_only=needed_only,
+        workers=workers,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for place, what in made["stages"].items():
+        print(f"{place}: {what}")
+    compared = made["checksums_compared"]
+    print(f"{compared} known checksums agree" if compared else "other text than MLPerf's: no checksum is known for it")

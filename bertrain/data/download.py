@@ -174,8 +174,12 @@ def fetch(file: RemoteFile, out: Path) -> bool:
 def _is_right(path: Path, file: RemoteFile) -> bool:
     if file.size is not None and path.stat().st_size != file.size:
         return False
+    return md5_of(path) == file.md5
+
+
+def md5_of(path: Path) -> str:
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest() == file.md5
+        return hashlib.file_digest(stream, "md5").hexdigest()
 
 
 def _complete(file: RemoteFile, partial: Path) -> None:

@@ -204,9 +204,11 @@ def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], part
 
 
 def _column(values: npt.NDArray | list[npt.NDArray]) -> npt.NDArray:
-    """A list of arrays as an array of objects, also where all of them are equally long."""
+    """A list of arrays as h5py takes it for ragged rows."""
     if isinstance(values, np.ndarray):
         return values
+    if len({len(value) for value in values}) == 1:  # h5py would make a rectangle of objects, and refuse it
+        return np.stack(values)
     column = np.empty(len(values), dtype=object)
     for number, value in enumerate(values):
         column[number] = value
