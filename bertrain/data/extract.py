@@ -10,20 +10,19 @@ import hashlib
 import heapq
 import json
 import multiprocessing
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from xml.etree import ElementTree
+from typing import Any, TypeVar
 
+from bertrain.data.parsing import Result, parse_records
 from bertrain.data.progress import progress
-from bertrain.data.sentences import SPLITTERS, split_sentences
+from bertrain.data.sentences import SPLITTERS
 from bertrain.data.sources import FORMS, Problem, Record, read_records
 from bertrain.data.text import Document, find_inputs
-from bertrain.data.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, refuse_occupied
 from bertrain.seeds import derive
@@ -61,57 +60,43 @@ def extract(
     drawn by `hold_out_seed`, and `extract.json`, which says how they were made and is returned. `on_error` "skip"
     passes over damaged records and counts them; otherwise the first one is a UserError.
     """
+    settings = {
+        "form": form,
+        "text_column": text_column,
+        "document_end": document_end,
+        "sentences": sentences,
+        "language": language,
+        "min_characters": min_characters,
+        "deduplicate": deduplicate,
+        "hold_out": hold_out,
+        "hold_out_seed": hold_out_seed,
+        "on_error": on_error,
+        "part_bytes": part_bytes,
+    }
     _check_choices(form=form, document_end=document_end, sentences=sentences, on_error=on_error)
     _check_least(1, part_bytes=part_bytes, workers=workers)
     _check_least(0, min_characters=min_characters, hold_out=hold_out)
     out, files = Path(out), find_inputs(inputs)
     refuse_occupied(out)
     read = partial(read_records, form=form, text_column=text_column, document_end=document_end)
-    parse = partial(_documents_of, text_column=text_column, splitter=sentences, language=language)
-    seen: set[bytes] | None = set() if deduplicate else None
+    parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
     held = _HeldOut(hold_out, hold_out_seed)
-    counts = dict.fromkeys(("documents", "sentences", "characters", "held_out"), 0)
-    skipped: dict[str, int] = {}
-    problems: list[str] = []
     with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as tell:
-        (folder / TRAINING).mkdir()
         parts = _Parts(folder / TRAINING, part_bytes)
+        tally = _Tally(min_characters, deduplicate, on_error)
         for results in in_order(parse, _batches(_all_records(files, read, tell)), workers):
             for result in results:
-                reason = _reason_to_skip(result, min_characters, seen)
-                if result.problem is not None:
-                    if on_error == "stop":
-                        raise UserError(f"{result.problem}; mend it, or pass over it with --on-error skip")
-                    problems += [str(result.problem)] * (len(problems) < PROBLEMS_LISTED)
-                if reason:
-                    skipped[reason] = skipped.get(reason, 0) + 1
-                    continue
-                held.consider(counts["documents"])
-                parts.write(result.document)
-                counts["documents"] += 1
-                counts["sentences"] += len(result.document)
-                counts["characters"] += sum(map(len, result.document))
-        if not counts["documents"]:
-            raise UserError(f"no document is left of the {sum(skipped.values()):,} records read: {_listed(skipped)}")
-        counts["held_out"] = held.separate(parts.finish(), folder / EVALUATION)
+                if tally.takes(result):
+                    held.consider()
+                    parts.write(result.document)
+        tally.refuse_nothing()
+        held_out = held.separate(parts.finish(), folder / EVALUATION)
         description = {
             "inputs": [file.name for file in files],
-            "settings": {
-                "form": form,
-                "text_column": text_column,
-                "document_end": document_end,
-                "sentences": sentences,
-                "language": language,
-                "min_characters": min_characters,
-                "deduplicate": deduplicate,
-                "hold_out": hold_out,
-                "hold_out_seed": hold_out_seed,
-                "on_error": on_error,
-                "part_bytes": part_bytes,
-            },
-            "counts": counts,
-            "skipped": dict(sorted(skipped.items())),
-            "problems": problems,
+            "settings": settings,
+            "counts": tally.counts | {"held_out": held_out},
+            "skipped": dict(sorted(tally.skipped.items())),
+            "problems": tally.problems,
             "files": _name_parts(folder),
         }
         (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
@@ -135,93 +120,6 @@ def _check_least(least: int, **given: int) -> None:
     for name, value in given.items():
         if value < least:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
-
-
-# --- records to documents, in any process -------------------------------------------------------------------
-
-
-class Result(NamedTuple):
-    """What became of a record: a document, or the reason why there is none."""
-
-    document: Document
-    skipped: str = ""
-    problem: Problem | None = None
-
-
-def _documents_of(records: list[Record | Problem], *, text_column: str, splitter: str, language: str) -> list[Result]:
-    return [_document_of(record, text_column, splitter, language) for record in records]
-
-
-def _document_of(record: Record | Problem, text_column: str, splitter: str, language: str) -> Result:
-    if isinstance(record, Problem):
-        return Result([], "damaged", record)
-    try:
-        paragraphs = _paragraphs_of(record, text_column)
-    except NotAnArticle as what:
-        return Result([], str(what))
-    except _Unreadable as error:
-        return Result([], "damaged", Problem(record.place, str(error)))
-    return Result(split_sentences(paragraphs, splitter=splitter, language=language))
-
-
-class _Unreadable(Exception):
-    """A record that does not hold what its form promises."""
-
-
-def _paragraphs_of(record: Record, text_column: str) -> list[str]:
-    content = record.content
-    if isinstance(content, str):
-        return content.split("\n")
-    if record.form == "dump":
-        return _paragraphs_of_page(record)
-    if record.form == "jsonl":
-        return _text_of_json(content, text_column).split("\n")
-    # Bytes that are not UTF-8 become U+FFFD, which BERT's text cleaning then drops.
-    text = content.decode("utf-8", errors="replace").removeprefix("\ufeff")
-    if record.form == "wikiextractor":
-        return paragraphs_of_extracted(text)
-    if record.form == "prose":
-        return [" ".join(lines) for lines in _paragraphs_of_lines(text.split("\n"))]
-    return text.split("\n")
-
-
-def _paragraphs_of_page(record: Record) -> list[str]:
-    from mwparserfromhell.parser import ParserError
-
-    assert isinstance(record.content, bytes)
-    assert record.wiki is not None
-    try:
-        return paragraphs_of_wikitext(article_text(record.content, record.wiki), record.wiki)
-    except ElementTree.ParseError as error:
-        raise _Unreadable(f"is broken XML ({error})") from None
-    except ParserError as error:
-        raise _Unreadable(f"holds wikitext that cannot be parsed ({error})") from None
-
-
-def _text_of_json(line: bytes, text_column: str) -> str:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _Unreadable(f"is not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise _Unreadable("is not a JSON object")
-    if text_column not in row:
-        fields = ", ".join(map(repr, list(row)[:8])) or "no field at all"
-        raise _Unreadable(f"has no field {text_column!r} but {fields}; give --text-column")
-    text = row[text_column]
-    if text is not None and not isinstance(text, str):
-        raise _Unreadable(f"has {type(text).__name__} in {text_column!r}, not text; give --text-column")
-    return (text or "").encode("utf-8", errors="replace").decode()  # JSON can name half of a surrogate pair
-
-
-def _paragraphs_of_lines(lines: list[str]) -> Iterator[list[str]]:
-    paragraph: list[str] = []
-    for line in [*lines, ""]:
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield paragraph
-            paragraph = []
 
 
 # --- the work, in order --------------------------------------------------------------------------------------
@@ -270,23 +168,50 @@ def in_order(function: Callable[[_Item], _Made], items: Iterable[_Item], workers
             pool.shutdown(cancel_futures=True)
 
 
-def _reason_to_skip(result: Result, min_characters: int, seen: set[bytes] | None) -> str:
-    if result.skipped:
-        return result.skipped
-    if not result.document:
-        return "empty"
-    if sum(map(len, result.document)) < min_characters:
-        return "short"
-    if seen is not None:
-        digest = hashlib.blake2b("\n".join(result.document).encode(), digest_size=16).digest()
-        if digest in seen:
-            return "duplicate"
-        seen.add(digest)
-    return ""
+class _Tally:
+    """Decides which documents are kept, and counts them and the others."""
 
+    def __init__(self, min_characters: int, deduplicate: bool, on_error: str) -> None:
+        self._min_characters = min_characters
+        self._seen: set[bytes] | None = set() if deduplicate else None
+        self._on_error = on_error
+        self.counts = {"documents": 0, "sentences": 0, "characters": 0}
+        self.skipped: Counter[str] = Counter()
+        self.problems: list[str] = []
 
-def _listed(skipped: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items())) or "the input is empty"
+    def takes(self, result: Result) -> bool:
+        """Whether the document is kept; raises the problem there was, unless it is to be skipped."""
+        if result.problem is not None:
+            if self._on_error == "stop":
+                raise UserError(f"{result.problem}; mend it, or pass over it with --on-error skip")
+            self.problems += [str(result.problem)] * (len(self.problems) < PROBLEMS_LISTED)
+        characters = sum(map(len, result.document))
+        reason = result.skipped or self._reason_to_skip(result.document, characters)
+        if reason:
+            self.skipped[reason] += 1
+            return False
+        self.counts["documents"] += 1
+        self.counts["sentences"] += len(result.document)
+        self.counts["characters"] += characters
+        return True
+
+    def _reason_to_skip(self, document: Document, characters: int) -> str:
+        if not document:
+            return "empty"
+        if characters < self._min_characters:
+            return "short"
+        if self._seen is not None:
+            digest = hashlib.blake2b("\n".join(document).encode(), digest_size=16).digest()
+            if digest in self._seen:
+                return "duplicate"
+            self._seen.add(digest)
+        return ""
+
+    def refuse_nothing(self) -> None:
+        if not self.counts["documents"]:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
+            records = self.skipped.total()
+            raise UserError(f"no document is left of the {records:,} records read: {reasons or 'the input is empty'}")
 
 
 # --- files out ------------------------------------------------------------------------------------------------
@@ -300,6 +225,7 @@ class _Parts:
     """Documents in files of about equal size; none is cut in two."""
 
     def __init__(self, folder: Path, part_bytes: int) -> None:
+        folder.mkdir()
         self._folder = folder
         self._part_bytes = part_bytes
         self._paths: list[Path] = []
@@ -332,15 +258,15 @@ class _HeldOut:
         self._drawn: list[tuple[int, int]] = []  # (minus random number, document): a heap, the largest number first
         self._documents = 0
 
-    def consider(self, document: int) -> None:
-        """The next document, by its number."""
-        self._documents += 1
+    def consider(self) -> None:
+        """Draw for the next document."""
         if self._count:
-            drawn = (-derive(self._seed, "hold-out", document), document)
+            drawn = (-derive(self._seed, "hold-out", self._documents), self._documents)
             if len(self._drawn) < self._count:
                 heapq.heappush(self._drawn, drawn)
             else:
                 heapq.heappushpop(self._drawn, drawn)
+        self._documents += 1
 
     def separate(self, parts: list[Path], place: Path) -> int:
         """Move the drawn documents from the parts to `place`, both in their order; returns how many."""

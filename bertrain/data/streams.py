@@ -85,8 +85,8 @@ def _members(name: str, archive: io.BufferedReader, path: Path | None) -> Iterat
     with tarfile.open(fileobj=archive, mode="r|", bufsize=BUFFER) as tar:
         for member in tar:
             file_name = member.name.rpartition("/")[2]
-            content: Any = tar.extractfile(member)
-            if content is not None and member.isreg() and not file_name.startswith("."):
+            if member.isreg() and not file_name.startswith("."):
+                content: Any = tar.extractfile(member)
                 yield from _unpack(f"{name}:{member.name}", file_name, io.BufferedReader(content, BUFFER), None)
         end = tar.offset
     if path is not None:  # tarfile takes a damaged header for the end; compressed archives have checksums instead

@@ -80,6 +80,9 @@ def archive(members: dict[str, bytes]) -> bytes:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+        link = tarfile.TarInfo("link.xml")
+        link.type, link.linkname = tarfile.SYMTYPE, next(iter(members))
+        tar.addfile(link)
     return packed.getvalue()
 
 
