@@ -210,6 +210,106 @@ def data_stats(
         print(f"drawn: {plot}")
 
 
+@data_app.command("extract")
+def data_extract(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked"),
+    ],
+    out: NewFolder,
+    form: Annotated[
+        str, typer.Option("--format", help="auto, or dump, wikiextractor, jsonl, parquet, text for all inputs")
+    ] = "auto",
+    text_column: Annotated[
+        str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
+    ] = "text",
+    document_end: Annotated[
+        str, typer.Option(help="what ends a document of plain text: blank-line, or file (lines may be wrapped then)")
+    ] = "blank-line",
+    sentences: Annotated[
+        str, typer.Option(help="sentencex splits; lines: a line is a sentence; none: a document is")
+    ] = "sentencex",
+    language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
+    min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="keep one of equal documents; 100 bytes of memory for each")
+    ] = False,
+    hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
+    hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
+    on_error: Annotated[
+        str, typer.Option(help="stop at damaged input, or skip and count it; whole pages before a break are kept")
+    ] = "stop",
+    part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
+    workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make text, a sentence per line, of Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
+
+    Of a dump, articles are kept, and of these the running text, without tables, templates, references and lists.
+
+    Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
+    """
+    from bertrain.data.extract import EVALUATION, TRAINING, extract
+
+    made = extract(
+        inputs,
+        out,
+        form=form,
+        text_column=text_column,
+        document_end=document_end,
+        sentences=sentences,
+        language=language,
+        min_characters=min_characters,
+        deduplicate=deduplicate,
+        hold_out=hold_out,
+        hold_out_seed=hold_out_seed,
+        on_error=on_error,
+        part_bytes=part_bytes,
+        workers=workers,
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for problem in made["problems"]:
+        print(f"skipped: {problem}", file=sys.stderr)
+    counts = made["counts"]
+    parts = sum(file["name"] != EVALUATION for file in made["files"])
+    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
+    for reason, count in made["skipped"].items():
+        print(f"  left out: {count:,} {reason}")
+    if counts["held_out"]:
+        print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
+    print(f"next: bertrain data prepare {out / TRAINING} --out DIR")
+
+
+@data_app.command("download")
+def data_download(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
+    out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
+    mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
+    language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
+    date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
+
+    After a break, run it again: it goes on where it was. Nothing gets its name before length and MD5 are right.
+
+    Example: bertrain data download wikipedia --language simple --out dumps/
+    """
+    from bertrain.data.download import download
+
+    made = download(what, out, mirror=mirror, language=language, date=date)
+    if as_json:
+        print(json.dumps(made))
+        return
+    print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
+    for name in made["left_out"]:
+        print(f"  left out, since nothing needs it: {name}")
+    if what == "wikipedia":
+        print(f"next: bertrain data extract {out} --out DIR")
+
+
 @data_app.command("convert")
 def data_convert(
     folder: AnyFolder,
@@ -380,3 +480,47 @@ def data_pack(
         f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
     )
     print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")
+
+
+@data_app.command("mlperf")
+def data_mlperf(
+    out: Annotated[Path, typer.Option("--out", help="the folder to make it in; run again to go on after a break")],
+    packed: Annotated[bool, typer.Option("--packed", help="packed shards too (NNLSHP, three to a row)")] = False,
+    skip_download: Annotated[
+        bool, typer.Option("--skip-download", help="text and vocabulary are in OUT/download/results4 and OUT/phase1")
+    ] = False,
+    mirror: Annotated[str | None, typer.Option(help="address in place of MLCommons'")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="files of training data")] = 4320,
+    eval_count: Annotated[int, typer.Option(min=1, help="examples to pick for evaluation")] = 10_000,
+    needed_only: Annotated[
+        bool, typer.Option("--needed-only", help="leave out the folders that no training reads, 1.1 TB of the whole")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="processes to make examples")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make MLPerf's BERT data: download, examples, shards, shuffle, evaluation set, checksums; all in one.
+
+    Folders and file names are those of NVIDIA's prepare_data.
+
+    Example: bertrain data mlperf --out bert_data/ --packed --needed-only --workers 16
+    """
+    from bertrain.data.mlperf_data import mlperf_data
+
+    made = mlperf_data(
+        out,
+        packed=packed,
+        skip_download=skip_download,
+        mirror=mirror,
+        shards=shards,
+        eval_count=eval_count,
+        needed_only=needed_only,
+        workers=workers,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for place, what in made["stages"].items():
+        print(f"{place}: {what}")
+    compared = made["checksums_compared"]
+    print(f"{compared} known checksums agree" if compared else "other text than MLPerf's: no checksum is known for it")

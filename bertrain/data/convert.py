@@ -7,7 +7,7 @@ packing and sorting by length take memory that grows with the rows, a few number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -107,6 +107,26 @@ def convert(
         return _write_folder(plan, _as_they_lie, rows, Path(out))
     key = derive(shuffle_seed, "convert")
     return _write_folder(plan, lambda positions: permute(positions, rows, key), rows, Path(out))
+
+
+def convert_into(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    to: Literal["hdf5-fixed", "hdf5-varlength"],
+    files: Sequence[tuple[str, int]],
+    order: Callable[[Ints], Ints] | None = None,
+) -> Conversion:
+    """Write the rows of a data folder, in an order of their own, into new files of given names and sizes."""
+    plan = _plan(open_data(folder), to, len(files), 0, 0, 0, "lpfhp", 3)
+    refuse_occupied(Path(out))
+    write = hdf5.write_fixed if to == "hdf5-fixed" else hdf5.write_varlength
+    first = 0
+    with new_folder(Path(out)) as partial:
+        for name, size in files:
+            write(partial / name, _blocks(plan, order or _as_they_lie, first, first + size), size, plan.shape)
+            first += size
+    return _conversion(plan, Path(out), rows=first, records=first, files=len(files))
 
 
 def bin_by_length(
@@ -240,10 +260,14 @@ def _write_folder(plan: Plan, order: Callable[[Ints], Ints], count: int, out: Pa
                 files = _write_per_length(plan, order, count, partial)
             else:
                 files = _write_rows(plan, order, count, partial)
+    return _conversion(plan, out, rows=count, records=records, files=files)
+
+
+def _conversion(plan: Plan, out: Path, *, rows: int, records: int, files: int) -> Conversion:
     return Conversion(
         folder=str(out),
         layout=plan.to,
-        rows=count,
+        rows=rows,
         records=records,
         files=files,
         max_seq_length=plan.shape.max_seq_length,

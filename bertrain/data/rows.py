@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,10 +67,12 @@ def rows_of_pairs(tokens: Tokens, pairs: Sequence[Pair], start: int, separator: 
     return Rows(out, offsets, (a_length + 2).astype(np.uint32), table[:, 4].astype(np.bool_))
 
 
-def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of `size` items each; the last may be shorter."""
+def in_batches(items: Iterable[Item], size: int | Sequence[int]) -> Iterator[list[Item]]:
+    """Lists of `size` items each, or of each of several sizes in turn; the last may be shorter."""
     waiting = iter(items)
-    while batch := list(islice(waiting, size)):
+    for wanted in repeat(size) if isinstance(size, int) else size:
+        if not (batch := list(islice(waiting, wanted))):
+            return
         yield batch
 
 

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bertrain.data.masking import Ints
-from bertrain.data.rows import Rows
+from bertrain.data.rows import Rows, in_batches
 from bertrain.data.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
@@ -68,11 +68,7 @@ def _write_into(
     files: list[dict[str, Any]] = []
     histogram: Histogram = Counter()
     has_masks = False
-    waiting = iter(examples)
-    for size in repeat(rows_per_shard) if isinstance(rows_per_shard, int) else rows_per_shard:
-        batch = list(islice(waiting, size))
-        if not batch:
-            break
+    for batch in in_batches(examples, rows_per_shard):
         rows = rows_of_examples(batch, token_dtype(vocabulary))
         has_masks = rows.mlm_positions is not None
         files.append(write_shard(folder / shard_name(len(files)), rows))
