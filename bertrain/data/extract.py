@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from bertrain.data.parsing import Result, parse_records
 from bertrain.data.progress import progress
-from bertrain.data.sentences import SPLITTERS
 from bertrain.data.records import FORMS, Problem, Record, read_records
+from bertrain.data.sentences import SPLITTERS
 from bertrain.data.text import Document, find_inputs
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, refuse_occupied

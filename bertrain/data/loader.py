@@ -250,7 +250,6 @@ def check_data(shards: DataSource, settings: Settings) -> None:
         )
 
 
-
 def training_rows(shards: DataSource, settings: Settings) -> range:
     """The rows that data.slice leaves to train on, of which there must be some."""
     rows = settings.data.rows(len(shards))

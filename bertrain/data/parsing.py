@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from bertrain.data.sentences import split_sentences
 from bertrain.data.records import Problem, Record
+from bertrain.data.sentences import split_sentences
 from bertrain.data.text import Document
 from bertrain.data.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
 

@@ -334,7 +334,9 @@ def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainS
     console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
-    console.say(f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}")
+    console.say(
+        f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
+    )
     if shards.predictions is not None:
         console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
