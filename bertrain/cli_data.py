@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
+
+from bertrain.data.choices import Algorithm, Collection, DocumentEnd, Engine, Form, OnError, Splitter, Target
 
 data_app = typer.Typer(
     help="Make training data, and turn it from one layout into another.", no_args_is_help=True, rich_markup_mode=None
@@ -23,7 +23,6 @@ VocabularyFile = Annotated[
     Path | None,
     typer.Option("--vocab", help="vocabulary of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"),
 ]
-Layout = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
 ShardCount = Annotated[int, typer.Option("--shards", min=0, help="files to write; 0: one for every 65,536 rows")]
 MaskSeed = Annotated[int, typer.Option("--seed", help="seed of masks, where unmasked rows need some, and of packing")]
 MaxPredictions = Annotated[
@@ -79,11 +78,11 @@ def data_prepare(
         float, typer.Option(help="MB of text that a process takes at a time; a random B comes from the same")
     ] = 16,
     workers: Annotated[int, typer.Option(help="processes on this machine")] = 1,
-    engine: Annotated[str, typer.Option(help="local, or dask for a cluster (the extra `dask`)")] = "local",
+    engine: Annotated[Engine, typer.Option(help="dask: a cluster (the extra `dask`)")] = "local",
     scheduler: Annotated[
         str | None, typer.Option(help="address of the Dask scheduler; its workers see the same files")
     ] = None,
-    on_error: Annotated[str, typer.Option(help="stop, or skip and count unreadable files and giant lines")] = "stop",
+    on_error: Annotated[OnError, typer.Option(help="skip: pass over unreadable files and giant lines")] = "stop",
     as_json: AsJson = False,
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
@@ -93,6 +92,7 @@ def data_prepare(
     Example: bertrain data prepare articles.txt --out data/ --max-seq-length 128
     """
     from bertrain.data.prepare import prepare
+    from bertrain.data.progress import tell_units
 
     manifest = prepare(
         inputs,
@@ -114,7 +114,7 @@ def data_prepare(
         engine=engine,
         scheduler=scheduler,
         on_error=on_error,
-        progress=_print_progress(),
+        progress=tell_units(),
     )
     if as_json:
         figures = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
@@ -125,26 +125,6 @@ def data_prepare(
     _print_losses(manifest["preparation"], max_seq_length)
     nsp = " --model.nsp false" if full_sentences else ""
     print(f"next: bertrain pretrain RECIPE --data {out} --run runs/NAME{nsp}")
-
-
-def _print_progress() -> Callable[[int, int], None]:
-    """A line to stderr when work is taken up again, and now and then while it goes on."""
-    began = said = time.monotonic()
-    first: int | None = None
-
-    def progress(done: int, total: int) -> None:
-        nonlocal said, first
-        now = time.monotonic()
-        if first is None:
-            first = done
-            if done:
-                print(f"continuing: {done} of {total} units are there", file=sys.stderr)
-        elif done < total and now - said > 10:
-            said = now
-            left = (now - began) / (done - first) * (total - done)
-            print(f"{done} of {total} units, {left / 60:.0f} min left", file=sys.stderr)
-
-    return progress
 
 
 def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
@@ -218,16 +198,16 @@ def data_extract(
     ],
     out: NewFolder,
     form: Annotated[
-        str, typer.Option("--format", help="auto, or dump, wikiextractor, jsonl, parquet, text for all inputs")
+        Form, typer.Option("--format", help="what all inputs are; auto: as the content of each says")
     ] = "auto",
     text_column: Annotated[
         str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
     ] = "text",
     document_end: Annotated[
-        str, typer.Option(help="what ends a document of plain text: blank-line, or file (lines may be wrapped then)")
+        DocumentEnd, typer.Option(help="what ends a document of plain text; file: lines may be wrapped")
     ] = "blank-line",
     sentences: Annotated[
-        str, typer.Option(help="sentencex splits; lines: a line is a sentence; none: a document is")
+        Splitter, typer.Option(help="sentencex: split by rule; lines: a line is a sentence; none: a document is")
     ] = "sentencex",
     language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
     min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
@@ -237,7 +217,7 @@ def data_extract(
     hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
     hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
     on_error: Annotated[
-        str, typer.Option(help="stop at damaged input, or skip and count it; whole pages before a break are kept")
+        OnError, typer.Option(help="skip: pass over damaged input; whole pages before a break are kept")
     ] = "stop",
     part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
     workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
@@ -284,7 +264,7 @@ def data_extract(
 
 @data_app.command("download")
 def data_download(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
+    what: Annotated[Collection, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
     out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
     mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
     language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
@@ -313,15 +293,17 @@ def data_download(
 @data_app.command("convert")
 def data_convert(
     folder: AnyFolder,
-    to: Annotated[Layout, typer.Option("--to", help="the layout to write")],
+    to: Annotated[Target, typer.Option("--to", help="the layout to write")],
     out: NewFolder,
     shards: ShardCount = 0,
     shuffle_seed: Annotated[int | None, typer.Option(help="shuffle all rows by this seed; default: keep order")] = None,
     seed: MaskSeed = 12345,
     max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
     max_predictions: MaxPredictions = 0,
-    packing: Annotated[Literal["lpfhp", "spfhp", "nnlshp"], typer.Option(help="how to pack hdf5-packed")] = "lpfhp",
-    max_per_row: Annotated[int, typer.Option(min=1, help="most examples in a pack of hdf5-packed")] = 3,
+    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = "lpfhp",
+    max_per_row: Annotated[
+        int, typer.Option(min=0, help="most examples in a pack of hdf5-packed; 0: all that fit")
+    ] = 3,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -353,7 +335,7 @@ def data_convert(
 def data_bin(
     folder: AnyFolder,
     out: NewFolder,
-    to: Annotated[Layout, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
+    to: Annotated[Target, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
     shards: ShardCount = 0,
     seed: MaskSeed = 12345,
     max_predictions: MaxPredictions = 0,
@@ -381,7 +363,7 @@ def data_eval_set(
     folder: AnyFolder,
     out: NewFolder,
     count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
-    to: Annotated[Layout | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
+    to: Annotated[Target | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
     seed: MaskSeed = 12345,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
@@ -450,27 +432,44 @@ def data_inspect(
 
 @data_app.command("pack")
 def data_pack(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="a folder made by `data prepare`")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="data of any layout: a folder, or one HDF5 or TFRecord")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write the packs there, as hdf5-packed; default: only count")] = None,
     lengths: Annotated[
-        Path | None, typer.Option(help="instead of a folder: a CSV file with the columns length and sequences")
+        Path | None, typer.Option(help="instead of data: a CSV file with the columns length and sequences")
     ] = None,
     algorithm: Annotated[
-        Literal["lpfhp", "spfhp", "nnlshp"],
-        typer.Option(help="longest pack first, shortest pack first, or non-negative least squares"),
+        Algorithm, typer.Option(help="longest pack first, shortest pack first, or non-negative least squares")
     ] = "lpfhp",
-    max_per_row: Annotated[int, typer.Option(help="most sequences in a row; 0: 3 for nnlshp, else all that fit")] = 0,
+    max_per_row: Annotated[
+        int, typer.Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")
+    ] = 0,
     row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
+    shards: ShardCount = 0,
+    seed: MaskSeed = 12345,
+    vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pack sequences into rows of one length, and say how full they are.
+    """Pack sequences into rows of one length, say how full they are, and write them if --out says where.
 
-    Example: bertrain data pack data/ --algorithm lpfhp
+    Example: bertrain data pack data/ --algorithm lpfhp --out packed/
     """
     from dataclasses import asdict
 
     from bertrain.data.pack import pack
 
-    stats = pack(folder, lengths=lengths, algorithm=algorithm, max_per_row=max_per_row, row_length=row_length)
+    stats = pack(
+        folder,
+        out,
+        lengths=lengths,
+        algorithm=algorithm,
+        max_per_row=max_per_row,
+        row_length=row_length,
+        shards=shards,
+        seed=seed,
+        vocab=vocab,
+    )
     if as_json:
         print(json.dumps(asdict(stats)))
         return
@@ -480,6 +479,8 @@ def data_pack(
         f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
     )
     print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")
+    if stats.written is not None:
+        print(stats.written.sentence())
 
 
 @data_app.command("mlperf")

@@ -19,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from bertrain.data.choices import Algorithm, PolicyName
 from bertrain.errors import UserError, nearest
 
 
@@ -113,7 +114,7 @@ class BatchSettings:
     token_budget: int = setting(
         4096, "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it", minimum=8
     )
-    policy: Literal["budget", "padded", "bins", "exchange", "packed"] = setting(
+    policy: PolicyName = setting(
         "budget",
         "budget: bins of whole examples, evenly filled; padded: each example padded to max_seq_length; bins: an equal "
         "share of short and long ones to each; exchange: sorted, dealt in snake order; packed: by rows of "
@@ -122,7 +123,7 @@ class BatchSettings:
     group_size: int = setting(
         0, "exchange: ranks whose bins are dealt together; it divides their number; 0: all bins of a step", minimum=0
     )
-    packing: Literal["lpfhp", "spfhp", "nnlshp"] = setting(
+    packing: Algorithm = setting(
         "lpfhp", "packed: rows by longest pack first, shortest pack first, or non-negative least squares (slow)"
     )
     bin_sequences: int = setting(0, "most examples in a bin; 0: half as many again as fit on average", minimum=0)

@@ -15,12 +15,14 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.data.choices import Algorithm, PolicyName
 from bertrain.data.masking import Ints
-from bertrain.data.packing import Algorithm, pack_lengths
+from bertrain.data.packing import pack_lengths
 from bertrain.errors import AgreedError
 from bertrain.seeds import derive, permute
 
@@ -280,10 +282,10 @@ class Policy:
         return shape.sequences * (2 if self.pads_each else 1) + junk
 
 
-POLICIES = ("budget", "padded", "bins", "exchange", "packed")
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
-def choose_policy(name: str, *, group_size: int = 0, packing: Algorithm = "lpfhp") -> Policy:
+def choose_policy(name: PolicyName, *, group_size: int = 0, packing: Algorithm = "lpfhp") -> Policy:
     """The policy of this name; `group_size` is exchange's, `packing` is packed's."""
     if name == "padded":
         return Policy(deal_padded, lay_out_padded, pads_each=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,18 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.data import hdf5, tfrecord
-from bertrain.data.block import Block, Masks, split
+from bertrain.data.block import Block, Masks, concatenate
+from bertrain.data.choices import Algorithm, Target
 from bertrain.data.layouts import Shape
 from bertrain.data.masking import Ints, MaskingRules, mask_tokens
+from bertrain.data.packing import Packing, plan_packing
 from bertrain.data.shards import VOCABULARY, Shards
 from bertrain.data.source import DataSource, open_data
-from bertrain.data.write import Example, write_shards
+from bertrain.data.write import narrow, write_blocks
 from bertrain.errors import UserError
 from bertrain.files import new_folder, refuse_occupied
 from bertrain.seeds import derive, permute
 
-Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
-Packing = Literal["lpfhp", "spfhp", "nnlshp"]
+Order = Callable[[Ints], Ints]
+"""Gives the rows of the source that come to some places of the result."""
 
 ROWS_AT_ONCE = 1024
 ROWS_PER_SHARD = 65536
@@ -72,7 +73,7 @@ class Plan:
     draw_masks: MaskingRules | None
     seed: int
     shards: int
-    packing: Packing
+    packing: Algorithm
     max_per_row: int
 
     @property
@@ -90,7 +91,7 @@ def convert(
     seed: int = 12345,
     max_seq_length: int = 0,
     max_predictions: int = 0,
-    packing: Packing = "lpfhp",
+    packing: Algorithm = "lpfhp",
     max_per_row: int = 3,
     vocab: str | Path | None = None,
 ) -> Conversion:
@@ -98,7 +99,8 @@ def convert(
 
     `shards` is the number of files (0: one for every 65,536 rows), which differ by one row at the most. Rows of a
     fixed width have that of the source, or of `max_seq_length` and `max_predictions`. Unmasked rows that go into a
-    layout of masked ones get their masks here, drawn once from `seed` by the rule of training.
+    layout of masked ones get their masks here, drawn once from `seed` by the rule of training. For hdf5-packed,
+    `packing` is the algorithm and `max_per_row` the most examples in a pack (0: what the algorithm takes).
     """
     source = open_data(folder, vocab=vocab)
     plan = _plan(source, to, shards, seed, max_seq_length, max_predictions, packing, max_per_row)
@@ -115,7 +117,7 @@ def convert_into(
     *,
     to: Literal["hdf5-fixed", "hdf5-varlength"],
     files: Sequence[tuple[str, int]],
-    order: Callable[[Ints], Ints] | None = None,
+    order: Order | None = None,
 ) -> Conversion:
     """Write the rows of a data folder, in an order of their own, into new files of given names and sizes."""
     plan = _plan(open_data(folder), to, len(files), 0, 0, 0, "lpfhp", 3)
@@ -123,6 +125,7 @@ def convert_into(
     write = hdf5.write_fixed if to == "hdf5-fixed" else hdf5.write_varlength
     first = 0
     with new_folder(Path(out)) as partial:
+        plan.source.vocabulary.save(partial / VOCABULARY)
         for name, size in files:
             write(partial / name, _blocks(plan, order or _as_they_lie, first, first + size), size, plan.shape)
             first += size
@@ -178,8 +181,13 @@ def eval_set(
     if not 1 <= count <= len(source):
         raise UserError(f"--count is {count}, but {folder} holds {len(source)} examples")
     plan = _plan(source, to or _same_layout(source), 1, seed, 0, 0, "lpfhp", 3)
-    stride = len(source) / count  # a float, and cut off after multiplying: so the reference picks, to the row
-    return _write_folder(plan, lambda positions: (positions * stride).astype(np.int64), count, Path(out))
+    return _write_folder(plan, strided(len(source), count), count, Path(out))
+
+
+def strided(total: int, count: int) -> Order:
+    """The evenly strided pick of `count` of `total` rows, to the row as MLPerf's reference picks."""
+    stride = total / count  # a float, and cut off after multiplying
+    return lambda positions: (positions * stride).astype(np.int64)
 
 
 def _same_layout(source: DataSource) -> Target:
@@ -201,7 +209,7 @@ def _plan(
     seed: int,
     max_seq_length: int,
     max_predictions: int,
-    packing: Packing,
+    packing: Algorithm,
     max_per_row: int,
 ) -> Plan:
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
@@ -243,13 +251,13 @@ def shard_sizes(count: int, shards: int) -> list[int]:
 # --- writing it -------------------------------------------------------------------------------------------
 
 
-def _write_folder(plan: Plan, order: Callable[[Ints], Ints], count: int, out: Path) -> Conversion:
+def _write_folder(plan: Plan, order: Order, count: int, out: Path) -> Conversion:
     """Write the rows order(0), ... order(count - 1) to a new folder."""
     refuse_occupied(out)
     records = count
     if plan.to == "arrow":
         sizes = shard_sizes(count, plan.shards)
-        _write_arrow(plan, order, count, sizes, out)
+        _write_arrow(plan, order, sizes, out)
         files = len(sizes)
     else:
         with new_folder(out) as partial:
@@ -276,7 +284,7 @@ def _conversion(plan: Plan, out: Path, *, rows: int, records: int, files: int) -
     )
 
 
-def _write_rows(plan: Plan, order: Callable[[Ints], Ints], count: int, folder: Path) -> int:
+def _write_rows(plan: Plan, order: Order, count: int, folder: Path) -> int:
     """Files of one example to the record."""
     first = 0
     sizes = shard_sizes(count, plan.shards)
@@ -291,11 +299,11 @@ def _write_rows(plan: Plan, order: Callable[[Ints], Ints], count: int, folder: P
     return len(sizes)
 
 
-def _write_per_length(plan: Plan, order: Callable[[Ints], Ints], count: int, folder: Path) -> int:
+def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
     """A file for every length there can be, also for those that no example has."""
     if plan.shards:
         raise UserError("--shards has no meaning for hdf5-per-length, which has a file for every length; leave it out")
-    lengths = plan.source.lengths[order(np.arange(count))]
+    lengths = _lengths(plan, order, count)
     positions = np.argsort(lengths, kind="stable")
     ends = np.cumsum(np.bincount(lengths, minlength=plan.shape.max_seq_length + 1))
     for length in range(1, plan.shape.max_seq_length + 1):
@@ -305,62 +313,55 @@ def _write_per_length(plan: Plan, order: Callable[[Ints], Ints], count: int, fol
     return plan.shape.max_seq_length
 
 
-def _write_packed(plan: Plan, order: Callable[[Ints], Ints], count: int, folder: Path) -> tuple[int, int]:
+def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[int, int]:
     """Files of packs; returns the number of packs and of files."""
-    from bertrain.data.packing import pack_lengths
-
-    lengths = plan.source.lengths[order(np.arange(count))]
-    indices, offsets = pack_lengths(
-        lengths,
+    packing = plan_packing(
+        _lengths(plan, order, count),
         row_length=plan.shape.max_seq_length,
         algorithm=plan.packing,
         max_per_row=plan.max_per_row,
         seed=plan.seed,
     )
-    sizes = shard_sizes(len(offsets) - 1, plan.shards)
+    sizes = shard_sizes(len(packing), plan.shards)
     first = 0
     for number, size in enumerate(sizes):
-        packs = _packs(plan, lambda here: order(indices[here]), offsets[first : first + size + 1])
+        packs = _packs(plan, order, packing, first, first + size)
         hdf5.write_packed(folder / f"part_{number:05d}", packs, size, plan.shape)
         first += size
-    return len(offsets) - 1, len(sizes)
+    return len(packing), len(sizes)
 
 
-def _packs(plan: Plan, order: Callable[[Ints], Ints], offsets: npt.NDArray[np.int64]) -> Iterator[tuple[Block, Ints]]:
-    """The packs between `offsets`, some at a time: their examples, and how many each takes."""
-    for first in range(0, len(offsets) - 1, ROWS_AT_ONCE):
-        here = offsets[first : first + ROWS_AT_ONCE + 1]
-        yield _read(plan, order(np.arange(here[0], here[-1]))), np.diff(here)
+def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[tuple[Block, Ints]]:
+    """The packs first .. last - 1, some at a time: their examples, and how many each takes."""
+    for begin in range(first, last, ROWS_AT_ONCE):
+        members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
+        yield _read(plan, order(members)), np.diff(offsets)
 
 
-def _write_arrow(plan: Plan, order: Callable[[Ints], Ints], count: int, sizes: list[int], out: Path) -> None:
+def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
+    """The lengths of the rows order(0), ... order(count - 1)."""
+    lengths = np.empty(count, dtype=np.int32)
+    for first in range(0, count, ROWS_PER_SHARD):
+        here = np.arange(first, min(first + ROWS_PER_SHARD, count))
+        lengths[here] = plan.source.lengths[order(here)]
+    return lengths
+
+
+def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> None:
     source = plan.source
     made: dict[str, Any] = dict(source.manifest["preparation"]) if isinstance(source, Shards) else {}
     made |= {"converted_from": source.layout, "max_seq_length": plan.shape.max_seq_length}
     if plan.has_masks:
         made["max_predictions"] = plan.shape.max_predictions
-    examples = (example for block in _blocks(plan, order, 0, count) for example in _examples(block))
-    write_shards(out, examples, source.vocabulary, preparation=made, rows_per_shard=sizes)
-
-
-def _examples(block: Block) -> Iterator[Example]:
-    masks = block.masks
-    rows = zip(
-        split(block.tokens, block.lengths),
-        block.segment_b.tolist(),
-        block.is_random.tolist(),
-        split(masks.positions, masks.counts) if masks else repeat(None),
-        split(masks.labels, masks.counts) if masks else repeat(None),
-        strict=False,
+    ends = np.cumsum(sizes).tolist()
+    shards = (
+        concatenate([narrow(block, source.vocabulary) for block in _blocks(plan, order, end - size, end)])
+        for size, end in zip(sizes, ends, strict=True)
     )
-    for tokens, segment_b, is_random, positions, labels in rows:
-        if positions is None or labels is None:
-            yield Example(tokens.tolist(), segment_b, bool(is_random))
-        else:
-            yield Example(tokens.tolist(), segment_b, bool(is_random), positions.tolist(), labels.tolist())
+    write_blocks(out, shards, source.vocabulary, preparation=made)
 
 
-def _blocks(plan: Plan, order: Callable[[Ints], Ints], first: int, last: int) -> Iterator[Block]:
+def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
     """The rows order(first), ... order(last - 1), some at a time."""
     for begin in range(first, last, ROWS_AT_ONCE):
         yield _read(plan, order(np.arange(begin, min(begin + ROWS_AT_ONCE, last))))

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
+from bertrain.data.choices import Collection
 from bertrain.data.progress import progress
 from bertrain.errors import UserError
 
@@ -62,7 +63,7 @@ MLPERF_FILES = {
 
 
 def download(
-    what: str, out: str | Path, *, mirror: str | None = None, language: str = "en", date: str = "latest"
+    what: Collection, out: str | Path, *, mirror: str | None = None, language: str = "en", date: str = "latest"
 ) -> dict[str, Any]:
     """Fetch the newest Wikipedia dump of a language, or MLPerf's text, checkpoint, configuration and vocabulary.
 
@@ -73,10 +74,8 @@ def download(
     left_out: list[str] = []
     if what == "wikipedia":
         files = wikipedia_files(mirror or WIKIMEDIA, language, date)
-    elif what == "mlperf":
-        files, left_out = mlperf_files(mirror or MLCOMMONS)
     else:
-        raise UserError(f"there is nothing called {what!r} to download; it is wikipedia or mlperf")
+        files, left_out = mlperf_files(mirror or MLCOMMONS)
     fetched = [file.place for file in files if fetch(file, out)]
     there = [file.place for file in files if file.place not in fetched]
     return {"out": str(out), "fetched": fetched, "already_there": there, "left_out": left_out}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from typing import Any
 
+from bertrain.data.choices import Engine
+from bertrain.data.processes import process_pool
 from bertrain.data.units import make_unit
 from bertrain.errors import UserError
 
-ENGINES = ("local", "dask")
 DASK_TIMEOUT_S = 20
 
 
-def make_units(work_folder: str, numbers: list[int], workers: int, engine: str, scheduler: str | None) -> Iterator[int]:
+def make_units(
+    work_folder: str, numbers: list[int], workers: int, engine: Engine, scheduler: str | None
+) -> Iterator[int]:
     """Make the units of these numbers, and yield each number when its unit is there."""
     if engine == "dask":
         yield from _on_dask(work_folder, numbers, scheduler)
@@ -29,32 +28,9 @@ def make_units(work_folder: str, numbers: list[int], workers: int, engine: str, 
 
 
 def _in_processes(work_folder: str, numbers: list[int], workers: int) -> Iterator[int]:
-    # Started afresh rather than forked: a fork copies locks that other threads hold.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
-        futures = [pool.submit(make_unit, work_folder, number) for number in numbers]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed, perhaps for want of memory; what is finished is kept: give the same "
-                "command again, perhaps with fewer --workers"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Let this worker die when its parent is killed, rather than wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    with process_pool(workers) as pool:
+        for future in as_completed([pool.submit(make_unit, work_folder, number) for number in numbers]):
+            yield future.result()
 
 
 def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Iterator[int]:

@@ -9,27 +9,24 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import multiprocessing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bertrain.data.choices import DocumentEnd, Form, OnError, Splitter
 from bertrain.data.parsing import Result, parse_records
+from bertrain.data.processes import process_pool
 from bertrain.data.progress import progress
-from bertrain.data.records import FORMS, Problem, Record, read_records
-from bertrain.data.sentences import SPLITTERS
+from bertrain.data.records import Problem, Record, read_records
 from bertrain.data.text import Document, find_inputs
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, refuse_occupied
 from bertrain.seeds import derive
 
 TRAINING, EVALUATION, DESCRIPTION = "train", "eval.txt", "extract.json"
-DOCUMENT_ENDS = ("blank-line", "file")
-ON_ERROR = ("stop", "skip")
 PROBLEMS_LISTED = 100
 
 _BATCH_BYTES = 1 << 18  # enough to outweigh the way to a worker and back
@@ -41,16 +38,16 @@ def extract(
     inputs: Iterable[str | Path],
     out: str | Path,
     *,
-    form: str = "auto",
+    form: Form = "auto",
     text_column: str = "text",
-    document_end: str = "blank-line",
-    sentences: str = "sentencex",
+    document_end: DocumentEnd = "blank-line",
+    sentences: Splitter = "sentencex",
     language: str = "en",
     min_characters: int = 0,
     deduplicate: bool = False,
     hold_out: int = 0,
     hold_out_seed: int = 12345,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
     part_bytes: int = 27_000_000,
     workers: int = 1,
 ) -> dict[str, Any]:
@@ -73,7 +70,6 @@ def extract(
         "on_error": on_error,
         "part_bytes": part_bytes,
     }
-    _check_choices(form=form, document_end=document_end, sentences=sentences, on_error=on_error)
     _check_least(1, part_bytes=part_bytes, workers=workers)
     _check_least(0, min_characters=min_characters, hold_out=hold_out)
     out, files = Path(out), find_inputs(inputs)
@@ -101,19 +97,6 @@ def extract(
         }
         (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
     return description
-
-
-def _check_choices(**given: str) -> None:
-    known = {
-        "form": ("auto", *FORMS),
-        "document_end": DOCUMENT_ENDS,
-        "sentences": SPLITTERS,
-        "on_error": ON_ERROR,
-    }
-    for name, value in given.items():
-        if value not in known[name]:
-            option = "format" if name == "form" else name.replace("_", "-")
-            raise UserError(f"--{option} is {value!r}; it is one of {', '.join(known[name])}")
 
 
 def _check_least(least: int, **given: int) -> None:
@@ -151,27 +134,20 @@ def in_order(function: Callable[[_Item], _Made], items: Iterable[_Item], workers
     if workers == 1:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with process_pool(workers) as pool:
         waiting: deque[Future[_Made]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > 3 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 3 * workers:
                 yield waiting.popleft().result()
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed, most likely for want of memory; use fewer --workers"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result()
 
 
 class _Tally:
     """Decides which documents are kept, and counts them and the others."""
 
-    def __init__(self, min_characters: int, deduplicate: bool, on_error: str) -> None:
+    def __init__(self, min_characters: int, deduplicate: bool, on_error: OnError) -> None:
         self._min_characters = min_characters
         self._seen: set[bytes] | None = set() if deduplicate else None
         self._on_error = on_error

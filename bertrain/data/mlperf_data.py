@@ -17,12 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bertrain.data.convert import convert, convert_into, shard_sizes, strided
 from bertrain.data.download import MLPERF_FILES, download, md5_of
+from bertrain.data.hdf5 import row_checksum
+from bertrain.data.prepare import prepare
+from bertrain.data.shards import Shards
 from bertrain.errors import UserError
 from bertrain.files import new_folder
 
 SEQUENCE_LENGTH, PREDICTIONS, DUPE_FACTOR, SEED = 512, 76, 10, 12345
 SHUFFLE_SEED = 24  # of NVIDIA's shuffle, since v3.0
+PICKED = "part_eval_10k.hdf5"
 
 # MD5s of rows that NVIDIA publishes (the first entries of its lists), by folder and file.
 ROW_CHECKSUMS = {
@@ -95,9 +102,6 @@ def stages(
     out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, workers: int
 ) -> list[Stage]:
     """All stages in their order. The text is its parts, and eval.txt last."""
-    from bertrain.data.convert import convert
-    from bertrain.data.prepare import prepare
-
     rules: dict[str, Any] = {
         "reference": True,
         "vocab": vocab,
@@ -121,7 +125,7 @@ def stages(
         Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards)),
         Stage("arrow/eval", lambda place: prepare([held_out], place, **rules)),
         Stage("hdf5/eval", lambda place: _write_evaluation(evaluation, place, eval_count), needed=False),
-        Stage("hdf5/eval_varlength", lambda place: _pick_evaluation(evaluation, place, "hdf5-varlength", eval_count)),
+        Stage("hdf5/eval_varlength", lambda place: _pick_evaluation(evaluation, place, eval_count)),
     ]
     if packed:
         packing: dict[str, Any] = {"to": "hdf5-packed", "packing": "nnlshp", "max_per_row": 3, "shards": shards}
@@ -177,9 +181,6 @@ def _is_mlperfs_own(text: list[Path]) -> bool:
 
 def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:
     """Fixed-width files of the same names as the text files they come from."""
-    from bertrain.data.convert import convert_into
-    from bertrain.data.shards import Shards
-
     sizes = Shards.open(training, verify="size").manifest["preparation"]["rows_per_input"]
     names = [f"{part.name}.hdf5" for part in parts]
     convert_into(training, place, to="hdf5-fixed", files=list(zip(names, sizes, strict=True)))
@@ -187,12 +188,7 @@ def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:
 
 def _write_shuffled(training: Path, place: Path, shards: int) -> None:
     """Variable-length shards in the order that Python's own shuffle gives, which is how NVIDIA shuffles."""
-    import numpy as np
-
-    from bertrain.data.convert import convert_into, shard_sizes
-    from bertrain.data.source import open_data
-
-    count = len(open_data(training, verify="size"))
+    count = len(Shards.open(training, verify="size"))
     order = np.frombuffer(shuffled(count, SHUFFLE_SEED), dtype=np.uint32)
     names = [f"part_{number:05d}_of_{shards:05d}.hdf" for number in range(shards)]
     convert_into(
@@ -213,34 +209,33 @@ def shuffled(count: int, seed: int) -> array[int]:
 
 def _write_evaluation(evaluation: Path, place: Path, count: int) -> None:
     """All examples of the held-out text in one file, and the evenly strided pick of them in another."""
-    from bertrain.data.convert import convert
-
-    with new_folder(place) as partial:
-        convert(evaluation, partial / "all", to="hdf5-fixed", shards=1)
-        (partial / "all" / "part_00000_of_00001.hdf5").rename(partial / "eval_all.hdf5")
-        _pick_evaluation(evaluation, partial / "picked", "hdf5-fixed", count)
-        (partial / "picked" / "part_eval_10k.hdf5").rename(partial / "part_eval_10k.hdf5")
-        for folder in (partial / "all", partial / "picked"):
-            for left in folder.iterdir():
-                left.unlink()
-            folder.rmdir()
+    total = _count_rows(evaluation, count)
+    picked = strided(total, count)
+    convert_into(
+        evaluation,
+        place,
+        to="hdf5-fixed",
+        files=[("eval_all.hdf5", total), (PICKED, count)],
+        order=lambda positions: np.where(positions < total, positions, picked(positions - total)),
+    )
 
 
-def _pick_evaluation(evaluation: Path, place: Path, to: Any, count: int) -> None:
-    from bertrain.data.convert import eval_set
+def _pick_evaluation(evaluation: Path, place: Path, count: int) -> None:
 
-    with new_folder(place) as partial:
-        eval_set(evaluation, partial / "picked", count=count, to=to)
-        (partial / "picked" / "part_00000_of_00001.hdf5").rename(partial / "part_eval_10k.hdf5")
-        for left in (partial / "picked").iterdir():
-            left.rename(partial / left.name)
-        (partial / "picked").rmdir()
+    order = strided(_count_rows(evaluation, count), count)
+    convert_into(evaluation, place, to="hdf5-varlength", files=[(PICKED, count)], order=order)
+
+
+def _count_rows(evaluation: Path, count: int) -> int:
+    """How many rows there are to pick `count` from."""
+    total = len(Shards.open(evaluation, verify="size"))
+    if count > total:
+        raise UserError(f"--eval-count is {count}, but {evaluation} holds {total} examples")
+    return total
 
 
 def compare_checksums(out: Path, shards: int) -> int:
     """Compare the rows of every file whose checksum NVIDIA publishes; returns how many there were."""
-    from bertrain.data.hdf5 import row_checksum
-
     compared = 0
     for folder in (out / "hdf5" / f"training-{shards}", out / "hdf5"):
         for name, known in ROW_CHECKSUMS.items():

@@ -1,4 +1,4 @@
-"""`bertrain data pack`: how well the sequences of a folder, or of a table of lengths, pack into rows."""
+"""`bertrain data pack`: how well the sequences of a folder, or of a table of lengths, pack into rows; and the packs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from bertrain.data.choices import Algorithm
+from bertrain.data.convert import Conversion, convert
 from bertrain.data.masking import Ints
-from bertrain.data.packing import Algorithm, count_lengths, count_rows, efficiency, pack_histogram
-from bertrain.data.shards import Shards
+from bertrain.data.packing import count_lengths, count_rows, efficiency, pack_histogram
+from bertrain.data.source import open_data
 from bertrain.errors import UserError
 
 COLUMNS = ["length", "sequences"]
@@ -36,33 +38,56 @@ class PackStats:
     most_per_row: int
     """Most sequences in a row."""
     seconds: float
+    written: Conversion | None = None
+    """The packs, where they were written."""
 
 
 def pack(
     folder: str | Path | None = None,
+    out: str | Path | None = None,
     *,
     lengths: str | Path | None = None,
     algorithm: Algorithm = "lpfhp",
     max_per_row: int = 0,
     row_length: int = 0,
+    shards: int = 0,
+    seed: int = 12345,
+    vocab: str | Path | None = None,
 ) -> PackStats:
-    """Pack the sequences of a prepared folder, or of a CSV file with the columns length and sequences.
+    """Pack the sequences of a data folder, or of a CSV file with the columns length and sequences.
 
     A row is as long as the longest sequence unless `row_length` says otherwise. With `max_per_row` 0, lpfhp and spfhp
-    put as many sequences to a row as it holds, and nnlshp three.
+    put as many sequences to a row as it holds, and nnlshp three. The packs of a folder are written to `out`, if given,
+    in the layout hdf5-packed; `seed` decides which sequence of a length goes where, the order of the packs, and masks
+    where the folder has none.
     """
     if (folder is None) == (lengths is None):
-        raise UserError("give a prepared folder or --lengths FILE.csv, one of the two")
+        raise UserError("give a data folder or --lengths FILE.csv, one of the two")
+    if lengths is not None and out is not None:
+        raise UserError("--out needs a data folder to write the packs of; --lengths only counts them")
     if lengths is not None:
         histogram = read_lengths(Path(lengths))
     else:
         assert folder is not None
-        histogram = count_lengths(Shards.open(folder, verify="size").lengths)
+        histogram = count_lengths(open_data(folder, vocab=vocab, verify="size").lengths)
     tokens, sequences = int(histogram @ np.arange(len(histogram))), int(histogram.sum())
     row_length = row_length or int(np.flatnonzero(histogram)[-1])
     begin = time.perf_counter()
     strategies = pack_histogram(histogram, row_length=row_length, algorithm=algorithm, max_per_row=max_per_row)
     seconds = time.perf_counter() - begin
+    written = None
+    if folder is not None and out is not None:
+        written = convert(
+            folder,
+            out,
+            to="hdf5-packed",
+            shards=shards,
+            seed=seed,
+            max_seq_length=row_length,
+            packing=algorithm,
+            max_per_row=max_per_row,
+            vocab=vocab,
+        )
     return PackStats(
         algorithm=algorithm,
         row_length=row_length,
@@ -74,6 +99,7 @@ def pack(
         strategies=len(strategies),
         most_per_row=max(len(strategy.lengths) for strategy in strategies),
         seconds=seconds,
+        written=written,
     )
 
 

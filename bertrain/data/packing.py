@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.data.choices import Algorithm
 from bertrain.data.masking import Ints
 from bertrain.data.nnls import fill_rows
 from bertrain.errors import UserError
 from bertrain.seeds import derive, permute
 
-Algorithm = Literal["lpfhp", "spfhp", "nnlshp"]
 NNLSHP_PER_ROW = 3  # its work grows with the ways to fill a row
 CHUNK = 1 << 20  # sequences handled at once
 ROWS_AT_ONCE = 1 << 16

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from bertrain.data.choices import Splitter
 from bertrain.data.records import Problem, Record
 from bertrain.data.sentences import split_sentences
 from bertrain.data.text import Document
@@ -21,12 +22,14 @@ class Result(NamedTuple):
     problem: Problem | None = None
 
 
-def parse_records(records: list[Record | Problem], *, text_column: str, splitter: str, language: str) -> list[Result]:
+def parse_records(
+    records: list[Record | Problem], *, text_column: str, splitter: Splitter, language: str
+) -> list[Result]:
     """What becomes of each record; never raises, a damaged one comes back as its problem."""
     return [_document_of(record, text_column, splitter, language) for record in records]
 
 
-def _document_of(record: Record | Problem, text_column: str, splitter: str, language: str) -> Result:
+def _document_of(record: Record | Problem, text_column: str, splitter: Splitter, language: str) -> Result:
     if isinstance(record, Problem):
         return Result([], "damaged", record)
     try:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertrain.data.engines import ENGINES, make_units
+from bertrain.data.choices import Engine, OnError
+from bertrain.data.engines import make_units
 from bertrain.data.shards import SCHEMA_VERSION, VOCABULARY
 from bertrain.data.text import Span, check_readable, find_inputs, plan_units
 from bertrain.data.tokenizer import Vocabulary
@@ -45,9 +46,9 @@ def prepare(
     masked_lm_prob: float = 0.15,
     rows_per_shard: int = 65536,
     workers: int = 1,
-    engine: str = "local",
+    engine: Engine = "local",
     scheduler: str | None = None,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
     unit_mb: float = 16,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def prepare(
     preparation, called again, goes on where it was. With several workers, a script calls this under
     `if __name__ == "__main__":`.
     """
-    _check_choices(full_sentences, reference, per_file, on_error, engine, workers)
+    _check_choices(full_sentences, reference, per_file, workers)
     _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
     _check_probabilities(short_seq_prob, masked_lm_prob)
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
@@ -112,17 +113,11 @@ def prepare(
         return _assemble(work, out, vocabulary, summaries, description)
 
 
-def _check_choices(
-    full_sentences: bool, reference: bool, per_file: bool, on_error: str, engine: str, workers: int
-) -> None:
+def _check_choices(full_sentences: bool, reference: bool, per_file: bool, workers: int) -> None:
     if full_sentences and reference:
         raise UserError("--full-sentences and --reference exclude each other: the reference makes pairs")
     if per_file and not reference:
         raise UserError("--per-file belongs to --reference, whose rows depend on which files are taken together")
-    if on_error not in ("stop", "skip"):
-        raise UserError(f"--on-error is {on_error!r}; it is 'stop' or 'skip'")
-    if engine not in ENGINES:
-        raise UserError(f"--engine is {engine!r}; it is one of {', '.join(ENGINES)}")
     if workers < 1:
         raise UserError(f"--workers is {workers}; it must be at least 1")
 
@@ -149,7 +144,7 @@ def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
             raise UserError(f"{option} is {value}; it is a probability, between 0 and 1")
 
 
-def _usable(files: list[Path], on_error: str) -> tuple[list[Path], list[Path]]:
+def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path]]:
     """The files that can be read, and those that cannot, which are an error unless they are to be skipped."""
     usable, unreadable = [], []
     for path in files:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bertrain.data.choices import DocumentEnd, Form
 from bertrain.data.streams import DAMAGE, Stream, open_streams
 from bertrain.data.wikipedia import Wiki
 from bertrain.errors import UserError
 
-FORMS = ("dump", "wikiextractor", "jsonl", "parquet", "text")
 LARGEST_RECORD = 64 << 20
 """Bytes; the largest page of Wikipedia has two million. What is larger is two documents without a boundary."""
 
@@ -42,9 +42,9 @@ class Problem(NamedTuple):
 
 
 def read_records(
-    path: Path, *, form: str, text_column: str, document_end: str, report: Callable[[int], None]
+    path: Path, *, form: Form, text_column: str, document_end: DocumentEnd, report: Callable[[int], None]
 ) -> Iterator[Record | Problem]:
-    """All records of a file. `form` is one of FORMS, or "auto" to look at the content.
+    """All records of a file, whose `form` "auto" tells from its content.
 
     `document_end` says what ends a document of plain text: "blank-line" or "file".
     """
@@ -52,7 +52,7 @@ def read_records(
     try:
         for stream in open_streams(path, report):
             place = f"the beginning of {stream.name}"
-            for record in _read_stream(stream, form or "auto", text_column, document_end):
+            for record in _read_stream(stream, form, text_column, document_end):
                 place = record.place
                 yield record
     except DAMAGE as error:
@@ -61,7 +61,7 @@ def read_records(
         yield Problem(str(path), f"is damaged or cut off after {place} ({error or type(error).__name__})")
 
 
-def _read_stream(stream: Stream, form: str, text_column: str, document_end: str) -> Iterator[Record | Problem]:
+def _read_stream(stream: Stream, form: str, text_column: str, document_end: DocumentEnd) -> Iterator[Record | Problem]:
     form = _recognise(stream) if form == "auto" else form
     if form == "dump":
         return _pages(stream)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bertrain.data.assembly import block_of_pairs, in_batches, spool
+from bertrain.data.block import EXAMPLES_AT_ONCE, Block, Masks
 from bertrain.data.examples import Pair, TokenText, pairs_of_document
-from bertrain.data.rows import ROWS_AT_ONCE, Rows, in_batches, rows_of_pairs, spool_rows
 from bertrain.data.tokenizer import Vocabulary
 
 OTHER_DOCUMENT_TRIALS = 10
@@ -39,7 +40,7 @@ def reference_rows(
     dupe_factor: int,
     seed: int,
     rows_per_shard: int,
-) -> Iterator[Rows]:
+) -> Iterator[Block]:
     """All rows in the reference's order, `rows_per_shard` at a time; `folder` holds them until they are shuffled."""
     draw = random.Random(seed)
     masks = mask_drawer(
@@ -51,12 +52,12 @@ def reference_rows(
     )
     masked = _masked_pairs(text, draw, masks, max_seq_length, short_seq_prob, dupe_factor)
     start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
-    parts = (_apply(batch, text, start, separator) for batch in in_batches(masked, ROWS_AT_ONCE))
-    rows = spool_rows(parts, folder)
-    order = list(range(len(rows)))
+    parts = (_apply(batch, text, start, separator) for batch in in_batches(masked, EXAMPLES_AT_ONCE))
+    whole = spool(parts, folder)
+    order = list(range(len(whole)))
     shuffle(order, draw)
     for numbers in in_batches(order, rows_per_shard):
-        yield rows.take(np.array(numbers))
+        yield whole.take(np.array(numbers))
 
 
 def shuffle(items: list[int], draw: random.Random) -> None:
@@ -147,9 +148,9 @@ def _mostly_another(order: list[int], index: int, draw: random.Random) -> Callab
     return another
 
 
-def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> Rows:
+def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> Block:
     """Rows of some masked pairs, the positions of each in ascending order."""
-    rows = rows_of_pairs(text.tokens, [pair for pair, _, _ in batch], start, separator)
+    rows = block_of_pairs(text.tokens, [pair for pair, _, _ in batch], start, separator)
     counts = np.array([len(positions) for _, positions, _ in batch])
     positions = np.fromiter(chain.from_iterable(positions for _, positions, _ in batch), np.int64)
     words = np.fromiter(chain.from_iterable(words for _, _, words in batch), np.int64)
@@ -159,12 +160,5 @@ def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> 
     labels = rows.tokens[places]
     tokens = rows.tokens.copy()
     tokens[places] = np.where(words == KEPT, labels, words)
-    return Rows(
-        tokens=tokens,
-        offsets=rows.offsets,
-        segment_b=rows.segment_b,
-        is_random=rows.is_random,
-        mlm_positions=positions.astype(tokens.dtype),
-        mlm_labels=labels,
-        mlm_offsets=np.concatenate([[0], np.cumsum(counts)]),
-    )
+    masks = Masks(counts, positions.astype(tokens.dtype), labels)
+    return Block(tokens, rows.lengths, rows.segment_b, rows.is_random, masks)

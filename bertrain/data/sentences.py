@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bertrain.data.choices import Splitter
 from bertrain.data.text import Document
 
-SPLITTERS = ("sentencex", "lines", "none")
 
-
-def split_sentences(paragraphs: Iterable[str], *, splitter: str, language: str = "en") -> Document:
+def split_sentences(paragraphs: Iterable[str], *, splitter: Splitter, language: str = "en") -> Document:
     """The sentences of a document, without runs of white space and without empty ones.
 
     "sentencex" splits each paragraph by the rules and abbreviations of `language` (Wikimedia's library of that name)

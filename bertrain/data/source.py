@@ -79,19 +79,24 @@ def open_data(folder: str | Path, *, vocab: str | Path | Vocabulary | None = Non
         shards = Shards.open(folder, verify=verify)
         if vocab and given is None and Vocabulary.load(str(vocab)).words != shards.vocabulary.words:
             raise UserError(
-                f"{folder} was prepared with its own vocabulary, which is not {vocab}; leave --data.vocab out"
+                f"{folder} was prepared with its own vocabulary, which is not {vocab}; leave --vocab out "
+                "(pretrain: --data.vocab)"
             )
         return shards
-    from bertrain.data import foreign
+    from bertrain.data import foreign  # and with it h5py, which Arrow does not need
+    from bertrain.data.index import open_index
 
-    index = foreign.open_index(folder, verify=verify, say=say_once)
+    index = open_index(folder, verify=verify, say=say_once)
     if given is None and vocab:
         given = foreign.load_vocabulary(str(vocab))
     if given is None:
         given = foreign.vocabulary_beside(folder)
     if given is None:
         given = foreign.load_vocabulary(None)
-        say_once(f"{folder} names no vocabulary: taking BERT's uncased one; --data.vocab FILE names another")
+        say_once(
+            f"{folder} names no vocabulary: taking BERT's uncased one; --vocab FILE (pretrain: --data.vocab) names "
+            "another"
+        )
     return foreign.ForeignData(folder, index, given)
 
 

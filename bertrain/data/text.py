@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from bertrain.data.choices import OnError
 from bertrain.errors import UserError
 
 Document = list[str]
@@ -79,7 +80,7 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
 
 
 def read_lines(
-    span: Span, counts: Counter[str], *, on_error: str, drop_carriage_returns: bool = False
+    span: Span, counts: Counter[str], *, on_error: OnError, drop_carriage_returns: bool = False
 ) -> Iterator[str]:
     """The lines of a span without their newlines.
 

@@ -49,6 +49,11 @@ class Vocabulary:
         text = "\n".join(self.words) + f"\nlower_case={self.lower_case}"
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smaller of the two types that words have on disk, if it holds them all."""
+        return np.dtype(np.uint16 if len(self.words) <= 1 << 16 else np.uint32)
+
     def id_of(self, word: str) -> int:
         return self.words.index(word)
 
@@ -92,7 +97,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         numbers = {word: number for number, word in enumerate(vocabulary.words)}
-        self.dtype = np.dtype(np.uint16 if len(numbers) <= 1 << 16 else np.uint32)
+        self.dtype = vocabulary.dtype
         self._clean = _CharacterTable(_cleaned)
         self._pieces = _Pieces(numbers, self.dtype)
         self._words = _Words(self._pieces, lower_case=vocabulary.lower_case)

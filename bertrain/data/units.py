@@ -21,12 +21,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from bertrain.data.assembly import block_of_pairs, in_batches
+from bertrain.data.block import Block, Values
+from bertrain.data.choices import OnError
 from bertrain.data.examples import SINGLE_SPECIAL_TOKENS, Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.reference import reference_rows
-from bertrain.data.rows import Rows, Tokens, in_batches, rows_of_pairs
 from bertrain.data.text import Span, read_lines
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
-from bertrain.data.write import Histogram, count_lengths, shard_name, write_shard
+from bertrain.data.write import Histogram, histogram_of, shard_name, write_shard
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
 from bertrain.seeds import derive
@@ -49,7 +51,7 @@ class Plan:
     seed: int
     rows_per_shard: int
     lower_case: bool
-    on_error: str
+    on_error: OnError
     units: list[list[Span]]
 
     def write(self, work: Path) -> None:
@@ -118,16 +120,16 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
     spool.mkdir()
     files: list[dict[str, Any]] = []
     histogram: Histogram = Counter()
-    for rows in _unit_rows(plan, number, vocabulary, tokenizer, counts, spool):
-        files.append(write_shard(folder / shard_name(len(files)), rows))
-        histogram += count_lengths(rows)
+    for block in _unit_rows(plan, number, vocabulary, tokenizer, counts, spool):
+        files.append(write_shard(folder / shard_name(len(files)), block))
+        histogram += histogram_of(block)
     shutil.rmtree(spool)
     Summary(files, histogram, counts).write(folder)
 
 
 def _unit_rows(
     plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer, counts: Counter[str], spool: Path
-) -> Iterator[Rows]:
+) -> Iterator[Block]:
     """The rows of a unit, a shard at a time."""
     as_reference = plan.mode == "reference"
     with open(spool / "text", "w+b") as file:
@@ -152,12 +154,12 @@ def _unit_rows(
     start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
     for tokens, pairs in _sources(text, plan, number, tokenizer, separator):
         for batch in in_batches(pairs, plan.rows_per_shard):
-            yield rows_of_pairs(tokens, batch, start, separator)
+            yield block_of_pairs(tokens, batch, start, separator)
 
 
 def _sources(
     text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer, separator: int
-) -> Iterator[tuple[Tokens, Iterator[Pair]]]:
+) -> Iterator[tuple[Values, Iterator[Pair]]]:
     """Tokens, and the stretches of them that make rows; a copy of the text draws anew."""
     if plan.mode == "full-sentences":
         for copy in range(plan.dupe_factor):
@@ -203,7 +205,7 @@ def tokenize(
     counts: Counter[str],
     file: IO[bytes],
     *,
-    on_error: str,
+    on_error: OnError,
     as_reference: bool = False,
 ) -> TokenText:
     """The tokens of some stretches of text, in `file` rather than in memory.

@@ -36,8 +36,8 @@ def verify(folder: str | Path, *, checksums: str | Path | None = None) -> Verifi
 
 
 def _verify_rows(folder: Path, checksums: Path) -> Verified:
-    from bertrain.data.foreign import find_files
     from bertrain.data.hdf5 import row_checksum
+    from bertrain.data.index import find_files
 
     if not folder.exists():
         raise UserError(f"no data folder at {folder}")

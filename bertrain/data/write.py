@@ -8,22 +8,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from bertrain.data.assembly import in_batches
+from bertrain.data.block import Block, Masks, Values
 from bertrain.data.masking import Ints
-from bertrain.data.rows import Rows, in_batches
 from bertrain.data.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, refuse_occupied, write_atomically
 
+MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow counts them in 32 bits
 Histogram = Counter[int]
 
 
@@ -47,33 +48,30 @@ def write_shards(
     vocabulary: Vocabulary,
     *,
     preparation: dict[str, Any],
-    rows_per_shard: int | Sequence[int],
+    rows_per_shard: int,
 ) -> dict[str, Any]:
-    """Write a prepared folder and return its manifest; `preparation` records how the examples were made.
+    """Write a prepared folder of single examples and return its manifest; see `write_blocks`."""
+    blocks = (block_of_examples(batch) for batch in in_batches(examples, rows_per_shard))
+    return write_blocks(out, blocks, vocabulary, preparation=preparation)
 
-    `rows_per_shard` is the size of all shards, or of each of them in turn.
+
+def write_blocks(
+    out: Path, blocks: Iterable[Block], vocabulary: Vocabulary, *, preparation: dict[str, Any]
+) -> dict[str, Any]:
+    """Write a prepared folder, a file for each block, and return its manifest.
+
+    `preparation` records how the examples were made.
     """
     refuse_occupied(out)
     with new_folder(out) as folder:
-        return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
-
-
-def _write_into(
-    folder: Path,
-    examples: Iterable[Example],
-    vocabulary: Vocabulary,
-    preparation: dict[str, Any],
-    rows_per_shard: int | Sequence[int],
-) -> dict[str, Any]:
-    files: list[dict[str, Any]] = []
-    histogram: Histogram = Counter()
-    has_masks = False
-    for batch in in_batches(examples, rows_per_shard):
-        rows = rows_of_examples(batch, token_dtype(vocabulary))
-        has_masks = rows.mlm_positions is not None
-        files.append(write_shard(folder / shard_name(len(files)), rows))
-        histogram += count_lengths(rows)
-    return finish_folder(folder, vocabulary, files, histogram, has_masks=has_masks, preparation=preparation)
+        files: list[dict[str, Any]] = []
+        histogram: Histogram = Counter()
+        has_masks = False
+        for block in blocks:
+            has_masks = block.masks is not None
+            files.append(write_shard(folder / shard_name(len(files)), narrow(block, vocabulary)))
+            histogram += histogram_of(block)
+        return finish_folder(folder, vocabulary, files, histogram, has_masks=has_masks, preparation=preparation)
 
 
 def finish_folder(
@@ -107,60 +105,64 @@ def finish_folder(
     return manifest
 
 
-def token_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
-    """The smallest of the two types of tokens on disk that holds this vocabulary."""
-    return np.dtype(np.uint16 if len(vocabulary.words) <= 1 << 16 else np.uint32)
-
-
 def shard_name(number: int) -> str:
     return f"shard-{number:05d}.arrow"
 
 
-def count_lengths(rows: Rows) -> Histogram:
-    """How many rows there are of each length."""
-    lengths, counts = np.unique(np.diff(rows.offsets), return_counts=True)
+def histogram_of(block: Block) -> Histogram:
+    """How many examples there are of each length."""
+    lengths, counts = np.unique(block.lengths, return_counts=True)
     return Counter(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
 
 
-def rows_of_examples(examples: Sequence[Example], dtype: np.dtype[Any]) -> Rows:
-    """The columns of some rows."""
-    tokens, offsets = _flatten([example.tokens for example in examples], dtype)
-    rows = Rows(
+def block_of_examples(examples: Sequence[Example]) -> Block:
+    """Single examples in flat arrays; all of them with masks, or none."""
+    tokens, lengths = _flatten([example.tokens for example in examples])
+    masks = None
+    if examples[0].mlm_positions is not None:
+        positions, counts = _flatten([example.mlm_positions or [] for example in examples])
+        masks = Masks(counts, positions, _flatten([example.mlm_labels or [] for example in examples])[0])
+    return Block(
         tokens,
-        offsets,
-        np.array([example.segment_b for example in examples], np.uint32),
-        np.array([example.is_random for example in examples], np.bool_),
+        lengths,
+        np.array([example.segment_b for example in examples]),
+        np.array([example.is_random for example in examples]),
+        masks,
     )
-    if examples[0].mlm_positions is None:
-        return rows
-    positions, mlm_offsets = _flatten([example.mlm_positions or [] for example in examples], dtype)
-    labels, _ = _flatten([example.mlm_labels or [] for example in examples], dtype)
-    return replace(rows, mlm_positions=positions, mlm_labels=labels, mlm_offsets=mlm_offsets)
 
 
-def _flatten(lists: list[list[int]], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], Ints]:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return np.fromiter(chain.from_iterable(lists), dtype, int(offsets[-1])), offsets
+def _flatten(lists: list[list[int]]) -> tuple[Ints, Ints]:
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    return np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum())), lengths
 
 
-def write_shard(path: Path, rows: Rows) -> dict[str, Any]:
-    """Write one Arrow file; returns what the manifest says of it."""
+def narrow(block: Block, vocabulary: Vocabulary) -> Block:
+    """The same block with tokens, positions and labels of the type they have on disk."""
+    dtype = vocabulary.dtype
+    masks = block.masks
+    if masks is not None:
+        masks = Masks(masks.counts, masks.positions.astype(dtype), masks.labels.astype(dtype))
+    return Block(block.tokens.astype(dtype), block.lengths, block.segment_b, block.is_random, masks)
+
+
+def write_shard(path: Path, block: Block) -> dict[str, Any]:
+    """Write one Arrow file of a narrow block; returns what the manifest says of it."""
     columns = {
-        "tokens": _list_column(rows.tokens, rows.offsets),
-        "segment_b": pa.array(rows.segment_b),
-        "is_random": pa.array(rows.is_random),
+        "tokens": _list_column(path, block.tokens, block.offsets),
+        "segment_b": pa.array(block.segment_b.astype(np.uint32)),
+        "is_random": pa.array(block.is_random.astype(np.bool_)),
     }
-    if rows.mlm_positions is not None:
-        columns["mlm_positions"] = _list_column(rows.mlm_positions, rows.mlm_offsets)
-        columns["mlm_labels"] = _list_column(rows.mlm_labels, rows.mlm_offsets)
+    if block.masks is not None:
+        columns["mlm_positions"] = _list_column(path, block.masks.positions, block.masks.offsets)
+        columns["mlm_labels"] = _list_column(path, block.masks.labels, block.masks.offsets)
     table = pa.record_batch(columns)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_batch(table)
     size, digest = file_digest(path)
-    return {"name": path.name, "rows": len(rows), "bytes": size, "sha256": digest}
+    return {"name": path.name, "rows": len(block), "bytes": size, "sha256": digest}
 
 
-def _list_column(values: npt.NDArray[Any] | None, offsets: Ints | None) -> pa.ListArray:
-    assert offsets is not None
-    assert offsets[-1] < 1 << 31, "Arrow's lists count in 32 bits"
+def _list_column(path: Path, values: Values, offsets: Ints) -> pa.ListArray:
+    if offsets[-1] > MOST_VALUES:
+        raise UserError(f"{path.name} would hold {offsets[-1]:,} tokens, more than Arrow counts; write more shards")
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))

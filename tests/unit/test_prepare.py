@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertrain.data.assembly import block_of_pairs
 from bertrain.data.examples import Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.loader import Loader
 from bertrain.data.prepare import prepare
-from bertrain.data.rows import rows_of_pairs
 from bertrain.data.shards import Shards
 from bertrain.data.text import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
@@ -76,7 +76,7 @@ def test_units_are_whole_documents_and_all_of_them(pieces: list[bytes], unit_byt
 def test_pairs_fit_and_are_not_empty(documents: list, seed: int, max_seq_length: int) -> None:
     text = token_text(documents)
     pairs = list(draw_pairs(text, max_seq_length=max_seq_length, short_seq_prob=0.3, seed=seed))
-    rows = rows_of_pairs(text.tokens, pairs, CLS, SEP)
+    rows = block_of_pairs(text.tokens, pairs, CLS, SEP)
     assert len(rows) == len(pairs)
     for number, pair in enumerate(pairs):
         a, b = words_of(text, pair)
@@ -92,7 +92,7 @@ def test_pairs_fit_and_are_not_empty(documents: list, seed: int, max_seq_length:
 def test_full_sentences_hold_every_word_once(documents: list, seed: int, max_seq_length: int) -> None:
     text = token_text(documents)
     tokens, pairs = full_sentences(text, SEP, max_seq_length=max_seq_length, seed=seed)
-    rows = rows_of_pairs(tokens, list(pairs), CLS, SEP)
+    rows = block_of_pairs(tokens, list(pairs), CLS, SEP)
     lengths = np.diff(rows.offsets)
     assert lengths.max() <= max_seq_length
     assert (rows.segment_b == lengths).all()
@@ -111,7 +111,7 @@ def test_full_sentences_hold_every_word_once(documents: list, seed: int, max_seq
 def test_full_sentences_put_a_separator_between_documents() -> None:
     text = token_text([[[10, 11], [12]], [[20], [21, 22, 23]]])
     tokens, pairs = full_sentences(text, SEP, max_seq_length=8, seed=3)
-    rows = rows_of_pairs(tokens, list(pairs), CLS, SEP)
+    rows = block_of_pairs(tokens, list(pairs), CLS, SEP)
     made = [rows.tokens[a:b].tolist() for a, b in itertools.pairwise(rows.offsets.tolist())]
     assert made in (
         [[2, 10, 11, 12, 3, 20, 3], [2, 21, 22, 23, 3]],
