@@ -86,13 +86,13 @@ class DataSettings:
     max_seq_length: int = setting(128, "longest example, [CLS] and [SEP] included", minimum=5)
     max_predictions: int = setting(20, "most masked words in one example", minimum=1)
     mask_probability: float = setting(0.15, "share of an example's tokens to predict", minimum=0.001, maximum=0.5)
+    whole_word: bool = setting(False, "mask whole words instead of single word pieces")
+    slice: str = setting("", "the part of the rows to train on, in their order on disk, such as 0:0.9; empty: all")
     vocab: str = setting(
         "",
         "vocabulary of HDF5 or TFRecord data; empty: the vocab.txt beside it, or BERT's uncased one",
         shapes_training=False,
     )
-    whole_word: bool = setting(False, "mask whole words instead of single word pieces")
-    slice: str = setting("", "the part of the rows to train on, in their order on disk, such as 0:0.9; empty: all")
     verify: Literal["hash", "size"] = setting(
         "hash",
         "check each shard's SHA-256 at the start, or only its size (quicker on a terabyte)",

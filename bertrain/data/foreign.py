@@ -5,8 +5,6 @@ Rows are read as they are asked for, each record once.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -18,7 +16,16 @@ import numpy.typing as npt
 
 from bertrain.data import hdf5, tfrecord
 from bertrain.data.block import Block, concatenate
-from bertrain.data.index import ARRAYS, NAMES, largest_word_of, map_array, naming_records, path_of, read_index
+from bertrain.data.index import (
+    ARRAYS,
+    NAMES,
+    fingerprint_of,
+    largest_word_of,
+    map_array,
+    naming_records,
+    path_of,
+    read_index,
+)
 from bertrain.data.layouts import DECODERS, BadRecord, Fields
 from bertrain.data.masking import Ints
 from bertrain.data.shards import VOCABULARY
@@ -47,10 +54,7 @@ class ForeignData:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the names and hashes of all files, and of the vocabulary."""
-        files = [(file["name"], file["sha256"]) for file in self._index["files"]]
-        identity = json.dumps([self.layout, files, self.vocabulary.hash])
-        return hashlib.sha256(identity.encode()).hexdigest()
+        return fingerprint_of(self._index, self.vocabulary.hash)
 
     @property
     def max_seq_length(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bertrain.cli import main
+from bertrain.data.shards import SCHEMA_VERSION
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 
@@ -50,6 +51,32 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def start(data: Path, run: Path, **overrides: object) -> list[object]:
     return ["pretrain", "bert-tiny", "--data", data, "--run", run, *helpers.tiny_arguments(**overrides)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "one"),
+    [
+        ("prepare", "--on-error", "skip"),
+        ("prepare", "--engine", "dask"),
+        ("extract", "--format", "jsonl"),
+        ("extract", "--sentences", "lines"),
+        ("extract", "--document-end", "file"),
+        ("extract", "--on-error", "skip"),
+        ("convert", "--to", "tfrecord"),
+        ("convert", "--packing", "spfhp"),
+        ("pack", "--algorithm", "nnlshp"),
+    ],
+)
+def test_no_such_choice(refused: Refused, data: Path, tmp_path: Path, verb: str, option: str, one: str) -> None:
+    said = refused("data", verb, data, "--out", tmp_path / "out", option, "other")
+    assert option in said
+    assert "'other' is not one of" in said
+    assert f"'{one}'" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_of_that_name_to_download(refused: Refused, tmp_path: Path) -> None:
+    assert "'books' is not one of 'wikipedia', 'mlperf'" in refused("data", "download", "books", "--out", tmp_path)
 
 
 def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
@@ -124,7 +151,7 @@ def test_damaged_shards_are_named(refused: Refused, tmp_path: Path) -> None:
     assert f"the shard {shard} is 100 bytes long" in refused(*start(data, tmp_path / "r"))
     shard.unlink()
     assert f"the shard {shard} is missing" in refused(*start(data, tmp_path / "r"))
-    for text in ("{}", '{"schema_version": 2}', "[]", "{"):
+    for text in ("{}", f'{{"schema_version": {SCHEMA_VERSION}}}', "[]", "{"):
         (data / "manifest.json").write_text(text)
         assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
     assert not (tmp_path / "r").exists()

@@ -185,9 +185,6 @@ def test_arbitrary_bytes_end_in_a_sentence_or_in_text(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"form": "html"}, "--format is 'html'; it is one of auto, dump"),
-        ({"sentences": "nltk"}, "--sentences is 'nltk'"),
-        ({"on_error": "ignore"}, "--on-error is 'ignore'; it is one of stop, skip"),
         ({"hold_out": -1}, "--hold-out is -1"),
         ({"workers": 0}, "--workers is 0"),
     ],

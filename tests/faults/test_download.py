@@ -266,5 +266,3 @@ def test_manifests_that_lie(server: Server, tmp_path: Path, monkeypatch: pytest.
     server.files["/metadata/bert-input-files.md5"] = b"<html>login</html>"
     with pytest.raises(UserError, match="lists no checksum"):
         download("mlperf", tmp_path, mirror=server.url)
-    with pytest.raises(UserError, match="nothing called 'books'"):
-        download("books", tmp_path)

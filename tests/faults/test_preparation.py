@@ -313,8 +313,6 @@ def _raise(done: int, total: int) -> None:
         ({"masked_lm_prob": 1.5}, "--masked-lm-prob is 1.5"),
         ({"unit_mb": 0}, "--unit-mb is 0"),
         ({"rows_per_shard": 1 << 26}, "--rows-per-shard is 67108864"),
-        ({"on_error": "ignore"}, "--on-error is 'ignore'"),
-        ({"engine": "spark"}, "--engine is 'spark'"),
         ({"per_file": True}, "--per-file belongs to --reference"),
         ({"reference": True, "full_sentences": True}, "exclude each other"),
         ({"engine": "dask", "scheduler": "tcp://127.0.0.1:9"}, "no Dask scheduler answers"),

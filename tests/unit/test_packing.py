@@ -9,6 +9,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -239,6 +240,31 @@ def test_tables_that_are_none(tmp_path: Path, text: str | bytes, sentence: str) 
         bertrain.pack(lengths=table)
     assert sentence in str(caught.value)
     assert str(table) in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_packs_are_written_as_they_were_counted(tmp_path: Path, algorithm: Algorithm) -> None:
+    folder = helpers.make_data(tmp_path)
+    made = {}
+    for seed in (1, 2):
+        out = tmp_path / f"packed-{seed}"
+        told = helpers.bertrain(
+            "data", "pack", folder, "--algorithm", algorithm, "--seed", seed, "--shards", 2, "--out", out, "--json"
+        )
+        stats = json.loads(told.stdout)
+        rows = []
+        for path in sorted(out.glob("part_*")):
+            with h5py.File(path) as file:
+                rows += [tuple(row.tolist()) for row in file["packed_input_len"]]
+        assert len(rows) == stats["rows"] == stats["written"]["records"]
+        assert max(map(len, rows)) == stats["most_per_row"]
+        assert max(map(sum, rows)) <= stats["row_length"]
+        assert sum(map(sum, rows)) / (len(rows) * stats["row_length"]) == pytest.approx(stats["efficiency"])
+        made[seed] = rows
+    lengths = sorted(Shards.open(folder).lengths.tolist())
+    assert sorted(length for row in made[1] for length in row) == lengths
+    assert made[1] != made[2]
+    assert sorted(made[1]) == sorted(made[2]), "another seed is another order"
 
 
 def test_what_pack_needs(tmp_path: Path) -> None:

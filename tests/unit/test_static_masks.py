@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertrain.config import Settings
-from bertrain.data.batching import Capacity, step_by_sequences
+from bertrain.data.batching import POLICIES, Capacity, step_by_sequences
 from bertrain.data.convert import convert
 from bertrain.data.loader import Loader, room_for_static_masks
 from bertrain.data.source import DataSource, open_data
 from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary
 from bertrain.data.write import Example, write_shards
+from bertrain.observe import history
 from bertrain.train.evaluate import evaluate
 from bertrain.train.pretrain import pretrain, resume
 from tests import helpers
@@ -89,6 +91,8 @@ def test_a_bin_always_has_room_for_its_masks(sizes: list[tuple[int, int]], choic
     while lengths[rows].sum() > capacity.tokens:
         rows.pop()
     assert predictions[rows].sum() <= room
+    if lengths.max() <= capacity.tokens:
+        assert predictions.max() <= room, "a row that fits no bin would be dealt for ever"
 
 
 def test_masks_of_any_number_train(tmp_path: Path) -> None:
@@ -99,12 +103,12 @@ def test_masks_of_any_number_train(tmp_path: Path) -> None:
     for number in range(120):
         length = int(draw.integers(3, 64))
         positions = list(range(1, length - 1)) if number % 3 else []
-        made.append(Example([2, *[7] * (length - 2), 3], length, False, positions, [9] * len(positions)))
+        made.append(Example([2, *[7] * (length - 2), 3], 2, False, positions, [9] * len(positions)))
     write_shards(tmp_path / "data", made, words, preparation={}, rows_per_shard=50)
     data = open_data(tmp_path / "data")
-    for policy in ("budget", "padded"):
+    for policy, budget in itertools.product(POLICIES, (64, 200)):
         settings = helpers.tiny_settings(
-            model__vocab_size=65, batch__sequences=120, batch__policy=policy, batch__token_budget=200
+            model__vocab_size=65, batch__sequences=120, batch__policy=policy, batch__token_budget=budget
         )
         step = Loader(data, settings).step(0, 0)
         assert step.num_predictions == sum(batch.num_predictions for batch in step.bins)
@@ -136,8 +140,11 @@ def test_ranks_and_resume_on_other_peoples_files(folders: dict[str, Path], tmp_p
     shutil.rmtree(tmp_path / "alone" / "checkpoints" / "step-00000004")
     resume(tmp_path / "alone")
     assert helpers.losses(tmp_path / "alone") == pytest.approx(expected, rel=1e-6)
+    lengths, counts = np.unique(open_data(data, vocab=overrides["data__vocab"]).lengths, return_counts=True)
+    assert history.read(tmp_path / "alone", "alone").lengths == dict(zip(lengths, counts, strict=True))
     arguments = helpers.tiny_arguments(**overrides)
     shutil.rmtree(tmp_path / ".data.tfrecord.bertrain-index")
+    assert history.read(tmp_path / "alone", "alone").lengths is None
     done = helpers.bertrain(
         "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "ranks", "--nproc", 2, *arguments
     )

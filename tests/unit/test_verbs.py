@@ -52,6 +52,7 @@ def test_vocabulary_training(tmp_path: Path) -> None:
     assert len(vocabulary.words) == 100
     assert vocabulary.words[:5] == tuple(helpers.SPECIAL)
     assert vocabulary.continues_word.any()
+    assert bertrain.train_vocabulary([text], tmp_path / "again.txt", size=100) == vocabulary, "another process"
     with pytest.raises(UserError, match=r"has only \d+ word pieces to offer"):
         bertrain.train_vocabulary([text], tmp_path / "big.txt", size=20_000)
     assert not (tmp_path / "big.txt").exists()
