@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bertrain.config import resolve
-from bertrain.data.batching import POLICIES
+from bertrain.data.batching import choose_policy
 from bertrain.data.loader import Loader
 from bertrain.data.masking import count_predictions
 from bertrain.data.shards import Shards
@@ -78,7 +78,7 @@ def main() -> None:
         lengths = shards.lengths[:STEP].astype(np.int64)
         predictions = count_predictions(lengths, 76, 0.15)
         deal_seconds = median_seconds(
-            lambda _: POLICIES["budget"].deal(lengths, predictions, loader.capacity, 512), 100
+            lambda _: choose_policy("budget").deal(lengths, predictions, loader.capacity, 512), 100
         )
     help_seconds = median_seconds(
         lambda _: subprocess.run([sys.executable, "-m", "bertrain", "--help"], capture_output=True, check=True), 9

@@ -18,12 +18,20 @@ __version__ = "0.1.0"
 _HOMES = {
     "UserError": "errors",
     "benchmark": "train.benchmark",
+    "bin_by_length": "data.convert",
+    "convert": "data.convert",
     "data_stats": "data.stats",
     "doctor": "doctor",
+    "download": "data.download",
     "dry_run": "train.pretrain",
+    "eval_set": "data.convert",
     "evaluate": "train.evaluate",
     "export": "weights.export",
+    "extract": "data.extract",
     "fill_mask": "tasks.fill_mask",
+    "inspect_data": "data.inspect",
+    "mlperf_data": "data.mlperf_data",
+    "pack": "data.pack",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",
     "recipe_names": "config",
@@ -31,6 +39,7 @@ _HOMES = {
     "resolve": "config",
     "resume": "train.pretrain",
     "train_vocabulary": "data.tokenizer",
+    "verify": "data.verify",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -15,7 +15,7 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
-from bertrain.errors import EXIT_USER_ERROR, AgreedError, UserError
+from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
 
 EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
@@ -33,7 +33,9 @@ app.add_typer(weights_app, name="weights")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-DataFolder = Annotated[Path, typer.Option("--data", help="a folder made by `bertrain data prepare`")]
+DataFolder = Annotated[
+    Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
+]
 Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
 
@@ -99,7 +101,7 @@ def pretrain(
 
     beginning = str(init or "")
     if nproc > 1 and not under_launcher():
-        training.preflight(resolved, data, run, init=beginning)
+        training.preflight(resolved, data, run, init=beginning, world=nproc)
         start_ranks(nproc)
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
@@ -322,7 +324,7 @@ def main() -> None:
     # two cores, training ran at 6,000 tokens/s spinning and at 21,000 sleeping; alone, at 24,000 and 21,000.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="bertrain", standalone_mode=False)
     except UsageError as error:
         message = error.format_message()
         if message.startswith("Usage:"):  # no verb was given: this is the help text
@@ -332,7 +334,8 @@ def main() -> None:
         print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
     except UserError as error:
-        if not isinstance(error, AgreedError) or is_first_rank():
+        is_ours_to_say = not isinstance(error, AgreedError) or is_first_rank()
+        if is_ours_to_say and not isinstance(error, SaidElsewhereError):
             print(f"bertrain: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
     except KeyboardInterrupt:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from dataclasses import dataclass, field
+from fractions import Fraction
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from bertrain.data.choices import Algorithm, PolicyName
 from bertrain.errors import UserError, nearest
 
 
@@ -84,11 +87,22 @@ class DataSettings:
     max_predictions: int = setting(20, "most masked words in one example", minimum=1)
     mask_probability: float = setting(0.15, "share of an example's tokens to predict", minimum=0.001, maximum=0.5)
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
+    slice: str = setting("", "the part of the rows to train on, in their order on disk, such as 0:0.9; empty: all")
+    vocab: str = setting(
+        "",
+        "vocabulary of HDF5 or TFRecord data; empty: the vocab.txt beside it, or BERT's uncased one",
+        shapes_training=False,
+    )
     verify: Literal["hash", "size"] = setting(
         "hash",
         "check each shard's SHA-256 at the start, or only its size (quicker on a terabyte)",
         shapes_training=False,
     )
+
+    def rows(self, num_rows: int) -> range:
+        """The rows that `slice` leaves of so many: 0:0.9 and 0.9:1 have none in common and miss none."""
+        begin, end = _parse_slice(self.slice)
+        return range(int(begin * num_rows), int(end * num_rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +114,17 @@ class BatchSettings:
     token_budget: int = setting(
         4096, "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it", minimum=8
     )
-    policy: Literal["budget", "padded"] = setting(
+    policy: PolicyName = setting(
         "budget",
-        "budget: bins of whole examples, evenly filled; padded: each example padded to max_seq_length",
+        "budget: bins of whole examples, evenly filled; padded: each example padded to max_seq_length; bins: an equal "
+        "share of short and long ones to each; exchange: sorted, dealt in snake order; packed: by rows of "
+        "max_seq_length",
+    )
+    group_size: int = setting(
+        0, "exchange: ranks whose bins are dealt together; it divides their number; 0: all bins of a step", minimum=0
+    )
+    packing: Algorithm = setting(
+        "lpfhp", "packed: rows by longest pack first, shortest pack first, or non-negative least squares (slow)"
     )
     bin_sequences: int = setting(0, "most examples in a bin; 0: half as many again as fit on average", minimum=0)
 
@@ -234,6 +256,11 @@ class Settings:
             raise UserError(
                 f"batch.tokens {batch.tokens} cannot hold one example of data.max_seq_length {data.max_seq_length}"
             )
+        if batch.group_size and batch.policy != "exchange":
+            raise UserError(
+                f"batch.group_size {batch.group_size} is for batch.policy exchange, and the policy is {batch.policy}"
+            )
+        _parse_slice(data.slice)
         warmup_end = self.schedule.warmup_steps + self.schedule.start_warmup_step
         if 0 < self.schedule.decay_steps < warmup_end:
             raise UserError(
@@ -307,11 +334,22 @@ def override(settings: Settings, overrides: list[tuple[str, str]]) -> Settings:
     return _with_absolute_paths(from_dict(values))
 
 
+def _parse_slice(text: str) -> tuple[Fraction, Fraction]:
+    """Begin and end of `data.slice`, exactly as they were written."""
+    parts = (text or "0:1").split(":")
+    if len(parts) == 2 and all(re.fullmatch(r"\d+(\.\d*)?|\.\d+", part, re.ASCII) for part in parts):
+        begin, end = map(Fraction, parts)
+        if begin < end <= 1:
+            return begin, end
+    raise UserError(f"data.slice is {text!r}; give where to begin and end, from 0 to 1, such as 0:0.9 or 0.9:1")
+
+
 def _with_absolute_paths(settings: Settings) -> Settings:
     """A run may be continued from another folder than the one it was started in."""
-    folder = settings.evaluate.data
+    folder, vocab = settings.evaluate.data, settings.data.vocab
     evaluate = dataclasses.replace(settings.evaluate, data=str(Path(folder).resolve()) if folder else "")
-    return dataclasses.replace(settings, evaluate=evaluate)
+    data = dataclasses.replace(settings.data, vocab=str(Path(vocab).resolve()) if vocab else "")
+    return dataclasses.replace(settings, evaluate=evaluate, data=data)
 
 
 def from_dict(values: dict[str, dict[str, Any]]) -> Settings:

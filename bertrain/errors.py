@@ -15,6 +15,10 @@ class AgreedError(UserError):
     """An error that every rank of a run comes to at the same point; the first rank says it for all."""
 
 
+class SaidElsewhereError(UserError):
+    """What befell this rank because another one ended in a sentence, which that one has said."""
+
+
 def nearest(word: str, candidates: list[str]) -> str:
     """A suggestion to append to a sentence about an unknown `word`, or nothing."""
     import difflib

@@ -15,7 +15,7 @@ from bertrain.errors import UserError
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content whole: a reader sees the old or the new, never a part."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    with open(partial, "w") as file:
+    with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

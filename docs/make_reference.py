@@ -33,7 +33,7 @@ MANIFEST_FIELDS = {
     "tokens": "tokens in all examples, [CLS] and [SEP] included",
     "masks": "dynamic: drawn at load, new each epoch; static: drawn at preparation, stored in the rows",
     "vocabulary": "`size`, `lower_case`, and the `sha256` of words and case rule",
-    "preparation": "how the examples were made: `inputs`, `max_seq_length`, `short_seq_prob`, `seed`",
+    "preparation": "how the examples were made: `inputs`, `mode`, the options of the mode, and counts of the `text`",
     "length_histogram": "number of examples of each length",
     "files": "`name`, `rows`, `bytes` and `sha256` of each shard",
 }

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertrain.config import ModelSettings, Settings, resolve
+from bertrain.data.block import Block
 from bertrain.data.prepare import prepare
 from bertrain.model.bert import Bert
 from bertrain.weights.huggingface import huggingface_names
@@ -75,6 +77,22 @@ def make_data(
         lower_case=not cased,
     )
     return folder / "data"
+
+
+def examples_of(block: Block) -> list[dict[str, Any]]:
+    """The examples of a block, each a plain dictionary; without `positions` and `labels` where it is unmasked."""
+    found = []
+    for number in range(len(block)):
+        one = block.take(np.array([number]))
+        example = {
+            "tokens": one.tokens.tolist(),
+            "segment_b": int(one.segment_b[0]),
+            "is_random": int(one.is_random[0]),
+        }
+        if one.masks is not None:
+            example |= {"positions": one.masks.positions.tolist(), "labels": one.masks.labels.tolist()}
+        found.append(example)
+    return found
 
 
 def vocab_size() -> int:

@@ -14,14 +14,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.data.choices import Algorithm, PolicyName
 from bertrain.data.masking import Ints
+from bertrain.data.packing import pack_lengths
+from bertrain.errors import AgreedError
 from bertrain.seeds import derive, permute
 
 SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
+STRATA = 4  # of lengths, in the policy `bins`
+MAX_PER_ROW = {"lpfhp": 12, "spfhp": 12, "nnlshp": 3}  # examples, in the policy `packed`: as published
 SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
 
 
@@ -126,6 +133,95 @@ def deal_padded(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_le
     return [np.arange(first, min(first + rows, len(lengths))) for first in range(0, len(lengths), rows)]
 
 
+def deal_bins(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
+    """An equal share, give or take one, of each quarter of the lengths to every bin, in the order they come."""
+    by_stratum = np.argsort((lengths - 1) * STRATA // max_seq_length, kind="stable")
+
+    def owners(num_bins: int) -> Ints:
+        owner = np.empty_like(lengths)
+        owner[by_stratum] = np.arange(len(lengths)) % num_bins
+        return owner
+
+    return _deal_to_fewest(owners, 1, 1, lengths, predictions, capacity)
+
+
+def deal_exchange(
+    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, group_size: int
+) -> list[Ints]:
+    """Sorted by length, and dealt in snake order over a group of bins; each group has a stretch of the step.
+
+    Bins go round the ranks, so a group of bins is a group of neighbouring ranks. With `group_size` 0 all bins are one.
+    """
+
+    def owners(num_bins: int) -> Ints:
+        size = group_size or num_bins
+        num_groups = num_bins // size
+        group = np.arange(len(lengths)) * num_groups // len(lengths)
+        order = np.lexsort((-lengths, group))
+        first_of_group = np.searchsorted(group, np.arange(num_groups))
+        owner = np.empty_like(lengths)
+        owner[order] = group * size + _snake(np.arange(len(lengths)) - first_of_group[group], size)
+        return owner
+
+    return _deal_to_fewest(owners, 1, group_size or 1, lengths, predictions, capacity)
+
+
+def deal_packed(
+    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, packing: Algorithm
+) -> list[Ints]:
+    """Rows of max_seq_length, packed as other systems pack them, and whole rows to a bin.
+
+    Rows with many sequences and rows with few are dealt in snake order, or some bins would be all short sequences.
+    What the rows leave free lies at the end of the bin, so the bin's layout does not show them.
+    """
+    indices, offsets = pack_lengths(
+        lengths,
+        row_length=max_seq_length,
+        algorithm=packing,
+        max_per_row=min(MAX_PER_ROW[packing], capacity.sequences),
+    )
+    sizes = np.diff(offsets)
+    by_size = np.argsort(-sizes, kind="stable")
+
+    def owners(num_bins: int) -> Ints:
+        bin_of_row = np.empty_like(sizes)
+        bin_of_row[by_size] = _snake(np.arange(len(sizes)), num_bins)
+        owner = np.empty_like(lengths)
+        owner[indices] = np.repeat(bin_of_row, sizes)
+        return owner
+
+    least = -(-len(sizes) // (capacity.tokens // max_seq_length))
+    return _deal_to_fewest(owners, least, 1, lengths, predictions, capacity)
+
+
+def _snake(turns: Ints, size: int) -> Ints:
+    """Who has each of these turns, when `size` take turns there and back again."""
+    round_number, place = np.divmod(turns, size)
+    return np.where(round_number % 2, size - 1 - place, place)
+
+
+def _deal_to_fewest(
+    owners: Callable[[int], Ints], least: int, step: int, lengths: Ints, predictions: Ints, capacity: Capacity
+) -> list[Ints]:
+    """The bins of `owners`, which gives each example's bin, for the fewest bins that stay within their capacity.
+
+    There are at least `least` of them, and a multiple of `step`.
+    """
+    least = max(least, -(-int(lengths.sum()) // capacity.tokens), -(-len(lengths) // capacity.sequences))
+    num_bins = -(-least // step) * step
+    while True:
+        owner = owners(num_bins)
+        if (
+            np.bincount(owner, lengths).max() <= capacity.tokens
+            and np.bincount(owner).max() <= capacity.sequences
+            and np.bincount(owner, predictions).max() <= capacity.predictions
+        ):
+            by_bin = np.argsort(owner, kind="stable")
+            bins = np.split(by_bin, np.cumsum(np.bincount(owner))[:-1])
+            return [members for members in bins if len(members)]
+        num_bins += step
+
+
 # --- layouts ----------------------------------------------------------------------------------------
 
 
@@ -186,7 +282,26 @@ class Policy:
         return shape.sequences * (2 if self.pads_each else 1) + junk
 
 
-POLICIES = {
-    "budget": Policy(deal_budget, lay_out_budget, pads_each=False),
-    "padded": Policy(deal_padded, lay_out_padded, pads_each=True),
-}
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def choose_policy(name: PolicyName, *, group_size: int = 0, packing: Algorithm = "lpfhp") -> Policy:
+    """The policy of this name; `group_size` is exchange's, `packing` is packed's."""
+    if name == "padded":
+        return Policy(deal_padded, lay_out_padded, pads_each=True)
+    deals: dict[str, Callable[[Ints, Ints, Capacity, int], list[Ints]]] = {
+        "budget": deal_budget,
+        "bins": deal_bins,
+        "exchange": partial(deal_exchange, group_size=group_size),
+        "packed": partial(deal_packed, packing=packing),
+    }
+    return Policy(deals[name], lay_out_budget, pads_each=False)
+
+
+def check_groups(group_size: int, ranks: int, option: str = "--batch.group_size") -> None:
+    """Refuse groups of ranks that do not come out even."""
+    if group_size and ranks % group_size:
+        raise AgreedError(
+            f"{option} {group_size} does not divide the number of ranks, which is {ranks}; take a divisor of it, "
+            "or 0 to deal over all"
+        )

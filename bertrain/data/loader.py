@@ -1,20 +1,21 @@
-"""Shards to batches: the steps of a run, dealt into bins, masked, laid out, made ready ahead of time."""
+"""Examples to batches: the steps of a run, dealt into bins, masked, laid out, made ready ahead of time."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bertrain.config import Settings
 from bertrain.data.batch import IGNORED, Batch
-from bertrain.data.batching import POLICIES, Capacity, capacity_for, step_by_sequences, step_by_tokens
+from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
-from bertrain.data.shards import Shards
+from bertrain.data.source import DataSource
 from bertrain.errors import UserError
 from bertrain.seeds import derive
 
@@ -42,15 +43,17 @@ class Step:
 
 
 class Loader:
-    """Makes the steps of a run from shards. It is told its rank; it asks nobody."""
+    """Makes the steps of a run from a data set. It is told its rank; it asks nobody."""
 
     def __init__(
-        self, shards: Shards, settings: Settings, *, rank: int = 0, world: int = 1, pin_memory: bool = False
+        self, shards: DataSource, settings: Settings, *, rank: int = 0, world: int = 1, pin_memory: bool = False
     ) -> None:
         check_data(shards, settings)
         self.shards, self.rank, self.world, self._pin_memory = shards, rank, world, pin_memory
         self._settings = settings
-        self._policy = POLICIES[settings.batch.policy]
+        self._policy = choose_policy(
+            settings.batch.policy, group_size=settings.batch.group_size, packing=settings.batch.packing
+        )
         self._max_seq_length = settings.data.max_seq_length
         words = shards.vocabulary
         self._pad_id = words.id_of("[PAD]")
@@ -70,14 +73,20 @@ class Loader:
             max_predictions=settings.data.max_predictions,
             mask_probability=settings.data.mask_probability,
         )
+        if shards.predictions is not None:
+            room = room_for_static_masks(shards.lengths, shards.predictions, self.capacity)
+            self.capacity = replace(self.capacity, predictions=room)
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example stands at `position` of the endless order."""
         batch, seed = self._settings.batch, self._settings.train.seed
+        part = training_rows(self.shards, self._settings)
         if batch.sequences:
-            epochs, rows = step_by_sequences(position, batch.sequences, len(self.shards), seed)
+            epochs, rows = step_by_sequences(position, batch.sequences, len(part), seed)
         else:
-            epochs, rows = step_by_tokens(position, batch.tokens, self.shards.lengths, self._mean_length, seed)
+            lengths_of_part = self.shards.lengths[part.start : part.stop]
+            epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
+        rows += part.start
         mask_keys = np.zeros(len(rows), dtype=np.uint64)
         for epoch in np.unique(epochs):
             mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
@@ -148,6 +157,8 @@ class Loader:
     def _sizes(self, rows: Ints) -> tuple[Ints, Ints]:
         """Length and number of predictions of each row."""
         lengths = self.shards.lengths[rows].astype(np.int64)
+        if self.shards.predictions is not None:
+            return lengths, self.shards.predictions[rows].astype(np.int64)
         return lengths, count_predictions(lengths, self._rules.max_predictions, self._rules.probability)
 
     def _batch(self, rows: Ints, mask_keys: np.ndarray, dropout_seed: int) -> Batch:
@@ -158,16 +169,19 @@ class Loader:
 
         ends = np.cumsum(lengths)
         packed_starts = ends - lengths  # where each example begins when nothing lies between them
-        masked, chosen, labels = mask_tokens(
-            self.shards.gather(rows), packed_starts, lengths, rows, mask_keys, self._rules
-        )
+        block = self.shards.read(rows)
+        if block.masks is None:
+            masked, chosen, labels = mask_tokens(block.tokens, packed_starts, lengths, rows, mask_keys, self._rules)
+        else:
+            masked, labels = block.tokens, block.masks.labels
+            chosen = block.masks.positions + np.repeat(packed_starts, block.masks.counts)
         within = np.arange(len(masked)) - np.repeat(packed_starts, lengths)
         place = within + np.repeat(layout.starts, lengths)
 
         input_ids = np.full(shape.tokens, self._pad_id, dtype=np.int64)
         input_ids[place] = masked
         segment_ids = np.zeros(shape.tokens, dtype=np.int64)
-        segment_ids[place] = within >= np.repeat(self.shards.segment_b(rows), lengths)
+        segment_ids[place] = within >= np.repeat(block.segment_b, lengths)
         boundaries = layout.boundaries
         sequence_lengths = np.diff(boundaries)
         position_ids = np.arange(shape.tokens) - np.repeat(boundaries[:-1], sequence_lengths)
@@ -175,7 +189,7 @@ class Loader:
         cu_seqlens = np.full(num_slots + 1, shape.tokens, dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
         nsp_labels = np.full(num_slots, IGNORED, dtype=np.int64)
-        nsp_labels[layout.slots] = self.shards.is_random(rows)
+        nsp_labels[layout.slots] = block.is_random
         mlm_positions = np.zeros(shape.predictions, dtype=np.int64)
         mlm_positions[: len(chosen)] = place[chosen]
         mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
@@ -199,7 +213,23 @@ class Loader:
         return batch.pin_memory() if self._pin_memory else batch
 
 
-def check_data(shards: Shards, settings: Settings) -> None:
+def room_for_static_masks(
+    lengths: npt.NDArray[np.int32], predictions: npt.NDArray[np.int32], capacity: Capacity
+) -> int:
+    """Predictions that a bin must have room for when the rows bring their own.
+
+    With p the share of tokens predicted in the whole data set, no row has more than p times its length and `excess`
+    beyond; so no bin within the other two capacities can exceed this one, whatever rows it holds.
+    """
+    share = float(predictions.sum(dtype=np.int64)) / float(lengths.sum(dtype=np.int64))
+    most = np.zeros(int(lengths.max()) + 1, dtype=np.int64)  # predictions of any row of each length
+    np.maximum.at(most, lengths, predictions)
+    excess = float((most - share * np.arange(len(most))).max())
+    needed = int(share * capacity.tokens + excess * capacity.sequences) + 1
+    return min(needed, capacity.sequences * max(1, int(predictions.max())))
+
+
+def check_data(shards: DataSource, settings: Settings) -> None:
     """Refuse data that was not made for these settings."""
     words, limit = len(shards.vocabulary.words), settings.data.max_seq_length
     if words != settings.model.vocab_size:
@@ -213,3 +243,18 @@ def check_data(shards: Shards, settings: Settings) -> None:
             f"{shards.folder} holds an example of {longest} tokens, more than data.max_seq_length {limit}; "
             f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
         )
+    if settings.model.nsp and shards.read(np.array([0])).segment_b[0] == shards.lengths[0]:
+        raise UserError(
+            f"{shards.folder} holds examples of one segment (--full-sentences), without a next sentence to tell; "
+            "set --model.nsp false or prepare pairs"
+        )
+
+
+def training_rows(shards: DataSource, settings: Settings) -> range:
+    """The rows that data.slice leaves to train on, of which there must be some."""
+    rows = settings.data.rows(len(shards))
+    if not rows:
+        raise UserError(
+            f"--data.slice {settings.data.slice} leaves no row of the {len(shards)} in {shards.folder}; make it wider"
+        )
+    return rows

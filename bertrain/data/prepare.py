@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import fcntl
+import hashlib
+import json
+import shutil
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertrain.data.examples import Pair, TokenDocument, pairs_of_documents
-from bertrain.data.text import Document, find_inputs, read_documents
-from bertrain.data.tokenizer import Tokenizer, Vocabulary
-from bertrain.data.write import Example, write_shards
+from bertrain.data.choices import Engine, OnError
+from bertrain.data.engines import make_units
+from bertrain.data.shards import SCHEMA_VERSION, VOCABULARY
+from bertrain.data.text import Span, check_readable, find_inputs, plan_units
+from bertrain.data.tokenizer import Vocabulary
+from bertrain.data.units import Plan, Summary, unit_folder
+from bertrain.data.write import Histogram, finish_folder, shard_name
 from bertrain.errors import UserError
+from bertrain.files import refuse_occupied
 
-SENTENCES_PER_CALL = 4096
+UNKNOWN_LIMIT = 0.5  # of all tokens; more says that vocabulary and text do not belong together
+
+Progress = Callable[[int, int], None]
+"""Called with the number of finished units and of all."""
 
 
 def prepare(
@@ -23,65 +37,236 @@ def prepare(
     lower_case: bool = True,
     max_seq_length: int = 512,
     short_seq_prob: float = 0.1,
+    dupe_factor: int = 1,
     seed: int = 12345,
+    full_sentences: bool = False,
+    reference: bool = False,
+    per_file: bool = False,
+    max_predictions: int = 76,
+    masked_lm_prob: float = 0.15,
     rows_per_shard: int = 65536,
+    workers: int = 1,
+    engine: Engine = "local",
+    scheduler: str | None = None,
+    on_error: OnError = "stop",
+    unit_mb: float = 16,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Turn plain text (a sentence per line, a blank line between documents) into unmasked training examples.
+    """Turn plain text (a sentence per line, a blank line between documents) into training examples.
 
-    Returns the manifest of the folder written at `out`. Without `vocab`, BERT's uncased vocabulary is used.
+    Returns the manifest of the folder written at `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples
+    are unmasked pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference
+    script, for all files as one or, `per_file`, for each by itself. The result does not depend on `workers` or
+    `engine`; it does depend on `unit_mb`, since a random B comes from the same stretch of text. An interrupted
+    preparation, called again, goes on where it was. With several workers, a script calls this under
+    `if __name__ == "__main__":`.
     """
+    _check_choices(full_sentences, reference, per_file, workers)
+    _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
+    _check_probabilities(short_seq_prob, masked_lm_prob)
+    vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
+    files, unreadable = _usable(find_inputs(inputs), on_error)
+    out = Path(out)
+    refuse_occupied(out)
+    mode = "reference" if reference else "full-sentences" if full_sentences else "pairs"
+    if mode != "reference":
+        units = plan_units(files, max(1, int(unit_mb * (1 << 20))))
+    elif per_file:
+        units = [[span] for span in map(_whole, files)]
+    else:
+        units = [list(map(_whole, files))]
+    plan = Plan(
+        mode=mode,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        masked_lm_prob=masked_lm_prob,
+        short_seq_prob=short_seq_prob,
+        dupe_factor=dupe_factor,
+        seed=seed,
+        rows_per_shard=rows_per_shard,
+        lower_case=lower_case,
+        on_error=on_error,
+        units=units,
+    )
+    work = _work_folder(out, plan, vocabulary)
+    with _work_in(work, out):
+        _keep_only_usable_units(work, plan)
+        plan.write(work)
+        vocabulary.save(work / VOCABULARY)
+        numbers = [number for number in range(len(units)) if not unit_folder(work, number).is_dir()]
+        report = progress or (lambda done, total: None)
+        report(len(units) - len(numbers), len(units))
+        for made, _ in enumerate(make_units(str(work), numbers, workers, engine, scheduler), start=1):
+            report(len(units) - len(numbers) + made, len(units))
+        summaries = [Summary.read(unit_folder(work, number)) for number in range(len(units))]
+        counts = _total(summary.counts for summary in summaries)
+        try:
+            _check_text(counts, vocab)
+        except UserError:
+            shutil.rmtree(work)  # nobody will go on from here
+            raise
+        description = _describe(plan, files, unreadable, counts)
+        if not reference:
+            description["unit_mb"] = unit_mb
+        if per_file:
+            description["rows_per_input"] = [sum(file["rows"] for file in summary.files) for summary in summaries]
+        return _assemble(work, out, vocabulary, summaries, description)
+
+
+def _check_choices(full_sentences: bool, reference: bool, per_file: bool, workers: int) -> None:
+    if full_sentences and reference:
+        raise UserError("--full-sentences and --reference exclude each other: the reference makes pairs")
+    if per_file and not reference:
+        raise UserError("--per-file belongs to --reference, whose rows depend on which files are taken together")
+    if workers < 1:
+        raise UserError(f"--workers is {workers}; it must be at least 1")
+
+
+def _check_numbers(
+    max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_mb: float
+) -> None:
     if not 8 <= max_seq_length <= 1 << 16:
         raise UserError(f"--max-seq-length is {max_seq_length}; it must be between 8 and 65536")
-    if not 0 <= short_seq_prob <= 1:
-        raise UserError(f"--short-seq-prob is {short_seq_prob}; it is a probability, between 0 and 1")
-    if rows_per_shard < 1:
-        raise UserError(f"--rows-per-shard is {rows_per_shard}; it must be at least 1")
-    vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
-    files = find_inputs(inputs)
-    documents = tokenize_documents(read_documents(files), Tokenizer(vocabulary))
-    pairs = pairs_of_documents(documents, max_seq_length=max_seq_length, short_seq_prob=short_seq_prob, seed=seed)
-    preparation = {
+    if max_predictions < 1:
+        raise UserError(f"--max-predictions is {max_predictions}; it must be at least 1")
+    if not 1 <= dupe_factor < 1 << 16:
+        raise UserError(f"--dupe-factor is {dupe_factor}; it must be between 1 and 65535")
+    most = (1 << 31) // max_seq_length - 1  # a list column of Arrow counts its tokens in 32 bits
+    if not 1 <= rows_per_shard <= most:
+        raise UserError(f"--rows-per-shard is {rows_per_shard}; it must be at least 1 and at the most {most}")
+    if not unit_mb > 0:
+        raise UserError(f"--unit-mb is {unit_mb}; it must be more than 0")
+
+
+def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
+    for option, value in (("--short-seq-prob", short_seq_prob), ("--masked-lm-prob", masked_lm_prob)):
+        if not 0 <= value <= 1:
+            raise UserError(f"{option} is {value}; it is a probability, between 0 and 1")
+
+
+def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path]]:
+    """The files that can be read, and those that cannot, which are an error unless they are to be skipped."""
+    usable, unreadable = [], []
+    for path in files:
+        try:
+            check_readable(path)
+            usable.append(path.resolve())
+        except UserError:
+            if on_error != "skip":
+                raise
+            unreadable.append(path)
+    return usable, unreadable
+
+
+def _whole(path: Path) -> Span:
+    return Span(str(path), 0, path.stat().st_size)
+
+
+def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:
+    if not counts["tokens"]:
+        raise UserError("the input holds no text that makes an example: sentences on lines, documents apart")
+    if counts["unknown_tokens"] > UNKNOWN_LIMIT * counts["tokens"]:
+        share = counts["unknown_tokens"] / counts["tokens"]
+        raise UserError(
+            f"{share:.0%} of the text is not in {vocab or 'the vocabulary'}; it is the vocabulary of another text, or "
+            "--lower-case or --cased is wrong for it"
+        )
+
+
+def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Counter[str]) -> dict[str, Any]:
+    """How the examples were made, for the manifest."""
+    description: dict[str, Any] = {
         "inputs": [file.name for file in files],
-        "max_seq_length": max_seq_length,
-        "short_seq_prob": short_seq_prob,
-        "seed": seed,
+        "mode": plan.mode,
+        "max_seq_length": plan.max_seq_length,
+        "dupe_factor": plan.dupe_factor,
+        "seed": plan.seed,
+        "text": {name: counts[name] for name in sorted(counts)},
     }
-    return write_shards(
-        Path(out),
-        examples_of_pairs(pairs, vocabulary),
-        vocabulary,
-        preparation=preparation,
-        rows_per_shard=rows_per_shard,
-    )
+    if plan.mode != "full-sentences":
+        description["short_seq_prob"] = plan.short_seq_prob
+    if plan.mode == "reference":
+        description |= {"max_predictions": plan.max_predictions, "masked_lm_prob": plan.masked_lm_prob}
+    if unreadable:
+        description["skipped_inputs"] = [file.name for file in unreadable]
+    return description
 
 
-def tokenize_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[TokenDocument]:
-    """Documents of words to documents of numbers, a few thousand sentences to each call of the tokenizer.
-
-    Sentences without a word, and documents without a sentence, are left out.
-    """
-    waiting: list[Document] = []
-    sentences = 0
-    for document in documents:
-        waiting.append(document)
-        sentences += len(document)
-        if sentences >= SENTENCES_PER_CALL:
-            yield from _tokenize(waiting, tokenizer)
-            waiting, sentences = [], 0
-    yield from _tokenize(waiting, tokenizer)
+# --- the folder of work -----------------------------------------------------------------------------
 
 
-def _tokenize(documents: list[Document], tokenizer: Tokenizer) -> Iterator[TokenDocument]:
-    encoded = iter(tokenizer.encode([sentence for document in documents for sentence in document]))
-    for document in documents:
-        sentences = [tokens for tokens in (next(encoded) for _ in document) if tokens]
-        if sentences:
-            yield sentences
+def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
+    """Where the work for this result lies: its name says what it depends on, but for what may change on the way."""
+    sources = {span.path: Path(span.path).stat() for unit in plan.units for span in unit}
+    everything = [
+        vars(plan) | {"on_error": None},
+        vocabulary.hash,
+        [(path, stat.st_size, stat.st_mtime_ns) for path, stat in sources.items()],
+        SCHEMA_VERSION,
+        unicodedata.unidata_version,
+    ]
+    key = hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
+    return out.resolve().parent / f".{out.name}.work-{key}"
 
 
-def examples_of_pairs(pairs: Iterable[Pair], vocabulary: Vocabulary) -> Iterator[Example]:
-    """[CLS] A [SEP] B [SEP] of each pair."""
-    start, separator = [vocabulary.id_of("[CLS]")], [vocabulary.id_of("[SEP]")]
-    for pair in pairs:
-        tokens = start + pair.a + separator + pair.b + separator
-        yield Example(tokens, len(pair.a) + 2, pair.is_random)
+@contextmanager
+def _work_in(work: Path, out: Path) -> Iterator[None]:
+    """Have the folder of work for oneself. It is removed unless it holds finished units of an unfinished whole."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = open(work / "lock", "w")  # noqa: SIM115 - held until the end
+    except OSError as error:
+        raise UserError(f"could not write {out}: {error.strerror or error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another bertrain is preparing {out} just now") from None
+        try:
+            yield
+        except (UserError, OSError) as error:
+            said = f"could not write {out}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+            if next(work.glob("unit-*"), None) is None:
+                shutil.rmtree(work, ignore_errors=True)
+                raise UserError(said) from None
+            raise UserError(f"{said} (what is finished is kept in {work})") from None
+
+
+def _keep_only_usable_units(work: Path, plan: Plan) -> None:
+    """Lines that an earlier call skipped are an error to one that shall stop at them."""
+    for folder in work.glob(".unit-*"):  # left by workers that were killed
+        shutil.rmtree(folder, ignore_errors=True)
+    if plan.on_error == "stop":
+        for folder in work.glob("unit-*"):
+            if Summary.read(folder).counts["lines_skipped"]:
+                shutil.rmtree(folder)
+
+
+def _total(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+    total: Counter[Any] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _assemble(
+    work: Path, out: Path, vocabulary: Vocabulary, summaries: list[Summary], description: dict[str, Any]
+) -> dict[str, Any]:
+    """Number the shards of all units, and make their folder the result. Killed on any line, it can be done again."""
+    whole = work / "whole"
+    whole.mkdir(exist_ok=True)
+    files: list[dict[str, Any]] = []
+    histogram: Histogram = _total(summary.histogram for summary in summaries)
+    for number, summary in enumerate(summaries):
+        for file in summary.files:
+            name = shard_name(len(files))
+            if not (whole / name).exists():
+                (unit_folder(work, number) / file["name"]).rename(whole / name)
+            files.append(file | {"name": name})
+    has_masks = description["mode"] == "reference"
+    manifest = finish_folder(whole, vocabulary, files, histogram, has_masks=has_masks, preparation=description)
+    if out.exists():
+        out.rmdir()
+    whole.rename(out)
+    shutil.rmtree(work, ignore_errors=True)
+    return manifest

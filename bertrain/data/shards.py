@@ -18,6 +18,7 @@ the masked ones, and two columns more say what stood there:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bertrain.data.block import Block, Masks
 from bertrain.data.masking import Ints
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
@@ -36,27 +38,54 @@ MANIFEST = "manifest.json"
 VOCABULARY = "vocab.txt"
 
 
+class ListColumn:
+    """A column of lists over all shards of a folder, mapped from disk."""
+
+    def __init__(self, arrays: list[pa.ListArray]) -> None:
+        self._values: list[npt.NDArray[Any]] = [array.values.to_numpy() for array in arrays]
+        self._offsets: list[npt.NDArray[np.int32]] = [array.offsets.to_numpy() for array in arrays]
+        self._first_row = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])
+        self.counts: npt.NDArray[np.int32] = np.concatenate([np.diff(offsets) for offsets in self._offsets])
+
+    def gather(self, rows: Ints) -> Ints:
+        """The values of `rows`, one row after another."""
+        out = np.empty(int(self.counts[rows].sum()), dtype=np.int64)
+        shard_numbers = np.searchsorted(self._first_row, rows, side="right") - 1
+        position = 0
+        for row, shard in zip(rows.tolist(), shard_numbers.tolist(), strict=True):
+            offsets = self._offsets[shard]
+            local = row - self._first_row[shard]
+            begin, end = offsets[local], offsets[local + 1]
+            out[position : position + end - begin] = self._values[shard][begin:end]
+            position += end - begin
+        return out
+
+
 class Shards:
     """A prepared folder, open for reading: lengths of all rows in memory, the tokens mapped from disk."""
 
+    layout = "arrow"
+
     def __init__(self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
-        self._values: list[npt.NDArray[Any]] = []
-        self._offsets: list[npt.NDArray[np.int32]] = []
-        segment_b, is_random = [], []
-        for file in manifest["files"]:
-            tokens, shard_segment_b, shard_is_random = _open_shard(folder / file["name"])
-            self._values.append(tokens.values.to_numpy())
-            self._offsets.append(tokens.offsets.to_numpy())
-            segment_b.append(shard_segment_b)
-            is_random.append(shard_is_random)
-        rows = [len(offsets) - 1 for offsets in self._offsets]
-        if sum(rows) != manifest["rows"]:
-            raise UserError(f"{folder} holds {sum(rows)} rows where its manifest says {manifest['rows']}")
-        self._first_row = np.concatenate([[0], np.cumsum(rows)])
-        self.lengths: npt.NDArray[np.int32] = np.concatenate([np.diff(offsets) for offsets in self._offsets])
-        self._segment_b = np.concatenate(segment_b)
-        self._is_random = np.concatenate(is_random)
+        batches = [_open_shard(folder / file["name"]) for file in manifest["files"]]
+        self._tokens = ListColumn([batch.column("tokens") for batch in batches])
+        self.lengths = self._tokens.counts
+        if len(self.lengths) != manifest["rows"]:
+            raise UserError(f"{folder} holds {len(self.lengths)} rows where its manifest says {manifest['rows']}")
+        self._segment_b = np.concatenate([batch.column("segment_b").to_numpy() for batch in batches])
+        self._is_random = np.concatenate(
+            [batch.column("is_random").to_numpy(zero_copy_only=False) for batch in batches]
+        )
+        self.predictions: npt.NDArray[np.int32] | None = None
+        """Predictions of each row where masks are static; None where they are drawn at load."""
+        if manifest["masks"] == "static":
+            self._mlm_positions = ListColumn([batch.column("mlm_positions") for batch in batches])
+            self._mlm_labels = ListColumn([batch.column("mlm_labels") for batch in batches])
+            self.predictions = self._mlm_positions.counts
+            unequal = np.flatnonzero(self.predictions != self._mlm_labels.counts)
+            if len(unequal):
+                raise UserError(f"row {unequal[0]} of {folder} has more masked positions than labels, or fewer")
 
     @staticmethod
     def open(folder: str | Path, *, verify: str = "hash") -> Shards:
@@ -86,18 +115,39 @@ class Shards:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def gather(self, rows: Ints) -> npt.NDArray[np.int64]:
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest, which names the hash of every shard: the data's identity."""
+        return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
+
+    @property
+    def max_seq_length(self) -> int:
+        """The longest example it was prepared for, or its longest one."""
+        return int(self.manifest["preparation"].get("max_seq_length") or self.lengths.max())
+
+    @property
+    def max_predictions(self) -> int:
+        """The most predictions a row was prepared for, or has; 0 where masks are drawn at load."""
+        if self.predictions is None:
+            return 0
+        return int(self.manifest["preparation"].get("max_predictions") or self.predictions.max())
+
+    @property
+    def num_files(self) -> int:
+        return len(self.manifest["files"])
+
+    def read(self, rows: Ints) -> Block:
+        """The examples of `rows`, in that order."""
+        masks = None
+        if self.predictions is not None:
+            counts = self.predictions[rows].astype(np.int64)
+            masks = Masks(counts, self._mlm_positions.gather(rows), self._mlm_labels.gather(rows))
+        lengths = self.lengths[rows].astype(np.int64)
+        return Block(self.gather(rows), lengths, self.segment_b(rows), self.is_random(rows), masks)
+
+    def gather(self, rows: Ints) -> Ints:
         """The tokens of `rows`, one after another."""
-        out = np.empty(int(self.lengths[rows].sum()), dtype=np.int64)
-        shard_numbers = np.searchsorted(self._first_row, rows, side="right") - 1
-        position = 0
-        for row, shard in zip(rows.tolist(), shard_numbers.tolist(), strict=True):
-            offsets = self._offsets[shard]
-            local = row - self._first_row[shard]
-            begin, end = offsets[local], offsets[local + 1]
-            out[position : position + end - begin] = self._values[shard][begin:end]
-            position += end - begin
-        return out
+        return self._tokens.gather(rows)
 
     def segment_b(self, rows: Ints) -> Ints:
         """Where segment B begins in each of `rows`."""
@@ -119,14 +169,9 @@ def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
         raise UserError(f"the shard {path} is damaged: its SHA-256 is not the manifest's; prepare the data again")
 
 
-def _open_shard(path: Path) -> tuple[pa.ListArray, npt.NDArray[Any], npt.NDArray[Any]]:
+def _open_shard(path: Path) -> pa.RecordBatch:
     try:
         with pa.memory_map(str(path)) as source:
-            batch = pa.ipc.open_file(source).get_batch(0)
+            return pa.ipc.open_file(source).get_batch(0)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"the shard {path} cannot be read: {error}") from None
-    return (
-        batch.column("tokens"),
-        batch.column("segment_b").to_numpy(),
-        batch.column("is_random").to_numpy(zero_copy_only=False),
-    )

@@ -1,13 +1,38 @@
-"""Plain text to documents: one sentence per line, a blank line between documents."""
+"""Plain text to lines and documents: one sentence per line, a blank line between documents.
+
+A line ends at a newline; bytes that are not UTF-8 are left out, as in BERT's reference. Large input is cut into
+units: stretches of whole documents that processes work on apart. Where the cuts lie depends on the text alone.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
+from bertrain.data.choices import OnError
 from bertrain.errors import UserError
 
 Document = list[str]
+
+LONGEST_LINE = 4 << 20  # in bytes; a sentence of four million letters is a mistake
+LONGEST_DOCUMENT = 4  # in units; what is longer is cut at a line's end, so that memory stays bounded
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
+
+
+class Span(NamedTuple):
+    """A stretch of a file, in bytes, from the beginning of a line to the end of one."""
+
+    path: str
+    start: int
+    stop: int
 
 
 def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
@@ -26,11 +51,24 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
     return files
 
 
+def check_readable(path: Path) -> None:
+    """Refuse a file that cannot be read, or that is no plain text."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    for magic, name in COMPRESSED.items():
+        if head.startswith(magic):
+            raise UserError(f"{path} is compressed ({name}); unpack it first, or let `bertrain data extract` read it")
+
+
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
     """Each document as its list of non-empty sentences. The end of a file ends a document."""
     for path in files:
+        check_readable(path)
         document: Document = []
-        for line in _lines(path):
+        for line in read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop"):
             sentence = line.strip()
             if sentence:
                 document.append(sentence)
@@ -41,10 +79,107 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
             yield document
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(
+    span: Span, counts: Counter[str], *, on_error: OnError, drop_carriage_returns: bool = False
+) -> Iterator[str]:
+    """The lines of a span without their newlines.
+
+    A line that is too long to be one is an error, or with `on_error="skip"` left out; `counts` counts those, and the
+    lines that are not all UTF-8. BERT's reference, on TensorFlow's file reader, drops carriage returns wherever they
+    stand.
+    """
     try:
-        # Bytes that are not UTF-8 become U+FFFD, which BERT's text cleaning then drops.
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
-            yield from lines
+        with open(span.path, "rb") as file:
+            position = file.seek(span.start)
+            while position < span.stop:
+                raw = file.readline(LONGEST_LINE + 1)
+                if not raw:
+                    raise UserError(f"{span.path} has become shorter while it was read; begin again when it is at rest")
+                position += len(raw)
+                if len(raw) > LONGEST_LINE:
+                    length = len(raw) + _skip_line(file)
+                    if on_error != "skip":
+                        number = _line_number(span.path, position - len(raw))
+                        raise UserError(
+                            f"line {number} of {span.path} is {length:,} bytes long; put a sentence on each line, or "
+                            "leave such lines out with --on-error skip"
+                        )
+                    position = file.tell()
+                    counts["lines_skipped"] += 1
+                    continue
+                if drop_carriage_returns:
+                    raw = raw.replace(b"\r", b"")
+                try:
+                    line = raw.decode()
+                except UnicodeDecodeError:
+                    line = raw.decode(errors="ignore")
+                    counts["lines_not_utf8"] += 1
+                if line:  # what is left of a last line without its newline may be nothing
+                    yield line.removesuffix("\n")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError(f"cannot read {span.path}: {error.strerror or error}") from None
+
+
+def _skip_line(file: BinaryIO) -> int:
+    """Read on to the end of a line; returns how many bytes that took."""
+    skipped = 0
+    while True:
+        raw = file.readline(LONGEST_LINE)
+        skipped += len(raw)
+        if not raw or raw.endswith(b"\n"):
+            return skipped
+
+
+def _line_number(path: str, position: int) -> int:
+    number = 1
+    with open(path, "rb") as file:
+        while position > 0:
+            block = file.read(min(position, 1 << 20))
+            number += block.count(b"\n")
+            position -= len(block)
+    return number
+
+
+def plan_units(files: Iterable[Path], unit_bytes: int) -> list[list[Span]]:
+    """Cut files into units of about `unit_bytes`, at the ends of documents; small files share a unit."""
+    units: list[list[Span]] = [[]]
+    filled = 0
+    for path in files:
+        for span in _cut(path, unit_bytes):
+            if filled >= unit_bytes:
+                units.append([])
+                filled = 0
+            units[-1].append(span)
+            filled += span.stop - span.start
+    if len(units) > 1 and filled < unit_bytes // 2:
+        rest = units.pop()
+        units[-1] += rest
+    return units
+
+
+def _cut(path: Path, unit_bytes: int) -> Iterator[Span]:
+    size = path.stat().st_size
+    start = 0
+    with open(path, "rb") as file:
+        while start < size:
+            stop = size
+            if size - start > unit_bytes * 3 // 2:
+                stop = _end_of_document(file, start + unit_bytes, start + LONGEST_DOCUMENT * unit_bytes)
+            yield Span(str(path), start, stop)
+            start = stop
+
+
+def _end_of_document(file: BinaryIO, position: int, limit: int) -> int:
+    """Where the first document ends that reaches `position`, or the line that reaches `limit` if that comes first."""
+    file.seek(position - 1)
+    line = file.readline(LONGEST_LINE)  # the rest of the line that reaches the position
+    position += len(line) - 1
+    while line:
+        ended = line.endswith(b"\n")
+        if ended and position >= limit:
+            break
+        line = file.readline(LONGEST_LINE)
+        position += len(line)
+        if ended and not line.decode(errors="ignore").strip():
+            break
+    return position

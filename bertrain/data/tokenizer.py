@@ -1,9 +1,12 @@
-"""Words to numbers: BERT's WordPiece vocabulary and tokenizer (Hugging Face tokenizers)."""
+"""Words to numbers: BERT's WordPiece vocabulary, its exact tokenizer, and the training of a new vocabulary."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+import unicodedata
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,11 +15,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.data.text import find_inputs
+from bertrain.data.text import find_inputs, read_documents
 from bertrain.errors import UserError
+from bertrain.files import write_atomically
 
 CONTINUATION = "##"
 SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LONGEST_WORD = 200  # in characters; a longer one is [UNK]
+CACHED_WORDS = 500_000  # about 100 MB; then the cache begins anew
+ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: letters and digits, and single signs
+IDEOGRAPHS = (
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0x2F800, 0x2FA1F),
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,11 @@ class Vocabulary:
         text = "\n".join(self.words) + f"\nlower_case={self.lower_case}"
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smaller of the two types that words have on disk, if it holds them all."""
+        return np.dtype(np.uint16 if len(self.words) <= 1 << 16 else np.uint32)
+
     def id_of(self, word: str) -> int:
         return self.words.index(word)
 
@@ -41,7 +63,7 @@ class Vocabulary:
         return np.array([word.startswith(CONTINUATION) for word in self.words])
 
     def save(self, path: Path) -> None:
-        path.write_text("\n".join(self.words) + "\n", encoding="utf-8")
+        write_atomically(path, "\n".join(self.words) + "\n")
 
     @staticmethod
     def load(path: str | Path | None = None, *, lower_case: bool = True) -> Vocabulary:
@@ -67,19 +89,120 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """Sentences to WordPiece numbers, many at a time."""
+    """Sentences to WordPiece numbers, exactly as Google's BERT makes them, at the price of a look-up a word.
+
+    Whatever stands between two spaces of the cleaned text is tokenized by itself, so it is tokenized once and kept.
+    Character classes are those of the running Python's Unicode tables.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._pipeline = build_pipeline(vocabulary)
+        numbers = {word: number for number, word in enumerate(vocabulary.words)}
+        self.dtype = vocabulary.dtype
+        self._clean = _CharacterTable(_cleaned)
+        self._pieces = _Pieces(numbers, self.dtype)
+        self._words = _Words(self._pieces, lower_case=vocabulary.lower_case)
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         """The word-piece numbers of each sentence, without [CLS] and [SEP]."""
-        encoded = self._pipeline.encode_batch_fast(sentences, add_special_tokens=False)
-        return [sentence.ids for sentence in encoded]
+        return [np.frombuffer(self.encode_raw(sentence), self.dtype).tolist() for sentence in sentences]
+
+    def encode_raw(self, sentence: str) -> bytes:
+        """The word-piece numbers of a sentence as they lie in an array of `dtype`."""
+        if not (sentence.isascii() and sentence.isprintable()):
+            sentence = sentence.translate(self._clean)
+        encoded = b"".join(map(self._words.__getitem__, sentence.split()))
+        if len(self._words) > CACHED_WORDS:
+            self._words.clear()
+        if len(self._pieces) > CACHED_WORDS:
+            self._pieces.clear()
+        return encoded
+
+
+class _CharacterTable(dict[int, int | str | None]):
+    """A table for str.translate that asks `rule` about each character it meets for the first time."""
+
+    def __init__(self, rule: Callable[[str], int | str | None]) -> None:
+        self._rule = rule
+
+    def __missing__(self, code: int) -> int | str | None:
+        self[code] = value = self._rule(chr(code))
+        return value
+
+
+class _Words(dict[str, bytes]):
+    """What stands between two spaces -> the numbers of its pieces: folded, split at punctuation, looked up."""
+
+    def __init__(self, pieces: _Pieces, *, lower_case: bool) -> None:
+        self._pieces, self._lower_case = pieces, lower_case
+        self._split = _CharacterTable(_unaccented_and_split if lower_case else _split_at_punctuation)
+
+    def __missing__(self, word: str) -> bytes:
+        # str.lower looks at neighbours (a final sigma), so it must see the word before punctuation is split off.
+        folded = word.lower() if self._lower_case else word
+        if folded.isascii():
+            parts = ASCII_PARTS(folded)  # the same as below, faster
+        elif self._lower_case:
+            parts = unicodedata.normalize("NFD", folded).translate(self._split).split()
+        else:
+            parts = folded.translate(self._split).split()
+        self[word] = encoded = b"".join(map(self._pieces.__getitem__, parts))
+        return encoded
+
+
+class _Pieces(dict[str, bytes]):
+    """A word without punctuation -> the numbers of its pieces: the longest in the vocabulary first, each time."""
+
+    def __init__(self, numbers: dict[str, int], dtype: np.dtype[Any]) -> None:
+        self._numbers, self._typecode = numbers, dtype.char
+        self._longest = max(map(len, numbers))
+
+    def __missing__(self, word: str) -> bytes:
+        self[word] = encoded = array(self._typecode, self._greedy(word)).tobytes()
+        return encoded
+
+    def _greedy(self, word: str) -> list[int]:
+        numbers, unknown = self._numbers, [self._numbers["[UNK]"]]
+        if len(word) > LONGEST_WORD:
+            return unknown
+        found: list[int] = []
+        rest, least = word, 0
+        while len(rest) > least:
+            for stop in range(min(len(rest), self._longest), least, -1):
+                if (number := numbers.get(rest[:stop])) is not None:
+                    break
+            else:
+                return unknown
+            found.append(number)
+            rest, least = CONTINUATION + rest[stop:], len(CONTINUATION)
+        return found
+
+
+def _cleaned(character: str) -> int | str | None:
+    """Controls and U+FFFD fall away, ideographs stand alone; str.split sees to every kind of space."""
+    code = ord(character)
+    if character in "\t\n\r":
+        return code
+    if code in (0, 0xFFFD) or unicodedata.category(character) in ("Cc", "Cf"):
+        return None
+    return f" {character} " if any(first <= code <= last for first, last in IDEOGRAPHS) else code
+
+
+def _split_at_punctuation(character: str) -> int | str | None:
+    """Punctuation, and whatever else of ASCII is neither letter, digit nor control, stands alone."""
+    is_sign = "!" <= character <= "~" and not character.isalnum()
+    return f" {character} " if is_sign or unicodedata.category(character)[0] == "P" else ord(character)
+
+
+def _unaccented_and_split(character: str) -> int | str | None:
+    """The same for decomposed text, less the accents."""
+    return None if unicodedata.category(character) == "Mn" else _split_at_punctuation(character)
 
 
 def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
     """BERT's normaliser, splitter and WordPiece model as Hugging Face tokenizers has them.
+
+    It differs from `Tokenizer` in corners (a final sigma, private-use characters, some ideographs, newer signs); it
+    trains vocabularies and goes with exported weights.
 
     `for_models` adds what a model's user expects and training data must not have: special words are recognised in
     the text, [CLS] and [SEP] are put around it.
@@ -104,21 +227,57 @@ def train_vocabulary(
     inputs: Iterable[str | Path], out: str | Path, *, size: int = 30522, lower_case: bool = True
 ) -> Vocabulary:
     """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line."""
-    from tokenizers import trainers
-
     if size < 100:
         raise UserError(f"--size is {size}; a vocabulary has at least 100 words")
-    files = find_inputs(inputs)
-    pipeline = build_pipeline(Vocabulary(SPECIAL_WORDS, lower_case))
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL_WORDS), continuing_subword_prefix=CONTINUATION, show_progress=False
-    )
-    pipeline.train([str(file) for file in files], trainer)
-    numbers = pipeline.get_vocab()
+    files, out = find_inputs(inputs), Path(out)
+    if not out.parent.is_dir():
+        raise UserError(
+            f"there is no folder {out.parent} to write the vocabulary into; make it or choose another --out"
+        )
+    # The library numbers characters within words (##a) in the order of a hash table, which differs from process to
+    # process, and joins the smaller numbers first where pairs are equally frequent. So they are numbered beforehand.
+    characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
+    alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
+    numbers = _train(_sentences(files), size, alphabet, lower_case)
     if len(numbers) < size:
         raise UserError(
             f"the text has only {len(numbers)} word pieces to offer; ask for a smaller --size or give more text"
         )
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
-    vocabulary.save(Path(out))
+    try:
+        vocabulary.save(out)
+    except OSError as error:
+        raise UserError(f"could not write {out}: {error.strerror or error}") from None
     return vocabulary
+
+
+def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case: bool) -> dict[str, int]:
+    """Number of each word of a new vocabulary: special words, `alphabet`, other characters, and joined ones."""
+    from tokenizers import trainers
+
+    pipeline = build_pipeline(Vocabulary(SPECIAL_WORDS, lower_case))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=[*SPECIAL_WORDS, *alphabet],
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    pipeline.train_from_iterator(sentences, trainer)
+    return dict(pipeline.get_vocab())
+
+
+def _distinct_words(files: list[Path]) -> Iterator[str]:
+    """What stands between two spaces, each but a few times; enough to see which characters there are, and where."""
+    seen: set[str] = set()
+    for sentence in _sentences(files):
+        new = set(sentence.split(" ")) - seen
+        if new:
+            seen |= new
+            yield " ".join(new)
+        if len(seen) > CACHED_WORDS:
+            seen.clear()
+
+
+def _sentences(files: list[Path]) -> Iterator[str]:
+    for document in read_documents(files):
+        yield from document

@@ -6,17 +6,26 @@ The folder is written under another name beside its place and renamed when it is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from bertrain.data.assembly import in_batches
+from bertrain.data.block import Block, Masks, Values
+from bertrain.data.masking import Ints
 from bertrain.data.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
-from bertrain.files import file_digest, new_folder, refuse_occupied
+from bertrain.files import file_digest, new_folder, refuse_occupied, write_atomically
+
+MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow counts them in 32 bits
+Histogram = Counter[int]
 
 
 @dataclass(frozen=True)
@@ -41,42 +50,42 @@ def write_shards(
     preparation: dict[str, Any],
     rows_per_shard: int,
 ) -> dict[str, Any]:
-    """Write a prepared folder and return its manifest; `preparation` records how the examples were made."""
+    """Write a prepared folder of single examples and return its manifest; see `write_blocks`."""
+    blocks = (block_of_examples(batch) for batch in in_batches(examples, rows_per_shard))
+    return write_blocks(out, blocks, vocabulary, preparation=preparation)
+
+
+def write_blocks(
+    out: Path, blocks: Iterable[Block], vocabulary: Vocabulary, *, preparation: dict[str, Any]
+) -> dict[str, Any]:
+    """Write a prepared folder, a file for each block, and return its manifest.
+
+    `preparation` records how the examples were made.
+    """
     refuse_occupied(out)
     with new_folder(out) as folder:
-        return _write_into(folder, examples, vocabulary, preparation, rows_per_shard)
+        files: list[dict[str, Any]] = []
+        histogram: Histogram = Counter()
+        has_masks = False
+        for block in blocks:
+            has_masks = block.masks is not None
+            files.append(write_shard(folder / shard_name(len(files)), narrow(block, vocabulary)))
+            histogram += histogram_of(block)
+        return finish_folder(folder, vocabulary, files, histogram, has_masks=has_masks, preparation=preparation)
 
 
-def _write_into(
+def finish_folder(
     folder: Path,
-    examples: Iterable[Example],
     vocabulary: Vocabulary,
+    files: list[dict[str, Any]],
+    histogram: Histogram,
+    *,
+    has_masks: bool,
     preparation: dict[str, Any],
-    rows_per_shard: int,
 ) -> dict[str, Any]:
-    token_type = pa.uint16() if len(vocabulary.words) <= 1 << 16 else pa.uint32()
-    histogram: dict[int, int] = {}
-    files: list[dict[str, Any]] = []
-    waiting: list[Example] = []
-
-    def flush() -> None:
-        path = folder / f"shard-{len(files):05d}.arrow"
-        _write_shard(path, waiting, token_type)
-        size, digest = file_digest(path)
-        files.append({"name": path.name, "rows": len(waiting), "bytes": size, "sha256": digest})
-        waiting.clear()
-
-    has_masks = False
-    for example in examples:
-        has_masks = example.mlm_positions is not None
-        histogram[len(example.tokens)] = histogram.get(len(example.tokens), 0) + 1
-        waiting.append(example)
-        if len(waiting) == rows_per_shard:
-            flush()
-    if waiting:
-        flush()
+    """Write the vocabulary and the manifest of a folder whose shards are written; returns the manifest."""
     if not files:
-        raise UserError("the input holds no text that makes an example: sentences on lines, documents apart")
+        raise UserError(f"there is no example to write into {folder}")
     vocabulary.save(folder / VOCABULARY)
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -92,19 +101,68 @@ def _write_into(
         "length_histogram": {str(length): histogram[length] for length in sorted(histogram)},
         "files": files,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
-def _write_shard(path: Path, rows: list[Example], token_type: pa.DataType) -> None:
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.arrow"
+
+
+def histogram_of(block: Block) -> Histogram:
+    """How many examples there are of each length."""
+    lengths, counts = np.unique(block.lengths, return_counts=True)
+    return Counter(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
+
+
+def block_of_examples(examples: Sequence[Example]) -> Block:
+    """Single examples in flat arrays; all of them with masks, or none."""
+    tokens, lengths = _flatten([example.tokens for example in examples])
+    masks = None
+    if examples[0].mlm_positions is not None:
+        positions, counts = _flatten([example.mlm_positions or [] for example in examples])
+        masks = Masks(counts, positions, _flatten([example.mlm_labels or [] for example in examples])[0])
+    return Block(
+        tokens,
+        lengths,
+        np.array([example.segment_b for example in examples]),
+        np.array([example.is_random for example in examples]),
+        masks,
+    )
+
+
+def _flatten(lists: list[list[int]]) -> tuple[Ints, Ints]:
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    return np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum())), lengths
+
+
+def narrow(block: Block, vocabulary: Vocabulary) -> Block:
+    """The same block with tokens, positions and labels of the type they have on disk."""
+    dtype = vocabulary.dtype
+    masks = block.masks
+    if masks is not None:
+        masks = Masks(masks.counts, masks.positions.astype(dtype), masks.labels.astype(dtype))
+    return Block(block.tokens.astype(dtype), block.lengths, block.segment_b, block.is_random, masks)
+
+
+def write_shard(path: Path, block: Block) -> dict[str, Any]:
+    """Write one Arrow file of a narrow block; returns what the manifest says of it."""
     columns = {
-        "tokens": pa.array([row.tokens for row in rows], pa.list_(token_type)),
-        "segment_b": pa.array([row.segment_b for row in rows], pa.uint32()),
-        "is_random": pa.array([row.is_random for row in rows], pa.bool_()),
+        "tokens": _list_column(path, block.tokens, block.offsets),
+        "segment_b": pa.array(block.segment_b.astype(np.uint32)),
+        "is_random": pa.array(block.is_random.astype(np.bool_)),
     }
-    if rows[0].mlm_positions is not None:
-        columns["mlm_positions"] = pa.array([row.mlm_positions for row in rows], pa.list_(token_type))
-        columns["mlm_labels"] = pa.array([row.mlm_labels for row in rows], pa.list_(token_type))
+    if block.masks is not None:
+        columns["mlm_positions"] = _list_column(path, block.masks.positions, block.masks.offsets)
+        columns["mlm_labels"] = _list_column(path, block.masks.labels, block.masks.offsets)
     table = pa.record_batch(columns)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_batch(table)
+    size, digest = file_digest(path)
+    return {"name": path.name, "rows": len(block), "bytes": size, "sha256": digest}
+
+
+def _list_column(path: Path, values: Values, offsets: Ints) -> pa.ListArray:
+    if offsets[-1] > MOST_VALUES:
+        raise UserError(f"{path.name} would hold {offsets[-1]:,} tokens, more than Arrow counts; write more shards")
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))

@@ -71,10 +71,18 @@ def read(folder: Path, name: str) -> History:
 
 def read_lengths(run: Run) -> dict[int, int] | None:
     """The length histogram of the data the run was trained on, if that very data is still where it was."""
-    manifest = _text(run.data / MANIFEST)
-    if hashlib.sha256(manifest.encode()).hexdigest() != run.data_fingerprint:
+    if (run.data / MANIFEST).is_file():
+        manifest = _text(run.data / MANIFEST)
+        if hashlib.sha256(manifest.encode()).hexdigest() != run.data_fingerprint:
+            return None
+        return {int(length): count for length, count in json.loads(manifest)["length_histogram"].items()}
+    from bertrain.data.index import lengths_if_unchanged
+
+    lengths = lengths_if_unchanged(run.data, run.vocabulary_hash, run.data_fingerprint)
+    if lengths is None:
         return None
-    return {int(length): count for length, count in json.loads(manifest)["length_histogram"].items()}
+    found, counts = np.unique(lengths, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def count_parameters(settings: Settings) -> int:

@@ -73,7 +73,7 @@ def points(history: History, field: str) -> Floats:
 
 def plot_curve(curve: Curve, histories: Sequence[History]) -> str:
     """The figure of one number, or nothing if no run has it."""
-    figure, axes = _axes("step", curve.show)
+    figure, axes = blank_axes("step", curve.show)
     spans = []
     for number, history in enumerate(histories):
         values = points(history, curve.field)
@@ -85,10 +85,10 @@ def plot_curve(curve: Curve, histories: Sequence[History]) -> str:
         return ""
     lowest, highest = axes.dataLim.intervaly
     if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
-        _use_logarithm(axes, curve.show)
+        use_logarithm(axes, curve.show)
     if curve.field == "tokens_per_s":
         axes.set_ylim(bottom=0)
-    return framed(curve.title, curve.note, _svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
+    return framed(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
 
 
 def _draw_run(axes: Any, field: str, number: int, history: History, values: Floats) -> None:
@@ -126,17 +126,17 @@ def how_to_read(histories: Sequence[History]) -> str:
 
 def plot_phases(history: History) -> str:
     """Where the time of the steps went."""
-    figure, axes = _axes("step", "{:.3g}%".format)
+    figure, axes = blank_axes("step", "{:.3g}%".format)
     steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
     axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLOURS, linewidth=0)
     axes.set(ylim=(0, 100), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
     label = ", ".join(f"{name} {share:.1%}" for name, share in zip(PHASE_NAMES, history.summary.shares, strict=True))
-    return framed("Time per phase", "Share of step time.", _svg(figure, f"Time per phase: {label}"), phase_key())
+    return framed("Time per phase", "Share of step time.", to_svg(figure, f"Time per phase: {label}"), phase_key())
 
 
 def plot_lengths(histories: Sequence[History]) -> str:
     """The lengths of the examples, once for each data folder, where it is still there."""
-    figure, axes = _axes("tokens in an example", "{:.3g}%".format)
+    figure, axes = blank_axes("tokens in an example", "{:.3g}%".format)
     by_data: dict[str, list[int]] = {}
     for number, history in enumerate(histories):
         by_data.setdefault(history.run.data_fingerprint, []).append(number)
@@ -153,13 +153,13 @@ def plot_lengths(histories: Sequence[History]) -> str:
             axes.stairs([100 * share for share in shares], edges, color=colour, **style)
         notes.append(whose + describe_lengths(history.lengths))
     if tallest > 0.5:  # one length outnumbers all others, which a linear scale would hide
-        _use_logarithm(axes, "{:.3g}%".format)
+        use_logarithm(axes, "{:.3g}%".format)
         notes.append("The scale is logarithmic.")
     note = " ".join(notes)
-    return framed("Lengths", note, _svg(figure, f"Share of examples by length. {note}") if tallest else "")
+    return framed("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if tallest else "")
 
 
-def _axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
+def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
     """An empty plot in the house style: no frame, hairlines, few ticks."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -180,7 +180,7 @@ def _axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _use_logarithm(axes: Any, show: Callable[[float], str]) -> None:
+def use_logarithm(axes: Any, show: Callable[[float], str]) -> None:
     from matplotlib.ticker import NullFormatter
 
     axes.set_yscale("log")  # which forgets how its ticks are written
@@ -188,7 +188,7 @@ def _use_logarithm(axes: Any, show: Callable[[float], str]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _svg(figure: Any, label: str) -> str:
+def to_svg(figure: Any, label: str) -> str:
     """A figure as SVG to stand inside a page: our colours, the page's fonts, no id that another figure has too."""
     import matplotlib
 

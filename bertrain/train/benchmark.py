@@ -13,7 +13,7 @@ import torch
 
 from bertrain.config import Settings
 from bertrain.train import compute, parallel
-from bertrain.train.pretrain import open_data, settle_precision, train
+from bertrain.train.pretrain import open_for, settle_precision, train
 from bertrain.train.runs import Run
 
 
@@ -30,7 +30,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
         evaluate=replace(settings.evaluate, data="", every_samples=0),
     )
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
-        shards = open_data(data, settings, ranks)
+        shards = open_for(data, settings, ranks)
         run = Run.create(Path(folder) / "run", settings, shards, "", "")
         train(run, shards, ranks, saves=False)
         if not ranks.is_first:

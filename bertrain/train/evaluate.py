@@ -10,7 +10,7 @@ import torch
 
 from bertrain.config import TrainSettings
 from bertrain.data.loader import Loader
-from bertrain.data.shards import Shards
+from bertrain.data.source import open_data
 from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
@@ -27,7 +27,7 @@ def evaluate(
     """Loss and accuracy of a run's newest whole checkpoint on a prepared folder, and the step it stands at."""
     opened = Run.open(run)
     train = replace(opened.settings.train, device=device)
-    shards = Shards.open(data, verify=opened.settings.data.verify)
+    shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
     refuse_other_vocabulary(shards, opened.vocabulary_hash)
     newest, warnings = checkpoint.newest_whole(opened.checkpoints)
     for warning in warnings:

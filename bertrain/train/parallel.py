@@ -14,9 +14,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from bertrain.config import TrainSettings
-from bertrain.errors import UserError
+from bertrain.errors import SaidElsewhereError, UserError
+
+SAID = "bertrain/said"  # where a rank that ends in a sentence leaves word of it
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,15 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
     return torch.device("cpu"), "torch sees no GPU"
 
 
+def count_ranks() -> int:
+    """The ranks of this run, by its launcher's word."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextmanager
 def join(settings: TrainSettings) -> Iterator[Ranks]:
     """Take this process's place among the ranks; leave it at the end."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world = int(os.environ.get("RANK", 0)), count_ranks()
     local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, _ = choose_device(settings.device, local_rank)
     cores = len(os.sched_getaffinity(0))
@@ -85,8 +94,24 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
         return
     # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
     has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
-    dist.init_process_group("nccl" if has_own_gpu else "gloo")
+    store, _, _ = next(rendezvous("env://"))
+    dist.init_process_group("nccl" if has_own_gpu else "gloo", store=store, rank=rank, world_size=world)
     try:
         yield Ranks(rank, world, device, dist.new_group(backend="gloo"))
+    except UserError:
+        store.set(SAID, str(rank))  # before this rank's connections break, which the others will stumble over
+        raise
+    except Exception as error:
+        if _has_said(store):
+            raise SaidElsewhereError("another rank has ended, and said why") from error
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _has_said(store: Store) -> bool:
+    """Whether a rank has left word that it ended in a sentence."""
+    try:
+        return store.check([SAID])
+    except Exception:  # whoever keeps the store may be gone too; then nobody knows
+        return False

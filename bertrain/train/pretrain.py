@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from bertrain.config import Settings, override
-from bertrain.data.loader import Loader, Step, check_data
-from bertrain.data.shards import Shards
+from bertrain.data.batching import check_groups
+from bertrain.data.loader import Loader, Step, check_data, training_rows
+from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
@@ -60,9 +61,9 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     """
     init = str(Path(init).resolve()) if init else ""
     settings = settle_precision(settings, run)
-    fingerprint = preflight(settings, data, run, init=init)
+    fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
-        shards = open_data(data, settings, ranks)
+        shards = open_for(data, settings, ranks)
         if ranks.is_first and not (Path(run) / "config.json").is_file():
             Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
@@ -76,13 +77,13 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
     """
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
-    if not opened.data.is_dir():
+    if not opened.data.exists():
         raise UserError(
             f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
             "--data and its new place"
         )
     with parallel.join(settings.train) as ranks:
-        return train(opened.continued(settings, opened.data), open_data(opened.data, settings, ranks), ranks)
+        return train(opened.continued(settings, opened.data), open_for(opened.data, settings, ranks), ranks)
 
 
 def settle_precision(settings: Settings, run: str | Path) -> Settings:
@@ -96,7 +97,7 @@ def settle_precision(settings: Settings, run: str | Path) -> Settings:
     return replace(settings, train=replace(settings.train, precision=precision))
 
 
-def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> str:
+def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> str:
     """Refuse what can be refused before anything is written or any rank is started.
 
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
@@ -105,10 +106,12 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     settings = settle_precision(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
     compute.choose(settings, device)
-    shards = Shards.open(data, verify="size")
+    shards = open_data(data, vocab=settings.data.vocab, verify="size")
     check_data(shards, settings)
+    training_rows(shards, settings)
+    check_groups(settings.batch.group_size, world)
     if settings.evaluate.data:
-        held_out = Shards.open(settings.evaluate.data, verify="size")
+        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, shards.vocabulary.hash)
     if (Path(run) / "config.json").is_file():
@@ -118,7 +121,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     return _check_beginning(settings, shards, init)
 
 
-def _check_beginning(settings: Settings, shards: Shards, init: str) -> str:
+def _check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
     """Refuse weights to begin with that do not fit; returns their fingerprint, or nothing without `init`."""
     if not init:
         return ""
@@ -130,15 +133,16 @@ def _check_beginning(settings: Settings, shards: Shards, init: str) -> str:
     return weights.fingerprint
 
 
-def open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> Shards:
-    """The prepared folder, whose hashes the first rank checks for all."""
-    return Shards.open(folder, verify=settings.data.verify if ranks.is_first else "size")
+def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
+    """The data of a run, whose hashes the first rank checks for all."""
+    return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def train(run: Run, shards: Shards, ranks: parallel.Ranks, *, saves: bool = True) -> Progress:
+def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = True) -> Progress:
     """The run from its newest checkpoint, or its beginning, to its end; a benchmark saves nothing."""
     settings, how = run.settings, run.settings.train
     run.refuse_other_data(shards)
+    check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(how)
     with ExitStack() as stack:
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
@@ -294,7 +298,7 @@ def _begin_with(state: TrainState, run: Run, console: Console) -> None:
             console.say(f"  {kind}: {', '.join(names)}")
 
 
-def _loader(shards: Shards, settings: Settings, ranks: parallel.Ranks) -> Loader:
+def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
     on_gpu = ranks.device.type == "cuda"
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
 
@@ -302,7 +306,7 @@ def _loader(shards: Shards, settings: Settings, ranks: parallel.Ranks) -> Loader
 def _evaluation_loader(run: Run, ranks: parallel.Ranks) -> Loader | None:
     if not run.settings.evaluate.data:
         return None
-    shards = open_data(run.settings.evaluate.data, run.settings, ranks)
+    shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
     return _loader(shards, run.settings, ranks)
 
@@ -322,7 +326,7 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
     )
 
 
-def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
+def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
     """Say what was chosen and why, and note the environment."""
     settings = run.settings
     _, reason = parallel.choose_device(settings.train.device)
@@ -330,7 +334,11 @@ def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState
     console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
-    console.say(f"data {shards.folder}: {len(shards):,} examples; {_describe_step(settings)}")
+    console.say(
+        f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
+    )
+    if shards.predictions is not None:
+        console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
     if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
     if state.progress.step:
@@ -338,10 +346,18 @@ def _announce(run: Run, shards: Shards, ranks: parallel.Ranks, state: TrainState
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
 
 
+def _describe_rows(shards: DataSource, settings: Settings) -> str:
+    if not settings.data.slice:
+        return f"{len(shards):,} examples"
+    part = training_rows(shards, settings)
+    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
+
+
 def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({batch.policy})"
+    policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
 
 
 def _count(model: Bert) -> int:
@@ -350,10 +366,11 @@ def _count(model: Bert) -> int:
 
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
-    shards = Shards.open(data, verify="size")
+    shards = open_data(data, vocab=settings.data.vocab, verify="size")
     _check_beginning(settings, shards, init)
+    check_groups(settings.batch.group_size, world)
     loader = Loader(shards, settings, world=world)
-    step = loader.step(0, 0)
+    step, part = loader.step(0, 0), training_rows(shards, settings)
     with torch.device("meta"):
         model = Bert(settings.model)
     parameters = _count(model)
@@ -369,11 +386,11 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"parameters: {parameters:,}",
         f"memory on each rank: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, and about "
         f"{max(12 * parameters, activation_bytes(settings)) / gib:.2f} GiB for the activations of a bin or the update",
-        f"data: {len(shards):,} examples, {int(shards.lengths.sum()):,} tokens",
+        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         f"steps: {settings.train.max_steps:,}, about "
-        f"{settings.train.max_steps * step.num_sequences / len(shards):.1f} epochs",
+        f"{settings.train.max_steps * step.num_sequences / len(part):.1f} epochs",
     ]
     return "\n".join(lines)
 

@@ -11,7 +11,6 @@ checkpoints/step-…/
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -24,7 +23,8 @@ from typing import Any
 
 import bertrain
 from bertrain.config import Settings, differing, from_dict
-from bertrain.data.shards import MANIFEST, VOCABULARY, Shards
+from bertrain.data.shards import VOCABULARY
+from bertrain.data.source import DataSource
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, UserError
 from bertrain.files import new_folder, write_atomically
@@ -79,7 +79,7 @@ class Run:
             raise UserError(f"{path} is damaged, so the run cannot be opened") from None
 
     @staticmethod
-    def create(folder: str | Path, settings: Settings, shards: Shards, init: str, init_fingerprint: str) -> Run:
+    def create(folder: str | Path, settings: Settings, shards: DataSource, init: str, init_fingerprint: str) -> Run:
         """Make a new run folder, whole or not at all."""
         folder = Path(folder)
         check_free(folder)
@@ -87,7 +87,7 @@ class Run:
             folder=folder,
             settings=settings,
             data=shards.folder.resolve(),
-            data_fingerprint=fingerprint(shards),
+            data_fingerprint=shards.fingerprint,
             vocabulary_hash=shards.vocabulary.hash,
             lower_case=shards.vocabulary.lower_case,
             init=init,
@@ -128,11 +128,11 @@ class Run:
                 f"{self.folder} holds another run, which differs in {', '.join(fields)}; choose another --run"
             )
 
-    def refuse_other_data(self, shards: Shards) -> None:
+    def refuse_other_data(self, shards: DataSource) -> None:
         """Refuse to continue this run on other data."""
-        if fingerprint(shards) != self.data_fingerprint:
+        if shards.fingerprint != self.data_fingerprint:
             raise AgreedError(
-                f"{shards.folder} is not the data this run began with (manifest {fingerprint(shards)[:12]} now, "
+                f"{shards.folder} is not the data this run began with (fingerprint {shards.fingerprint[:12]} now, "
                 f"{self.data_fingerprint[:12]} then); put it back or start a new run"
             )
 
@@ -161,7 +161,7 @@ class Run:
         write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
 
 
-def refuse_other_vocabulary(shards: Shards, expected_hash: str) -> None:
+def refuse_other_vocabulary(shards: DataSource, expected_hash: str) -> None:
     """Refuse data whose words have other numbers than the model's."""
     if shards.vocabulary.hash != expected_hash:
         raise AgreedError(
@@ -174,11 +174,6 @@ def check_free(folder: Path) -> None:
     """Refuse a place for a new run that holds something else."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and holds something that is not a run; choose another --run")
-
-
-def fingerprint(shards: Shards) -> str:
-    """SHA-256 of the manifest, which names the hash of every shard: the data's identity."""
-    return hashlib.sha256((shards.folder / MANIFEST).read_bytes()).hexdigest()
 
 
 def describe_environment(world: int, device: str, threads: int) -> dict[str, Any]:

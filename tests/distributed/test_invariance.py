@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.data.batching import POLICIES
 from bertrain.data.loader import Loader
 from bertrain.data.shards import Shards
+from bertrain.errors import UserError
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 
@@ -48,15 +50,29 @@ def test_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:
 
 
 def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path) -> None:
-    no_dropout = {"model__hidden_dropout": 0, "model__attention_dropout": 0}
-    runs = []
-    for policy in ("budget", "padded"):
-        for budget in (64, 200, 1024):
-            run = tmp_path / f"{policy}-{budget}"
-            pretrain(helpers.tiny_settings(batch__policy=policy, batch__token_budget=budget, **no_dropout), data, run)
-            runs.append(run)
-    for run in runs[1:]:
-        assert_same_training(run, runs[0])
+    no_dropout = {"model__hidden_dropout": 0, "model__attention_dropout": 0, "train__max_steps": 10}
+    pretrain(helpers.tiny_settings(**no_dropout), data, tmp_path / "reference")
+    changes: list[dict[str, object]] = [
+        *({"batch__policy": policy, "batch__token_budget": 200} for policy in POLICIES),
+        *({"batch__token_budget": budget} for budget in (64, 1024)),
+        *({"batch__policy": "packed", "batch__packing": packing} for packing in ("spfhp", "nnlshp")),
+        {"batch__policy": "exchange", "batch__group_size": 1},
+    ]
+    for number, change in enumerate(changes):
+        pretrain(helpers.tiny_settings(**change, **no_dropout), data, tmp_path / str(number))
+        assert_same_training(tmp_path / str(number), tmp_path / "reference")
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused(data: Path, tmp_path: Path) -> None:
+    groups_of_two = {"batch__policy": "exchange", "batch__group_size": 2}
+    with pytest.raises(UserError, match=r"--batch\.group_size 2 does not divide the number of ranks, which is 1"):
+        pretrain(helpers.tiny_settings(**groups_of_two), data, tmp_path / "run")
+    command = ("pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "run", "--nproc", 3)
+    refused = helpers.bertrain(*command, *helpers.tiny_arguments(**groups_of_two), check=False)
+    assert refused.returncode == 2
+    assert "which is 3" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_dropout_is_on_where_it_is_said_to_be(data: Path, tmp_path: Path) -> None:

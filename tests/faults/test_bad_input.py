@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bertrain.cli import main
+from bertrain.data.shards import SCHEMA_VERSION
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 
@@ -50,6 +51,32 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def start(data: Path, run: Path, **overrides: object) -> list[object]:
     return ["pretrain", "bert-tiny", "--data", data, "--run", run, *helpers.tiny_arguments(**overrides)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "one"),
+    [
+        ("prepare", "--on-error", "skip"),
+        ("prepare", "--engine", "dask"),
+        ("extract", "--format", "jsonl"),
+        ("extract", "--sentences", "lines"),
+        ("extract", "--document-end", "file"),
+        ("extract", "--on-error", "skip"),
+        ("convert", "--to", "tfrecord"),
+        ("convert", "--packing", "spfhp"),
+        ("pack", "--algorithm", "nnlshp"),
+    ],
+)
+def test_no_such_choice(refused: Refused, data: Path, tmp_path: Path, verb: str, option: str, one: str) -> None:
+    said = refused("data", verb, data, "--out", tmp_path / "out", option, "other")
+    assert option in said
+    assert "'other' is not one of" in said
+    assert f"'{one}'" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_of_that_name_to_download(refused: Refused, tmp_path: Path) -> None:
+    assert "'books' is not one of 'wikipedia', 'mlperf'" in refused("data", "download", "books", "--out", tmp_path)
 
 
 def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
@@ -125,7 +152,7 @@ def test_damaged_shards_are_named(refused: Refused, tmp_path: Path) -> None:
     assert f"the shard {shard} is 100 bytes long" in refused(*start(data, tmp_path / "r"))
     shard.unlink()
     assert f"the shard {shard} is missing" in refused(*start(data, tmp_path / "r"))
-    for text in ("{}", '{"schema_version": 1}', "[]", "{"):
+    for text in ("{}", f'{{"schema_version": {SCHEMA_VERSION}}}', "[]", "{"):
         (data / "manifest.json").write_text(text)
         assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
     assert not (tmp_path / "r").exists()
@@ -241,8 +268,14 @@ def test_prepare_refuses_what_it_cannot_use(refused: Refused, data: Path, tmp_pa
     assert not leftovers, "nothing was left behind"
 
 
-def test_errors_of_ranks_are_said_once(data: Path, tmp_path: Path) -> None:
-    """Through real processes: a damaged shard is found by the first rank after the ranks were started."""
+def test_errors_of_ranks_are_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through real processes: a damaged shard is found by the first rank after the ranks were started.
+
+    It takes its time to end, and the other's broken connection is not taken for the cause.
+    """
+    pause = "import atexit, os, time\nos.environ.get('RANK') == '0' and atexit.register(time.sleep, 2)\n"
+    (tmp_path / "sitecustomize.py").write_text(pause)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     bad = helpers.make_data(tmp_path)
     shard = bad / "shard-00000.arrow"
     content = bytearray(shard.read_bytes())
@@ -250,6 +283,5 @@ def test_errors_of_ranks_are_said_once(data: Path, tmp_path: Path) -> None:
     shard.write_bytes(content)
     done = helpers.bertrain(*start(bad, tmp_path / "r"), "--nproc", 2, check=False)
     assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if "bertrain:" in line] == [
-        f"bertrain: the shard {shard} is damaged: its SHA-256 is not the manifest's; prepare the data again"
-    ]
+    said = f"bertrain: the shard {shard} is damaged: its SHA-256 is not the manifest's; prepare the data again"
+    assert done.stderr.splitlines() == [said]

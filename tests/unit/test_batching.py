@@ -7,10 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.batching import POLICIES, Capacity, capacity_for, rows_at, step_by_sequences, step_by_tokens
+from bertrain.config import BatchSettings
+from bertrain.data.batching import (
+    MAX_PER_ROW,
+    POLICIES,
+    STRATA,
+    Capacity,
+    Policy,
+    capacity_for,
+    check_groups,
+    choose_policy,
+    rows_at,
+    step_by_sequences,
+    step_by_tokens,
+)
 from bertrain.data.masking import count_predictions
+from bertrain.data.packing import Algorithm, pack_lengths
+from bertrain.errors import UserError
 
 MAX_LENGTH = 64
+VARIANTS = {name: choose_policy(name) for name in POLICIES} | {
+    "exchange in threes": choose_policy("exchange", group_size=3),
+    "packed by spfhp": choose_policy("packed", packing="spfhp"),
+    "packed by nnlshp": choose_policy("packed", packing="nnlshp"),
+}
 lengths_of_a_step = st.lists(st.integers(5, MAX_LENGTH), min_size=1, max_size=200).map(np.array)
 budgets = st.integers(MAX_LENGTH, 10 * MAX_LENGTH)
 
@@ -21,7 +41,7 @@ def capacity(budget: int, bin_sequences: int = 0, probability: float = 0.15) -> 
     )
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", VARIANTS.values(), ids=VARIANTS)
 @given(
     lengths=lengths_of_a_step,
     budget=budgets,
@@ -29,41 +49,104 @@ def capacity(budget: int, bin_sequences: int = 0, probability: float = 0.15) -> 
     probability=st.sampled_from([0.005, 0.15, 0.5]),
 )
 def test_every_example_lies_in_one_bin_within_capacity(
-    policy: str, lengths: np.ndarray, budget: int, bin_sequences: int, probability: float
+    policy: Policy, lengths: np.ndarray, budget: int, bin_sequences: int, probability: float
 ) -> None:
     predictions = count_predictions(lengths, 10, probability)
     limits = capacity(budget, bin_sequences, probability)
-    bins = POLICIES[policy].deal(lengths, predictions, limits, MAX_LENGTH)
+    bins = policy.deal(lengths, predictions, limits, MAX_LENGTH)
     assert sorted(np.concatenate(bins).tolist()) == list(range(len(lengths)))
     for members in bins:
         assert lengths[members].sum() <= limits.tokens
         assert len(members) <= limits.sequences
         assert predictions[members].sum() <= limits.predictions
+        assert len(members) > 0
+    again = policy.deal(lengths.copy(), predictions.copy(), limits, MAX_LENGTH)
+    assert [members.tolist() for members in again] == [members.tolist() for members in bins]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", VARIANTS.values(), ids=VARIANTS)
 @given(lengths=lengths_of_a_step, budget=budgets)
-def test_layout_gives_every_row_to_a_sequence(policy: str, lengths: np.ndarray, budget: int) -> None:
+def test_layout_gives_every_row_to_a_sequence(policy: Policy, lengths: np.ndarray, budget: int) -> None:
     predictions = count_predictions(lengths, 10, 0.15)
-    chosen = POLICIES[policy]
-    for members in chosen.deal(lengths, predictions, capacity(budget), MAX_LENGTH):
-        shape = chosen.shape_of(lengths[members], predictions[members], capacity(budget), MAX_LENGTH)
-        layout = chosen.lay_out(lengths[members], shape.tokens, MAX_LENGTH)
+    for members in policy.deal(lengths, predictions, capacity(budget), MAX_LENGTH):
+        shape = policy.shape_of(lengths[members], predictions[members], capacity(budget), MAX_LENGTH)
+        layout = policy.lay_out(lengths[members], shape.tokens, MAX_LENGTH)
         boundaries = layout.boundaries
         assert boundaries[0] == 0
         assert boundaries[-1] == shape.tokens
         assert (np.diff(boundaries) > 0).all()
         assert np.diff(boundaries).max() <= MAX_LENGTH
-        assert len(boundaries) - 1 <= chosen.num_slots(shape, MAX_LENGTH)
+        assert len(boundaries) - 1 <= policy.num_slots(shape, MAX_LENGTH)
         assert (boundaries[layout.slots] == layout.starts).all()
         assert (np.diff(boundaries)[layout.slots] == lengths[members]).all()
+
+
+@given(lengths=lengths_of_a_step, budget=budgets, group_size=st.integers(0, 5))
+def test_exchange_deals_sorted_stretches_in_snake_order(lengths: np.ndarray, budget: int, group_size: int) -> None:
+    """Against a plain twin: the same deal, card by card."""
+    predictions = count_predictions(lengths, 10, 0.15)
+    limits = capacity(budget)
+    policy = choose_policy("exchange", group_size=group_size)
+    bins = [set(members.tolist()) for members in policy.deal(lengths, predictions, limits, MAX_LENGTH)]
+    for num_bins in range(group_size or 1, len(lengths) + 6, group_size or 1):
+        size = group_size or num_bins
+        hands: list[list[int]] = [[] for _ in range(num_bins)]
+        groups = num_bins // size
+        for group in range(groups):
+            stretch = [index for index in range(len(lengths)) if index * groups // len(lengths) == group]
+            stretch.sort(key=lambda index: -lengths[index])
+            there_and_back = [*range(size), *reversed(range(size))]
+            for turn, index in enumerate(stretch):
+                hands[group * size + there_and_back[turn % (2 * size)]].append(index)
+        if all(limits.holds(lengths[hand].sum(), len(hand), predictions[hand].sum()) for hand in hands if hand):
+            break
+    assert bins == [set(hand) for hand in hands if hand]
+
+
+@given(lengths=lengths_of_a_step, budget=budgets)
+def test_bins_have_an_even_share_of_each_quarter_of_the_lengths(lengths: np.ndarray, budget: int) -> None:
+    bins = choose_policy("bins").deal(lengths, count_predictions(lengths, 10, 0.15), capacity(budget), MAX_LENGTH)
+    for stratum in range(STRATA):
+        shortest, longest = stratum * MAX_LENGTH // STRATA + 1, (stratum + 1) * MAX_LENGTH // STRATA
+        shares = [int(((lengths[members] >= shortest) & (lengths[members] <= longest)).sum()) for members in bins]
+        assert max(shares) - min(shares) <= 1
+    assert max(map(len, bins)) - min(map(len, bins)) <= 1
+
+
+@given(lengths=lengths_of_a_step, budget=budgets, packing=st.sampled_from(["lpfhp", "spfhp", "nnlshp"]))
+def test_packed_bins_hold_whole_rows(lengths: np.ndarray, budget: int, packing: Algorithm) -> None:
+    limits = capacity(budget)
+    most = min(MAX_PER_ROW[packing], limits.sequences)
+    indices, offsets = pack_lengths(lengths, row_length=MAX_LENGTH, algorithm=packing, max_per_row=most)
+    rows = [set(row.tolist()) for row in np.split(indices, offsets[1:-1])]
+    policy = choose_policy("packed", packing=packing)
+    for members in policy.deal(lengths, count_predictions(lengths, 10, 0.15), limits, MAX_LENGTH):
+        inside = [row for row in rows if row <= set(members.tolist())]
+        assert set().union(*inside) == set(members.tolist())
+        assert len(inside) <= budget // MAX_LENGTH
+
+
+def test_groups_divide_the_ranks() -> None:
+    for group_size, ranks in ((0, 7), (1, 5), (4, 8), (8, 8)):
+        check_groups(group_size, ranks)
+    for group_size, ranks in ((3, 8), (8, 4), (2, 1)):
+        with pytest.raises(UserError, match=f"{group_size} does not divide the number of ranks, which is {ranks}"):
+            check_groups(group_size, ranks)
+
+
+def test_every_policy_can_be_set() -> None:
+    from typing import get_args, get_type_hints
+
+    assert set(get_args(get_type_hints(BatchSettings)["policy"])) == set(POLICIES)
 
 
 @given(lengths=lengths_of_a_step, budget=budgets)
 def test_a_policy_has_at_most_four_shapes(lengths: np.ndarray, budget: int) -> None:
     limits = capacity(budget)
     shapes = {
-        POLICIES["budget"].shape_of(lengths[:count], count_predictions(lengths[:count], 10, 0.15), limits, MAX_LENGTH)
+        choose_policy("budget").shape_of(
+            lengths[:count], count_predictions(lengths[:count], 10, 0.15), limits, MAX_LENGTH
+        )
         for count in range(1, len(lengths) + 1)
         if limits.holds(int(lengths[:count].sum()), count, int(count_predictions(lengths[:count], 10, 0.15).sum()))
     }
@@ -110,7 +193,7 @@ def test_longest_first_evens_out_tokens_and_attention() -> None:
     budget = 24576
     count = int(np.searchsorted(np.cumsum(lengths), 48 * budget * 0.998))
     lengths = lengths[:count]
-    bins = POLICIES["budget"].deal(
+    bins = choose_policy("budget").deal(
         lengths,
         count_predictions(lengths, 76, 0.15),
         capacity_for(budget, bin_sequences=0, mean_length=lengths.mean(), max_predictions=76, mask_probability=0.15),

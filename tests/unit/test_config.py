@@ -83,6 +83,12 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ({"data.max_predictions": "128"}, "leaves no context"),
         ({"schedule.decay_steps": "50"}, "the warm-up ends at step 100, after schedule.decay_steps 50"),
         ({"evaluate.every_samples": "10"}, "evaluate.data names no folder"),
+        ({"data.slice": "0.9"}, "data.slice is '0.9'; give where to begin and end, from 0 to 1, such as 0:0.9"),
+        ({"data.slice": "0.9:0.9"}, "data.slice is '0.9:0.9'"),
+        ({"data.slice": "0:1.1"}, "data.slice is '0:1.1'"),
+        ({"data.slice": "-0.1:1"}, "data.slice is '-0.1:1'"),
+        ({"data.slice": "0:1e-9"}, "data.slice is '0:1e-9'"),
+        ({"batch.group_size": "2"}, "batch.group_size 2 is for batch.policy exchange, and the policy is budget"),
         ({"checkpoint.keep": "1"}, "checkpoint.keep is 1; it must be at least 2"),
     ],
 )
@@ -114,3 +120,11 @@ def test_differing_names_the_fields() -> None:
     one, other = resolve("bert-tiny"), resolve("bert-tiny", [("train.seed", "2")])
     assert differing(one, other) == ["train.seed (1 here, 2 there)"]
     assert differing(one, one) == []
+
+
+def test_a_slice_is_cut_where_it_was_written() -> None:
+    """In exact fractions: as floats, 0.29 of 100 rows would be 28."""
+    for part, rows in (("", range(100)), ("0:0.29", range(29)), ("0.29:1", range(29, 100)), (".5:1.", range(50, 100))):
+        assert resolve("bert-tiny", [("data.slice", part)]).data.rows(100) == rows
+    one, other = resolve("bert-tiny", [("data.slice", "0:0.9")]), resolve("bert-tiny")
+    assert differing(one, other) == ["data.slice (0:0.9 here,  there)"]

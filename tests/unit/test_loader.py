@@ -10,10 +10,13 @@ import torch
 
 from bertrain.config import Settings
 from bertrain.data.batch import Batch
-from bertrain.data.loader import Loader
+from bertrain.data.batching import POLICIES
+from bertrain.data.loader import Loader, training_rows
 from bertrain.data.shards import Shards
+from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
+from bertrain.train.pretrain import dry_run
 from tests import helpers
 
 
@@ -61,9 +64,22 @@ def test_same_step_for_any_ranks_budget_and_policy(shards: Shards) -> None:
         expected = step_content(shards, reference, number, number * 24, world=1)
         for world in (1, 2, 3, 4, 7):
             for budget in (64, 200, 1024):
-                for policy in ("budget", "padded"):
+                for policy in POLICIES:
                     settings = helpers.tiny_settings(batch__token_budget=budget, batch__policy=policy)
                     assert step_content(shards, settings, number, number * 24, world) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bins_and_their_dropout_are_the_same_on_any_ranks(shards: Shards, policy: str) -> None:
+    settings = helpers.tiny_settings(batch__policy=policy, batch__token_budget=200)
+    alone = Loader(shards, settings).step(3, 72).bins
+    for world in (2, 3, 5):
+        own = [Loader(shards, settings, rank=rank, world=world).step(3, 72).bins for rank in range(world)]
+        for number, batch in enumerate(alone):
+            other = own[number % world][number // world]
+            assert other.dropout_seed == batch.dropout_seed
+            assert torch.equal(other.input_ids, batch.input_ids)
+        assert sum(map(len, own)) == len(alone)
 
 
 def test_masks_are_new_in_each_epoch_and_the_same_in_each_evaluation(shards: Shards) -> None:
@@ -112,7 +128,7 @@ def test_dropout_is_drawn_anew_in_each_step_and_bin(shards: Shards) -> None:
 
 
 def test_every_batch_is_valid(shards: Shards) -> None:
-    for policy in ("budget", "padded"):
+    for policy in POLICIES:
         loader = Loader(shards, helpers.tiny_settings(batch__policy=policy, batch__token_budget=300))
         shapes = set()
         for number in range(20):
@@ -139,7 +155,7 @@ def gradients(model: Bert, batch: Batch) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize("policy", ["budget", "padded"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: str) -> None:
     """The same examples beside other junk, every fresh tensor filled with NaN before it is written."""
     import dataclasses
@@ -192,3 +208,47 @@ def test_whole_word_masking_reaches_the_batch(tmp_path: Path) -> None:
     plain, whole = (step_content(data, helpers.tiny_settings(data__whole_word=flag), 0, 0, 1) for flag in (False, True))
     assert plain != whole
     assert sum(len(labels) for *_, labels, _ in plain) == sum(len(labels) for *_, labels, _ in whole)
+
+
+@pytest.mark.parametrize("measure", [{"batch__sequences": 7}, {"batch__sequences": 0, "batch__tokens": 300}])
+def test_slices_that_meet_have_all_rows_and_none_in_common(shards: Shards, measure: dict[str, int]) -> None:
+    seen: dict[str, list[tuple]] = {}
+    for part in ("0:0.29", "0.29:1"):
+        loader = Loader(shards, helpers.tiny_settings(data__slice=part, **measure))
+        position, number, found = 0, 0, []
+        while position < len(shards):  # more than an epoch of either part
+            step = loader.step(number, position)
+            found += [tokens for batch in step.bins for tokens in unmasked(batch)]
+            position, number = step.next_position, number + 1
+        seen[part] = found
+    rows = [tuple(shards.gather(np.array([row])).tolist()) for row in range(len(shards))]
+    cut = 29 * len(shards) // 100
+    assert set(seen["0:0.29"]) == set(rows[:cut])
+    assert set(seen["0.29:1"]) == set(rows[cut:])
+
+
+def unmasked(batch: Batch) -> list[tuple]:
+    """The real sequences of a bin as they were before masking."""
+    tokens = batch.input_ids.clone()
+    valid = batch.mlm_labels >= 0
+    tokens[batch.mlm_positions[valid]] = batch.mlm_labels[valid]
+    slots = torch.nonzero(batch.nsp_labels >= 0).flatten().tolist()
+    return [tuple(tokens[int(batch.cu_seqlens[slot]) : int(batch.cu_seqlens[slot + 1])].tolist()) for slot in slots]
+
+
+def test_a_slice_without_a_row_is_refused(shards: Shards) -> None:
+    with pytest.raises(UserError, match=r"--data.slice 0:0.001 leaves no row of the \d+ in .*; make it wider"):
+        training_rows(shards, helpers.tiny_settings(data__slice="0:0.001"))
+
+
+def test_evaluation_is_not_sliced(shards: Shards) -> None:
+    loader = Loader(shards, helpers.tiny_settings(data__slice="0:0.001"))
+    assert sum(batch.num_sequences for batch in loader.evaluation(0)) == len(shards)
+
+
+def test_a_dry_run_tells_of_the_slice(shards: Shards) -> None:
+    told = dry_run(helpers.tiny_settings(data__slice="0:0.5", train__max_steps=30), shards.folder)
+    half = len(shards) // 2
+    tokens = int(shards.lengths[:half].sum())
+    assert f"data: {half} of {len(shards)} examples (data.slice 0:0.5), {tokens:,} tokens" in told
+    assert f"about {30 * 24 / half:.1f} epochs" in told

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import tempfile
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -11,62 +14,144 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.examples import pairs_of_documents
+from bertrain.data.assembly import block_of_pairs
+from bertrain.data.examples import Pair, TokenText, draw_pairs, full_sentences
+from bertrain.data.loader import Loader
 from bertrain.data.prepare import prepare
 from bertrain.data.shards import Shards
-from bertrain.data.text import find_inputs, read_documents
+from bertrain.data.text import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
 from bertrain.data.write import Example, write_shards
+from bertrain.errors import UserError
 from bertrain.files import file_digest
 from tests import helpers
 
 documents_of_tokens = st.lists(
     st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=30), min_size=1, max_size=12), min_size=2, max_size=10
 )
+CLS, SEP = 2, 3
+
+
+def token_text(documents: list[list[list[int]]]) -> TokenText:
+    sentences = [sentence for document in documents for sentence in document]
+    return TokenText(
+        np.array([token for sentence in sentences for token in sentence], np.uint16),
+        array("q", [0, *np.cumsum([len(sentence) for sentence in sentences]).tolist()]),
+        array("q", [0, *np.cumsum([len(document) for document in documents]).tolist()]),
+    )
+
+
+def words_of(text: TokenText, pair: Pair) -> tuple[list[int], list[int]]:
+    return text.tokens[pair.a_start : pair.a_stop].tolist(), text.tokens[pair.b_start : pair.b_stop].tolist()
 
 
 def test_documents(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"one\n two \n\n\n\nthree\r\n")
-    (tmp_path / "a.txt").write_bytes(b"\n\nzero \xff\n")
+    (tmp_path / "a.txt").write_bytes(b"\n\nzero \xff\n \xff \nafter a line of nothing but bad bytes")
     (tmp_path / ".hidden").write_text("no\n")
-    assert list(read_documents(find_inputs([tmp_path]))) == [["zero \ufffd"], ["one", "two"], ["three"]]
+    found = list(read_documents(find_inputs([tmp_path])))
+    assert found == [["zero"], ["after a line of nothing but bad bytes"], ["one", "two"], ["three"]]
+
+
+@given(
+    pieces=st.lists(st.sampled_from([b"a b\n", b"\n", b" \r\n", b"\x1c\n", b"long " * 9 + b"\n", b"\xff\n", b"x"])),
+    unit_bytes=st.integers(1, 80),
+)
+def test_units_are_whole_documents_and_all_of_them(pieces: list[bytes], unit_bytes: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        path.write_bytes(b"".join(pieces))
+        units = plan_units([path], unit_bytes)
+        spans = [span for unit in units for span in unit]
+        content = path.read_bytes()
+        assert b"".join(content[span.start : span.stop] for span in spans) == content
+        for span in spans[:-1]:
+            lines = content[span.start : span.stop].split(b"\n")
+            assert lines[-1] == b"", "a span ends with a line"
+            too_long = span.stop - span.start >= LONGEST_DOCUMENT * unit_bytes
+            assert too_long or not lines[-2].decode(errors="ignore").strip(), "and that line is blank"
 
 
 @given(documents=documents_of_tokens, seed=st.integers(0, 50), max_seq_length=st.integers(8, 64))
 def test_pairs_fit_and_are_not_empty(documents: list, seed: int, max_seq_length: int) -> None:
-    for pair in pairs_of_documents(documents, max_seq_length=max_seq_length, short_seq_prob=0.3, seed=seed):
-        assert pair.a
-        assert pair.b
-        assert len(pair.a) + len(pair.b) + 3 <= max_seq_length
+    text = token_text(documents)
+    pairs = list(draw_pairs(text, max_seq_length=max_seq_length, short_seq_prob=0.3, seed=seed))
+    rows = block_of_pairs(text.tokens, pairs, CLS, SEP)
+    assert len(rows) == len(pairs)
+    for number, pair in enumerate(pairs):
+        a, b = words_of(text, pair)
+        assert a
+        assert b
+        row = rows.tokens[rows.offsets[number] : rows.offsets[number + 1]].tolist()
+        assert row == [CLS, *a, SEP, *b, SEP]
+        assert len(row) <= max_seq_length
+        assert rows.segment_b[number] == len(a) + 2
+
+
+@given(documents=documents_of_tokens, seed=st.integers(0, 50), max_seq_length=st.integers(8, 64))
+def test_full_sentences_hold_every_word_once(documents: list, seed: int, max_seq_length: int) -> None:
+    text = token_text(documents)
+    tokens, pairs = full_sentences(text, SEP, max_seq_length=max_seq_length, seed=seed)
+    rows = block_of_pairs(tokens, list(pairs), CLS, SEP)
+    lengths = np.diff(rows.offsets)
+    assert lengths.max() <= max_seq_length
+    assert (rows.segment_b == lengths).all()
+    assert not rows.is_random.any()
+    assert sorted(rows.tokens[rows.tokens > SEP].tolist()) == sorted(text.tokens.tolist())
+    # each row begins with a sentence, or goes on with one that is longer than a row
+    starts = {tuple(sentence[: max_seq_length - 2]) for document in documents for sentence in document}
+    longest = max(len(sentence) for document in documents for sentence in document)
+    for first, stop in itertools.pairwise(rows.offsets.tolist()):
+        words = rows.tokens[first + 1 : stop - 1].tolist()
+        assert any(tuple(words[: len(start)]) == start for start in starts) or longest > max_seq_length - 2
+        assert words[0] != SEP
+        assert words[-1] != SEP
+
+
+def test_full_sentences_put_a_separator_between_documents() -> None:
+    text = token_text([[[10, 11], [12]], [[20], [21, 22, 23]]])
+    tokens, pairs = full_sentences(text, SEP, max_seq_length=8, seed=3)
+    rows = block_of_pairs(tokens, list(pairs), CLS, SEP)
+    made = [rows.tokens[a:b].tolist() for a, b in itertools.pairwise(rows.offsets.tolist())]
+    assert made in (
+        [[2, 10, 11, 12, 3, 20, 3], [2, 21, 22, 23, 3]],
+        [[2, 20, 21, 22, 23, 3], [2, 10, 11, 12, 3]],
+    )
 
 
 def test_pairs_say_the_truth_about_the_next_sentence() -> None:
     """Each document counts upwards from its own thousand: true pairs go on counting, random ones change thousand."""
     documents = [[[1000 * d + 4 * s + t for t in range(4)] for s in range(40)] for d in range(50)]
-    pairs = list(pairs_of_documents(documents, max_seq_length=40, short_seq_prob=0.1, seed=1, block_size=20))
+    text = token_text(documents)
+    pairs = list(draw_pairs(text, max_seq_length=40, short_seq_prob=0.1, seed=1))
+    used = set()
     for pair in pairs:
+        a, b = words_of(text, pair)
+        used.update(a)
         if pair.is_random:
-            assert pair.a[0] // 1000 != pair.b[0] // 1000
+            assert a[0] // 1000 != b[0] // 1000
         else:
             # truncation may have taken tokens off either side of the seam, never off the order
-            assert pair.a[0] // 1000 == pair.b[0] // 1000
-            assert pair.a[-1] < pair.b[0]
-        for segment in (pair.a, pair.b):
+            assert a[0] // 1000 == b[0] // 1000
+            assert a[-1] < b[0]
+        for segment in (a, b):
             assert segment == list(range(segment[0], segment[0] + len(segment)))
     share = np.mean([pair.is_random for pair in pairs])
     assert abs(share - 0.5) < 4 * 0.5 / len(pairs) ** 0.5
-    used = {token for pair in pairs for token in pair.a}
     assert len(used) > 0.4 * 50 * 160, "the unused sentences of a random pair come again"
-    lengths = np.array([len(pair.a) + len(pair.b) + 3 for pair in pairs])
+    lengths = np.array([pair.a_stop - pair.a_start + pair.b_stop - pair.b_start + 3 for pair in pairs])
     assert (lengths == 40).mean() > 0.6
 
 
-def test_pairs_of_a_document_do_not_depend_on_the_others_pairs() -> None:
-    documents = [[[d * 100 + s] * 6 for s in range(10)] for d in range(6)]
-    alike = [pairs_of_documents(documents, max_seq_length=32, short_seq_prob=0.1, seed=s) for s in (1, 1, 2)]
-    one, same, other = (list(pairs) for pairs in alike)
-    assert one == same
-    assert one != other
+def test_pairs_of_a_document_depend_on_the_seed_and_its_number() -> None:
+    text = token_text([[[d * 100 + s] * 6 for s in range(10)] for d in range(6)])
+
+    def drawn(seed: int, first_number: int) -> list[Pair]:
+        return list(draw_pairs(text, max_seq_length=32, short_seq_prob=0.1, seed=seed, first_number=first_number))
+
+    assert drawn(1, 0) == drawn(1, 0)
+    assert drawn(1, 0) != drawn(2, 0)
+    assert drawn(1, 0) != drawn(1, 6)
 
 
 def test_manifest_and_shards_tell_the_truth(tmp_path: Path) -> None:
@@ -122,3 +207,29 @@ def test_tokenizer_follows_bert() -> None:
     expected = "resume of [ mask ] 東 京 , em ##bed ##ding ##s [UNK]"
     assert " ".join(vocabulary.words[token] for token in tokens) == expected
     assert vocabulary.continues_word.sum() == sum(word.startswith("##") for word in vocabulary.words)
+
+
+def test_copies_draw_anew(tmp_path: Path) -> None:
+    text = helpers.write_corpus(tmp_path / "text.txt")
+    vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
+    prepare([text], tmp_path / "one", vocab=vocab, max_seq_length=64)
+    prepare([text], tmp_path / "two", vocab=vocab, max_seq_length=64, dupe_factor=2)
+    one, two = Shards.open(tmp_path / "one"), Shards.open(tmp_path / "two")
+    first = np.arange(len(one))
+    assert (one.gather(first) == two.gather(first)).all(), "the first copy is what one copy is"
+    again = np.arange(len(one), len(two))
+    assert abs(len(again) / len(first) - 1) < 0.2
+    assert two.gather(again).tolist() != one.gather(first).tolist()
+
+
+def test_the_trainer_takes_full_sentences_without_next_sentence_prediction(tmp_path: Path) -> None:
+    text = helpers.write_corpus(tmp_path / "text.txt")
+    vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
+    prepare([text], tmp_path / "data", vocab=vocab, max_seq_length=64, full_sentences=True)
+    shards = Shards.open(tmp_path / "data")
+    rows = np.arange(len(shards))
+    assert (shards.segment_b(rows) == shards.lengths).all()
+    (step,) = Loader(shards, helpers.tiny_settings(model__nsp=False)).steps(0, 0, 1)
+    assert not any(batch.segment_ids.any() for batch in step.bins)
+    with pytest.raises(UserError, match=r"set --model\.nsp false"):
+        Loader(shards, helpers.tiny_settings())

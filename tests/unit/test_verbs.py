@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import bertrain
 from bertrain.config import recipe_names
+from bertrain.data.batching import POLICIES
 from bertrain.data.shards import Shards
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
@@ -50,6 +52,7 @@ def test_vocabulary_training(tmp_path: Path) -> None:
     assert len(vocabulary.words) == 100
     assert vocabulary.words[:5] == tuple(helpers.SPECIAL)
     assert vocabulary.continues_word.any()
+    assert bertrain.train_vocabulary([text], tmp_path / "again.txt", size=100) == vocabulary, "another process"
     with pytest.raises(UserError, match=r"has only \d+ word pieces to offer"):
         bertrain.train_vocabulary([text], tmp_path / "big.txt", size=20_000)
     assert not (tmp_path / "big.txt").exists()
@@ -66,8 +69,8 @@ def test_stats_count_what_is_there(tmp_path: Path) -> None:
     for low, high in pairwise(edges):
         assert stats["histogram"][str(high)] == int(((shards.lengths > low) & (shards.lengths <= high)).sum())
     by_name = {entry["policy"]: entry for entry in stats["policies"]}
-    assert by_name.keys() == {"budget", "padded"}
-    assert by_name["padded"]["fill"] < by_name["budget"]["fill"] <= 1
+    assert by_name.keys() == set(POLICIES)
+    assert 0 <= by_name["budget"]["padding"] < by_name["padded"]["padding"]
     assert by_name["budget"]["token_imbalance"] < by_name["padded"]["token_imbalance"]
     table = helpers.bertrain("data", "stats", folder).stdout
     assert "attention" in table
@@ -85,5 +88,34 @@ def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
     from bertrain.data.batching import rows_at
 
     real = sum(int(shards.lengths[rows_at(np.arange(16 * k, 16 * k + 16), len(shards), 1)[1]].sum()) for k in range(20))
-    assert padded.fill == pytest.approx(real / (20 * 16 * longest))
+    assert padded.padding == pytest.approx(1 - real / (20 * 16 * longest))
     assert padded.token_imbalance == 1
+
+
+def test_stats_draw_what_they_print(tmp_path: Path) -> None:
+    folder = helpers.make_data(tmp_path)
+    plot = tmp_path / "stats.svg"
+    stats = bertrain.data_stats(folder, ranks=4, sequences=32, plot=plot)
+    root = ElementTree.parse(plot).getroot()
+    labels = [element.attrib["aria-label"] for element in root.iter() if "aria-label" in element.attrib]
+    assert len(labels) == 2
+    for entry in stats.policies:
+        shown = (entry.padding, entry.token_imbalance - 1, entry.attention_imbalance - 1)
+        assert f"{entry.policy} {', '.join(f'{value:.1%}' for value in shown)}" in labels[1]
+    assert "var(--" in plot.read_text()
+    for refused, sentence in ((tmp_path / "stats.png", "ends in .svg"), (tmp_path / "none" / "x.svg", "cannot write")):
+        with pytest.raises(UserError, match=sentence):
+            bertrain.data_stats(folder, plot=refused)
+    with pytest.raises(UserError, match="--group-size 3 does not divide the number of ranks, which is 8"):
+        bertrain.data_stats(folder, group_size=3)
+
+
+def test_unknown_words_are_counted(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("bato kese unheardof bato\n\n" * 30)
+    bertrain.prepare([text], tmp_path / "data", vocab=helpers.write_vocabulary(tmp_path / "vocab.txt"))
+    shards = Shards.open(tmp_path / "data")
+    words = shards.gather(np.arange(len(shards))).tolist()
+    unknown = words.count(shards.vocabulary.id_of("[UNK]"))
+    assert unknown > 0
+    assert bertrain.data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))

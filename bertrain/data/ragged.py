@@ -1,0 +1,103 @@
+"""Ragged datasets of HDF5 files, read past the HDF5 library, which believes whatever lengths a damaged file names and
+then crashes the process.
+
+A ragged dataset is a run of references: the length of the list, the address of a collection in the file, and the
+number of the list in it. A collection ("GCOL" in the file) is a run of objects: number, size, content. Both are read
+from the mapped file, and nothing outside of them is ever touched.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
+COLLECTION = struct.Struct("<4s4xQ")  # signature, version and padding, size of the whole
+OBJECT = struct.Struct("<H6xQ")  # number, reference count and padding, size of the content
+
+Content = npt.NDArray[np.uint8]
+
+
+class RaggedColumn:
+    """A ragged dataset in a file of this content; a slice of it is a list of arrays, or ValueError if it is damaged."""
+
+    def __init__(self, content: Content, dataset: h5py.Dataset) -> None:
+        self._content = content
+        self._kind = h5py.check_vlen_dtype(dataset.dtype)
+        self._references = _references(content, dataset)
+
+    def __getitem__(self, rows: slice) -> list[npt.NDArray[Any]]:
+        kind = self._kind
+        collections: dict[int, _Collection] = {}
+        lists = []
+        for row, (length, address, number) in enumerate(self._references[rows].tolist(), start=rows.start):
+            if not length:
+                lists.append(np.zeros(0, dtype=kind))
+                continue
+            try:
+                if address not in collections:
+                    collections[address] = _Collection(self._content, address)
+                begin, size = collections[address].find(number)
+            except ValueError as error:
+                raise ValueError(f"row {row} cannot be found: {error}") from None
+            if size < length * kind.itemsize:
+                raise ValueError(f"row {row} is longer than the place where it is kept")
+            lists.append(self._content[begin : begin + length * kind.itemsize].view(kind))
+        return lists
+
+
+def _references(content: Content, dataset: h5py.Dataset) -> npt.NDArray[Any]:
+    """The references of all rows; only those of a dataset in chunks are copied."""
+    if dataset.compression is not None:
+        raise ValueError("its ragged datasets are compressed, which is not supported; write them anew with h5repack")
+    count = len(dataset)
+    if dataset.chunks is None:
+        return _references_at(content, dataset.id.get_offset(), count)
+    per_chunk = dataset.chunks[0]
+    parts = []
+    for first in range(0, count, per_chunk):
+        where = dataset.id.get_chunk_info_by_coord((first,))
+        parts.append(_references_at(content, where.byte_offset, min(per_chunk, count - first)))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=REFERENCE)
+
+
+def _references_at(content: Content, offset: int | None, count: int) -> npt.NDArray[Any]:
+    """References from `offset` on; where nothing was ever written, all lists are empty."""
+    if offset is None:
+        return np.zeros(count, dtype=REFERENCE)
+    end = offset + count * REFERENCE.itemsize
+    if end > len(content):
+        raise ValueError("the file ends before its rows do")
+    return content[offset:end].view(REFERENCE)
+
+
+class _Collection:
+    """The collection at `address`, walked through as far as it was asked for."""
+
+    def __init__(self, content: Content, address: int) -> None:
+        head = content[address : address + COLLECTION.size].tobytes()
+        signature, size = COLLECTION.unpack(head) if len(head) == COLLECTION.size else (b"", 0)
+        if signature != b"GCOL" or address + size > len(content):
+            raise ValueError("there is no collection at its address")
+        self._content = content.data  # a buffer, from which single numbers are read sooner than from an array
+        self._found: dict[int, tuple[int, int]] = {}
+        self._place, self._end = address + COLLECTION.size, address + size
+
+    def find(self, wanted: int) -> tuple[int, int]:
+        """Where an object begins, and its size."""
+        content, found, place, end = self._content, self._found, self._place, self._end
+        while wanted not in found:
+            if place + OBJECT.size > end:
+                raise ValueError("it is not in its collection")
+            number, size = OBJECT.unpack_from(content, place)
+            place += OBJECT.size
+            if number == 0 or place + size > end:  # the free space at the end, or nonsense
+                raise ValueError("it is not in its collection")
+            found[number] = (place, size)
+            place += size + 7 & ~7
+        self._place = place
+        return found[wanted]

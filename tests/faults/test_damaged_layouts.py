@@ -1,0 +1,206 @@
+"""Other people's files, damaged: one sentence that names file and row, never a traceback, never a crash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bertrain.data.convert import convert
+from bertrain.data.source import open_data
+from bertrain.data.verify import verify
+from bertrain.errors import UserError
+from tests import helpers
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+LAYOUTS = ("hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-encoded", "tfrecord", "tfrecord-packed")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A small file of each layout."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copy(GOLDEN / "google-mlperf.tfrecord", folder)
+    shutil.copy(GOLDEN / "graphcore-packed.tfrecord", folder / "tfrecord-packed")
+    for layout in ("hdf5-fixed", "hdf5-varlength", "hdf5-packed", "tfrecord"):
+        convert(folder / "google-mlperf.tfrecord", folder / "to", to=layout)
+        next((folder / "to").glob("part*")).rename(folder / layout)
+        shutil.rmtree(folder / "to")
+    with h5py.File(folder / "hdf5-encoded", "w") as file:
+        ids = np.random.default_rng(0).integers(5, 900, (30, 64))
+        file.create_dataset("input_ids", data=ids, dtype="i4", compression="gzip")
+        file.create_dataset("special_token_positions", data=[[0, 20, 63]] * 30, dtype="i4", compression="gzip")
+        file.create_dataset("next_sentence_labels", data=[0] * 30, dtype="i1", compression="gzip")
+    return {layout: (folder / layout).read_bytes() for layout in LAYOUTS}
+
+
+@st.composite
+def damage(draw: st.DrawFn) -> Any:
+    """A function that flips some bytes, often near the beginning where the structure is, or cuts the end off."""
+    where = st.floats(0, 1, exclude_max=True)
+    cut = draw(st.none() | where)
+    flips = draw(st.lists(st.tuples(st.booleans(), where, st.integers(1, 255)), max_size=4))
+
+    def apply(content: bytes) -> bytes:
+        changed = bytearray(content if cut is None else content[: int(cut * len(content))])
+        for is_early, place, bits in flips:
+            if changed:
+                changed[int(place * (min(len(changed), 4096) if is_early else len(changed)))] ^= bits
+        return bytes(changed)
+
+    return apply
+
+
+def read_all(path: Path) -> list[dict[str, Any]]:
+    source = open_data(path)
+    return helpers.examples_of(source.read(np.arange(len(source))))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damaged=damage())
+def test_readers_refuse_or_read(whole: dict[str, bytes], tmp_path: Path, layout: str, damaged: Any) -> None:
+    """HDF5 has no checksums, so a flipped word is another word; TFRecord has, so it is found out."""
+    path = tmp_path / "data"
+    path.write_bytes(damaged(whole[layout]))
+    try:
+        found = read_all(path)
+    except UserError as error:
+        sentence = str(error)
+    else:
+        sentence = ""
+    if sentence:
+        assert str(path) in sentence
+    elif layout.startswith("tfrecord"):
+        path.write_bytes(whole[layout])
+        expected = read_all(path)
+        assert found == expected[: len(found)]  # a file cut off between two records is a shorter file
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damaged=damage())
+def test_what_was_indexed_is_recognised(whole: dict[str, bytes], tmp_path: Path, layout: str, damaged: Any) -> None:
+    """Bits that rot under a file's unchanged date are found by the hash in the index."""
+    path = tmp_path / "data"
+    path.write_bytes(whole[layout])
+    os.utime(path, (1e9, 1e9))
+    read_all(path)
+    content = damaged(whole[layout])
+    path.write_bytes(content)
+    os.utime(path, (1e9, 1e9))
+    if content == whole[layout]:
+        assert verify(path).files == 1
+    elif len(content) == len(whole[layout]):
+        with pytest.raises(UserError, match=r"is damaged|begins like neither"):
+            verify(path)
+
+
+def test_files_that_change_while_they_are_read(whole: dict[str, bytes], tmp_path: Path) -> None:
+    for layout in ("hdf5-fixed", "tfrecord"):
+        path = tmp_path / layout
+        path.write_bytes(whole[layout])
+        source = open_data(path)
+        shuffled = tmp_path / "shuffled"
+        convert(path, shuffled, to=layout, shuffle_seed=1)
+        os.replace(next(shuffled.glob("part*")), path)
+        shutil.rmtree(shuffled)
+        with pytest.raises(UserError, match=r"has changed since its index was made|is damaged"):
+            source.read(np.arange(len(source)))
+
+
+# --- what is wrong, said of the file and the row ----------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        open_data(path)
+    return str(caught.value)
+
+
+def edit(path: Path, content: bytes, name: str, row: int, value: Any) -> Path:
+    """A copy of an HDF5 file with one row of a dataset changed."""
+    path.write_bytes(content)
+    with h5py.File(path, "r+") as file:
+        file[name][row] = value
+    return path
+
+
+def test_rows_that_contradict_themselves_are_named(whole: dict[str, bytes], tmp_path: Path) -> None:
+    path, fixed = tmp_path / "part_00000", whole["hdf5-fixed"]
+    with h5py.File(edit(path, fixed, "next_sentence_labels", 0, 0)) as file:
+        mask = file["input_mask"][7]
+    mask[3] = 0
+    for name, row, value, complaint in (
+        ("input_mask", 7, mask, f"{path}, row 7: input_mask has a gap"),
+        ("segment_ids", 4, np.arange(512) % 2, f"{path}, row 4: segment_ids are not a run of 0, then a run of 1"),
+        ("input_ids", 2, -1, f"{path}, row 2: a word's number is negative"),
+        ("masked_lm_positions", 9, 511, f"{path}, row 9: "),
+        ("next_sentence_labels", 5, 3, f"{path}, row 5: the next-sentence label is neither 0 nor 1"),
+        ("input_mask", 1, 0, f"{path}, row 1: the example is empty"),
+        ("input_ids", 6, 30522, f"{path}, row 6, holds the word 30522, outside of the vocabulary of 30522 words"),
+    ):
+        assert refusal(edit(path, fixed, name, row, value)).startswith(complaint)
+    ragged = whole["hdf5-varlength"]
+    assert refusal(edit(path, ragged, "segment_ids", 3, [0, 0, 1])).startswith(f"{path}, row 3: segment_ids and")
+    packed = whole["hdf5-packed"]
+    assert refusal(edit(path, packed, "packed_input_len", 2, [9])).startswith(f"{path}, row 2: ")
+
+
+def test_files_of_the_wrong_kind_are_named(whole: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    assert refusal(folder).startswith(f"{folder} is not a prepared data folder")
+    (folder / "part_00001").write_bytes(b"")
+    assert refusal(folder).startswith(f"{folder / 'part_00001'} begins like neither")
+    (folder / "part_00000").write_bytes(whole["hdf5-fixed"])
+    (folder / "part_00001").write_bytes(whole["tfrecord"])
+    assert f"{folder / 'part_00000'} is hdf5-fixed and {folder / 'part_00001'} is tfrecord" in refusal(folder)
+    (folder / "part_00001").unlink()
+    with h5py.File(folder / "part_00000", "r+") as file:
+        del file["masked_lm_ids"]
+    assert refusal(folder).startswith(f"{folder / 'part_00000'} has no dataset masked_lm_ids")
+    with h5py.File(folder / "part_00000", "r+") as file:
+        file["masked_lm_ids"] = np.zeros((3, 76), dtype="i2")
+    assert "differ in length: input_ids has 10 rows, masked_lm_ids 3" in refusal(folder)
+    with h5py.File(folder / "part_00000", "r+") as file:
+        del file["masked_lm_ids"]
+        file["masked_lm_ids"] = np.zeros((10, 76), dtype="f4")
+    assert "holds float32, not integers" in refusal(folder)
+    with h5py.File(folder / "part_00000", "w") as file:
+        for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
+            file[name] = np.zeros((0, 8), dtype="i2")
+        file["next_sentence_labels"] = np.zeros(0, dtype="i1")
+    assert refusal(folder) == f"the data folder {folder} holds no example"
+
+
+def test_records_cut_off_or_damaged_are_named(whole: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "part.tfrecord"
+    content = whole["tfrecord"]
+    path.write_bytes(content[:-1])
+    assert refusal(path).startswith(f"record 9 of {path} is cut off")
+    path.write_bytes(content + b"\x01\x02")
+    assert refusal(path).startswith(f"record 10 of {path} is cut off")
+    path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    assert refusal(path).startswith(f"record 9 of {path} is damaged: the checksum of its data is wrong")
+
+
+def test_the_command_line_says_it_in_one_sentence(whole: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "part.hdf5"
+    path.write_bytes(whole["hdf5-varlength"][:-2000])
+    for arguments in (
+        ("data", "convert", path, "--to", "arrow", "--out", tmp_path / "out"),
+        ("pretrain", "bert-tiny", "--data", path, "--run", tmp_path / "run"),
+    ):
+        done = helpers.bertrain(*arguments, check=False)
+        assert done.returncode == 2
+        assert f"bertrain: {path} cannot be read as HDF5, it is damaged or cut off" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir() if not entry.name.endswith(".lock")) == ["part.hdf5"]

@@ -1,0 +1,327 @@
+"""Data preparation in units: the same bytes whoever makes them, and whatever is killed, full or wrong on the way."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertrain.data import engines
+from bertrain.data.prepare import prepare
+from bertrain.data.shards import Shards
+from bertrain.data.text import LONGEST_LINE
+from bertrain.errors import UserError
+from tests import helpers
+
+UNIT_MB = 1000 / (1 << 20)
+SCRIPT = """
+import json, os, pathlib, signal, sys
+from bertrain.data.prepare import prepare
+arguments = json.loads(sys.argv[1])
+fatal = arguments.pop("die_at_rename", None)
+renames, rename = 0, pathlib.Path.rename
+def counted(self, target):
+    global renames
+    renames += 1
+    if renames == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(self, target)
+pathlib.Path.rename = counted
+if __name__ == "__main__":
+    prepare(**arguments)
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> dict[str, object]:
+    """What makes a small folder of a dozen units."""
+    for number in range(3):
+        helpers.write_corpus(tmp_path / f"text-{number}.txt", documents=20, seed=number)
+    vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
+    return {
+        "inputs": [str(tmp_path / f"text-{number}.txt") for number in range(3)],
+        "out": str(tmp_path / "data"),
+        "vocab": str(vocab),
+        "max_seq_length": 64,
+        "dupe_factor": 3,
+        "unit_mb": UNIT_MB,
+        "rows_per_shard": 20,
+    }
+
+
+def start(arguments: dict[str, object], **more: object) -> subprocess.Popen[bytes]:
+    script = Path(str(arguments["out"])).parent / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), json.dumps(arguments | more)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, env=helpers.environment())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def undisturbed(arguments: dict[str, object], tmp_path: Path) -> dict[str, bytes]:
+    prepare(**arguments | {"out": tmp_path / "undisturbed"})  # type: ignore[arg-type]
+    return content(tmp_path / "undisturbed")
+
+
+def hidden(tmp_path: Path) -> list[str]:
+    return [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def units(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.glob(".data.work-*/unit-*"))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize("mode", [{"full_sentences": True}, {"reference": True, "per_file": True}])
+def test_the_same_bytes_from_any_number_of_workers(
+    arguments: dict[str, object], tmp_path: Path, mode: dict[str, object]
+) -> None:
+    expected = undisturbed(arguments | mode, tmp_path)
+    prepare(**arguments | mode | {"workers": 2})  # type: ignore[arg-type]
+    assert content(tmp_path / "data") == expected
+    manifest = json.loads(expected["manifest.json"])
+    assert sum(manifest["preparation"].get("rows_per_input", [manifest["rows"]])) == manifest["rows"]
+    assert not hidden(tmp_path)
+
+
+@pytest.mark.parametrize("fatal", [2, 7, 30, -1])
+def test_killed_at_a_rename_and_begun_again(arguments: dict[str, object], tmp_path: Path, fatal: int) -> None:
+    """The plan, a unit, a shard on its way into the whole, or the whole itself: each was about to get its name."""
+    expected = undisturbed(arguments, tmp_path)
+    process = start(arguments, die_at_rename=fatal if fatal > 0 else _renames(arguments, tmp_path))
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "data").exists()
+    finished = len(units(tmp_path))
+    seen: list[int] = []
+    prepare(**arguments, progress=lambda done, total: seen.append(done))  # type: ignore[arg-type]
+    assert seen[0] == finished, "what was finished is not done again"
+    assert finished or fatal == 2
+    assert content(tmp_path / "data") == expected
+    assert not hidden(tmp_path)
+
+
+def _renames(arguments: dict[str, object], tmp_path: Path) -> int:
+    """Renames in an undisturbed preparation: the last one names the result."""
+    counted = SCRIPT.replace("prepare(**arguments)", "prepare(**arguments); print(renames)")
+    command = [sys.executable, "-c", counted, json.dumps(arguments | {"out": str(tmp_path / "counted")})]
+    return int(subprocess.run(command, capture_output=True, check=True, env=helpers.environment()).stdout)
+
+
+def test_killed_again_and_again(arguments: dict[str, object], tmp_path: Path) -> None:
+    """Two workers; the parent is killed at random moments. Nobody stays behind, and the result is the same."""
+    arguments["dupe_factor"] = 60
+    expected = undisturbed(arguments, tmp_path)
+    draw = random.Random(1)
+    for _ in range(3):
+        process = start(arguments, workers=2)
+        try:
+            wait_for(lambda: list(tmp_path.glob(".data.work-*/*unit-*")) or (tmp_path / "data").exists())
+            time.sleep(draw.uniform(0, 0.4))
+            children = _children(process.pid)
+        finally:
+            process.kill()
+            process.communicate()
+        wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))  # noqa: B023
+        if (tmp_path / "data").exists():
+            break
+    if not (tmp_path / "data").exists():
+        prepare(**arguments)  # type: ignore[arg-type]
+    assert content(tmp_path / "data") == expected
+
+
+def _children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def test_a_killed_worker_is_one_sentence(arguments: dict[str, object], tmp_path: Path) -> None:
+    arguments["dupe_factor"] = 100
+    process = start(arguments, workers=2)
+    wait_for(lambda: list(tmp_path.glob(".data.work-*/*unit-*")))
+    workers = [child for child in _children(process.pid) if b"resource_tracker" not in _command_line(child)]
+    os.kill(workers[0], signal.SIGKILL)
+    error = process.communicate()[1].decode()
+    assert process.returncode == 1, "the script does not catch UserError"
+    assert "a worker process was killed" in error
+    prepare(**arguments)  # type: ignore[arg-type]
+    assert content(tmp_path / "data") == undisturbed(arguments, tmp_path)
+
+
+def _command_line(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def test_the_same_bytes_from_a_dask_cluster_that_loses_a_worker(arguments: dict[str, object], tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    arguments["dupe_factor"] = 60
+    expected = undisturbed(arguments, tmp_path)
+    killed = []
+
+    def kill_one(done: int, total: int) -> None:
+        if done == 2:
+            process = next(iter(cluster.workers.values())).pid
+            os.kill(process, signal.SIGKILL)
+            killed.append(process)
+
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+        prepare(**arguments, engine="dask", scheduler=cluster.scheduler_address, progress=kill_one)  # type: ignore[arg-type]
+    assert killed
+    assert content(tmp_path / "data") == expected
+    with pytest.raises(UserError, match="needs the address"):
+        prepare(**arguments | {"out": tmp_path / "other"}, engine="dask")  # type: ignore[arg-type]
+
+
+def test_full_disk(arguments: dict[str, object], tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that is full; the same command goes on when there is room."""
+    expected = undisturbed(arguments, tmp_path)
+    options = ["--out", tmp_path / "cli", "--vocab", arguments["vocab"]]
+    command = helpers.command("data", "prepare", *_inputs(arguments), *options)
+    limit = (4000, resource.RLIM_INFINITY)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=helpers.environment(),
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert done.returncode == 2
+    assert "could not write" in done.stderr
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "cli").exists()
+    assert not hidden(tmp_path), "nothing was finished, so nothing is kept"
+    prepare(**arguments)  # type: ignore[arg-type]
+    assert content(tmp_path / "data") == expected
+
+
+def _inputs(arguments: dict[str, object]) -> list[str]:
+    inputs = arguments["inputs"]
+    assert isinstance(inputs, list)
+    return inputs
+
+
+def test_every_unit_of_a_single_document(tmp_path: Path) -> None:
+    """Documents of one word each, a unit each: a random B comes from another unit, and never has the word of A."""
+    words = helpers.vocabulary_words()
+    (tmp_path / "text.txt").write_text("\n\n".join("\n".join([f"{word} {word}"] * 12) for word in words))
+    vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
+    manifest = prepare(
+        [tmp_path / "text.txt"], tmp_path / "data", vocab=vocab, max_seq_length=16, unit_mb=60 / (1 << 20)
+    )
+    assert len(manifest["files"]) == len(words), "as many units"
+    shards = Shards.open(tmp_path / "data")
+    for row in range(len(shards)):
+        tokens = shards.gather(np.array([row])).tolist()
+        split = int(shards.segment_b(np.array([row]))[0])
+        a, b = set(tokens[1 : split - 1]), set(tokens[split:-1])
+        assert len(a) == len(b) == 1
+        assert (a != b) == bool(shards.is_random(np.array([row]))[0])
+
+
+def test_giant_lines(arguments: dict[str, object], tmp_path: Path) -> None:
+    giant = tmp_path / "giant.txt"
+    good = Path(_inputs(arguments)[0]).read_bytes()
+    giant.write_bytes(b"bato kese\n" + b"bato " * (LONGEST_LINE // 5 + 1) + b"\n" + good)
+    arguments |= {"inputs": [str(giant)], "unit_mb": 16}
+    with pytest.raises(UserError, match=f"^line 2 of {giant} is 4,194,30. bytes long; .* --on-error skip$"):
+        prepare(**arguments)  # type: ignore[arg-type]
+    manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
+    assert manifest["preparation"]["text"]["lines_skipped"] == 1
+    assert manifest["preparation"]["text"]["documents"] == 20
+
+
+def test_going_on_with_skipping_after_an_error(arguments: dict[str, object], tmp_path: Path) -> None:
+    with open(_inputs(arguments)[2], "ab") as file:
+        file.write(b"x" * (LONGEST_LINE + 1))
+    with pytest.raises(UserError, match=r"what is finished is kept in .*\.data\.work-"):
+        prepare(**arguments)  # type: ignore[arg-type]
+    finished = len(units(tmp_path))
+    assert finished
+    seen: list[int] = []
+    prepare(**arguments, on_error="skip", progress=lambda done, total: seen.append(done))  # type: ignore[arg-type]
+    assert seen[0] == finished
+
+
+def test_what_is_no_text(arguments: dict[str, object], tmp_path: Path) -> None:
+    packed = tmp_path / "text.gz"
+    packed.write_bytes(gzip.compress(b"bato kese\n\nlida"))
+    arguments["inputs"] = [*_inputs(arguments), str(packed)]
+    with pytest.raises(UserError, match=r"text\.gz is compressed \(gzip\)"):
+        prepare(**arguments)  # type: ignore[arg-type]
+    manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
+    assert manifest["preparation"]["skipped_inputs"] == ["text.gz"]
+    assert len(manifest["preparation"]["inputs"]) == 3
+
+
+def test_the_vocabulary_of_another_text(arguments: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join([*helpers.SPECIAL, "bato"]) + "\n")
+    with pytest.raises(UserError, match=r"9\d% of the text is not in .*vocab.txt"):
+        prepare(**arguments)  # type: ignore[arg-type]
+    assert not hidden(tmp_path)
+
+
+def test_two_at_once(arguments: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="an error"):
+        prepare(**arguments, progress=_raise)  # type: ignore[arg-type]
+    assert not hidden(tmp_path)
+    held = []
+
+    def try_again(done: int, total: int) -> None:
+        if not held:
+            (work,) = tmp_path.glob(".data.work-*")
+            held.append(work)
+            with open(work / "lock") as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(UserError, match="another bertrain is preparing"):
+                prepare(**arguments)  # type: ignore[arg-type]
+
+    prepare(**arguments, progress=try_again)  # type: ignore[arg-type]
+    assert held
+
+
+def _raise(done: int, total: int) -> None:
+    raise UserError("an error")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"workers": 0}, "--workers is 0"),
+        ({"dupe_factor": 0}, "--dupe-factor is 0"),
+        ({"max_predictions": 0}, "--max-predictions is 0"),
+        ({"masked_lm_prob": 1.5}, "--masked-lm-prob is 1.5"),
+        ({"unit_mb": 0}, "--unit-mb is 0"),
+        ({"rows_per_shard": 1 << 26}, "--rows-per-shard is 67108864"),
+        ({"per_file": True}, "--per-file belongs to --reference"),
+        ({"reference": True, "full_sentences": True}, "exclude each other"),
+        ({"engine": "dask", "scheduler": "tcp://127.0.0.1:9"}, "no Dask scheduler answers"),
+    ],
+)
+def test_wrong_choices(
+    arguments: dict[str, object], wrong: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "DASK_TIMEOUT_S", 0.5)
+    with pytest.raises(UserError, match=said):
+        prepare(**arguments | wrong)  # type: ignore[arg-type]
+    assert not hidden(tmp_path)
