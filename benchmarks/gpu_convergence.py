@@ -3,9 +3,9 @@
     python benchmarks/gpu_convergence.py [--output benchmarks/results] [--steps 2000]
 
 Every run goes through `bertrain pretrain` and, stopped half-way by a signal, `bertrain resume`, on the articles in
-demo/ with BERT's vocabulary: steps of one bin of 8,192 tokens, dropout 0.1, AdamW. Seed 1 is run in plain fp32, in fused bf16
-and in FP8 (the same order of examples and the same masks; dropout draws are each path's own); seeds 2 and 3 in fused
-bf16 show how far two equal trainings lie apart. Reported: the training loss, smoothed over 100 steps, and the
+demo/ with BERT's vocabulary: steps of one bin of 8,192 tokens, dropout 0.1, AdamW. Seed 1 is run in plain fp32, in
+fused bf16 and in FP8 (the same order of examples and the same masks; dropout draws are each path's own); seeds 2 and 3
+in fused bf16 show how far two equal trainings lie apart. Reported: the training loss, smoothed over 100 steps, and the
 held-out loss at the end; the spread is the largest distance between the bf16 seeds.
 """
 

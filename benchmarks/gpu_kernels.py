@@ -3,10 +3,11 @@
     python benchmarks/gpu_kernels.py [--output benchmarks/results/gpu_kernels.json] [--tokens 24576 57344]
 
 Shapes are BERT-Large's (1024 wide, 16 heads of 64, FFN 4096, vocabulary padded to 30,528), bf16, dropout 0.1, one
-layer, sequence lengths drawn from Wikipedia's (wikipedia-512.csv beside this file). Each figure is the median
-over replays of a CUDA graph of eight calls, so launch costs stay out. Outside attention, a backward is the time
-of forward and backward less that of the forward. Rates count the arithmetic a dense attention needs (4 H D L^2
-forward, 2.5 times that backward) and the bytes that must move (inputs read once, outputs written once).
+layer, sequence lengths drawn from Wikipedia's (wikipedia-512.csv beside this file). Each figure is the median over
+replays of a CUDA graph of eight calls, so launch costs stay out. Our forward and backward are functions, timed apart,
+column sums included; the backward of a peer under autograd is the time of both less that of the forward. Rates count
+the arithmetic a dense attention needs (4 H D L^2 forward, 2.5 times that backward) and the bytes that must move (inputs
+read once, outputs written once).
 
 Peers: PyTorch's built-in flash attention over cu_seqlens (its three gradients still have to be stacked, which is
 not counted), torch.compile of the plain PyTorch functions, and for LAMB the fused AdamW of PyTorch, which moves as
@@ -27,7 +28,7 @@ import torch
 import torch.nn.functional as functional
 import triton
 
-from bertrain.kernels import attention, cross_entropy, gelu, lamb, layernorm
+from bertrain.kernels import attention, cross_entropy, fp8, gelu, lamb, layernorm, reduction
 
 HIDDEN, HEADS, HEAD_DIM, FFN, WIDTH, VOCABULARY, DROPOUT = 1024, 16, 64, 4096, 30528, 30522, 0.1
 CALLS_PER_GRAPH, REPLAYS = 8, 25
@@ -99,9 +100,9 @@ def compare_attention(num_tokens: int) -> list[dict]:
         backward = torch.ops.aten._flash_attention_backward
         return backward(dout, query, key, value, out, logsumexp, *common, state, unused)
 
-    forward = median_us(lambda: attention._forward(qkv, plan, DROPOUT, seed, 0))
-    result = attention._forward(qkv, plan, DROPOUT, seed, 0)
-    backward = median_us(lambda: attention._backward(qkv, *result, dout, plan, DROPOUT, seed, 0))
+    forward = median_us(lambda: attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0))
+    result = attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0)
+    backward = median_us(lambda: attention.ragged_attention_backward(qkv, *result, dout, plan, DROPOUT, seed, 0))
     flop = 4 * HEADS * HEAD_DIM * sum(length**2 for length in lengths)
     peer = "aten flash attention 2, cu_seqlens"
     planning = median_us(lambda: attention.plan_attention(cu_seqlens, num_tokens))
@@ -114,42 +115,100 @@ def compare_attention(num_tokens: int) -> list[dict]:
 
 def compare_rows(num_tokens: int) -> list[dict]:
     """The kernels whose floor is memory: dropout + residual + LayerNorm, and bias + GELU."""
+    return compare_layernorm(num_tokens) + compare_gelu(num_tokens)
+
+
+def compare_layernorm(num_tokens: int) -> list[dict]:
     seed = torch.tensor([1], device="cuda")
     inputs = [normal(num_tokens, HIDDEN), normal(HIDDEN), normal(num_tokens, HIDDEN), normal(HIDDEN), normal(HIDDEN)]
+    x, bias, residual, weight, ln_bias = inputs
+    gradient, second = normal(num_tokens, HIDDEN), normal(num_tokens, HIDDEN)
 
-    def ours(*tensors: torch.Tensor) -> torch.Tensor:
-        return layernorm.dropout_add_layernorm(*tensors, DROPOUT, seed, 1, 1e-12)
+    def forward() -> tuple:
+        return layernorm.dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, DROPOUT, seed, 1, 1e-12)
+
+    _, rows_statistics = forward()
+    sums = [torch.empty(HIDDEN, device="cuda") for _ in range(3)]
+
+    def backward(other: torch.Tensor | None) -> None:
+        _, _, partials = layernorm.dropout_add_layernorm_backward(
+            gradient, other, x, bias, residual, weight, rows_statistics, DROPOUT, seed, 1
+        )
+        reduction.column_sums(partials, sums)
 
     def stock(x, bias, residual, weight, ln_bias):
         hidden = residual + functional.dropout(x + bias, DROPOUT, True)
         return functional.layer_norm(hidden, (HIDDEN,), weight, ln_bias, 1e-12)
 
-    gradient = normal(num_tokens, HIDDEN)
-    mine, theirs = both_ways(ours, inputs, gradient), both_ways(torch.compile(stock), inputs, gradient)
-    size = num_tokens * HIDDEN * 2
-    rows = [
-        row("dropout + add + LayerNorm forward", num_tokens, mine[0], theirs[0], "torch.compile", 3 * size, "TB/s"),
-        row("dropout + add + LayerNorm backward", num_tokens, mine[1], theirs[1], "torch.compile", 5 * size, "TB/s"),
-    ]
-
-    def ours_pair(*tensors: torch.Tensor) -> tuple:
-        return layernorm.dropout_add_layernorm_pair(*tensors, DROPOUT, seed, 1, 1e-12)
-
-    second = normal(num_tokens, HIDDEN)
-    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-    pair = median_us(lambda: torch.autograd.grad(ours_pair(*leaves), leaves, (gradient, second))) - mine[0]
+    mine = median_us(forward), median_us(lambda: backward(None)), median_us(lambda: backward(second))
+    theirs = both_ways(torch.compile(stock), inputs, gradient)
     adding = theirs[1] + median_us(lambda: gradient + second)
-    peer = "torch.compile, and adding the two gradients"
-    rows.append(row("the same, two gradients", num_tokens, pair, adding, peer, 6 * size, "TB/s"))
-    inputs, gradient = [normal(num_tokens, FFN), normal(FFN)], normal(num_tokens, FFN)
-    mine = both_ways(gelu.bias_gelu, inputs, gradient)
-    theirs = both_ways(torch.compile(lambda x, bias: functional.gelu(x + bias)), inputs, gradient)
-    size = num_tokens * FFN * 2
+    size, peer = num_tokens * HIDDEN * 2, "torch.compile"
+    both = "torch.compile, and adding the two gradients"
     return [
-        *rows,
-        row("bias + GELU forward", num_tokens, mine[0], theirs[0], "torch.compile", 2 * size, "TB/s"),
-        row("bias + GELU backward", num_tokens, mine[1], theirs[1], "torch.compile", 3 * size, "TB/s"),
+        row("dropout + add + LayerNorm forward", num_tokens, mine[0], theirs[0], peer, 3 * size, "TB/s"),
+        row("dropout + add + LayerNorm backward", num_tokens, mine[1], theirs[1], peer, 5 * size, "TB/s"),
+        row("the same, two gradients", num_tokens, mine[2], adding, both, 6 * size, "TB/s"),
     ]
+
+
+def cast_to(dtype: torch.dtype) -> fp8.Cast:
+    return fp8.Cast(dtype, torch.ones(1, device="cuda"), torch.zeros(fp8.PROGRAMS, device="cuda"))
+
+
+def stock_cast(values: torch.Tensor, cast: fp8.Cast) -> tuple:
+    """What `fp8.cast_both_ways` does, in plain PyTorch."""
+    eight = fp8.cast_plain(values, cast.scale, cast.dtype)
+    return eight, eight.t().contiguous(), values.abs().max()
+
+
+def compare_gelu(num_tokens: int) -> list[dict]:
+    x, bias, gradient = normal(num_tokens, FFN), normal(FFN), normal(num_tokens, FFN)
+    activation, backprop = cast_to(torch.float8_e4m3fn), cast_to(torch.float8_e5m2)
+    sums = [torch.empty(FFN, device="cuda")]
+
+    def backward(cast: fp8.Cast | None = None, full: bool = True) -> None:
+        reduction.column_sums(gelu.bias_gelu_backward(gradient, x, bias, cast, full=full)[2], sums)
+
+    def stock(x, bias):
+        return functional.gelu(x + bias)
+
+    def stock_eight(x, bias):
+        return stock_cast(functional.gelu(x.float() + bias.float()), activation)
+
+    def stock_backward_eight(gradient, x, bias):
+        dx = torch.ops.aten.gelu_backward(gradient.float(), x.float() + bias.float())
+        return *stock_cast(dx, backprop), dx.sum(0)
+
+    theirs = both_ways(torch.compile(stock), [x, bias], gradient)
+    compiled, compiled_backward = torch.compile(stock_eight), torch.compile(stock_backward_eight)
+    ours_us = [
+        median_us(lambda: gelu.bias_gelu_forward(x, bias)),
+        median_us(backward),
+        median_us(lambda: gelu.bias_gelu_forward(x, bias, activation, full=False)),
+        median_us(lambda: backward(backprop, False)),
+    ]
+    theirs_us = [*theirs, median_us(lambda: compiled(x, bias)), median_us(lambda: compiled_backward(gradient, x, bias))]
+    names = [f"bias + GELU {way}{form}" for form in ("", ", 8 bits") for way in ("forward", "backward")]
+    moved = [2 * 2, 3 * 2, 2 + 1 + 1, 2 * 2 + 1 + 1]  # bytes an element
+    peer = "torch.compile"
+    return [
+        row(name, num_tokens, ours, stock_us, peer, num_tokens * FFN * size, "TB/s")
+        for name, ours, stock_us, size in zip(names, ours_us, theirs_us, moved, strict=True)
+    ]
+
+
+def compare_casts(num_tokens: int) -> list[dict]:
+    """8-bit copies of tensors whose kernels do not write them: hidden states, and the gradient of the projection."""
+    rows = []
+    for width in (HIDDEN, 3 * HIDDEN):
+        values, cast = normal(num_tokens, width), cast_to(torch.float8_e5m2)
+        compiled = torch.compile(lambda values, cast=cast: stock_cast(values, cast))
+        mine = median_us(lambda values=values, cast=cast: fp8.cast_both_ways(values, cast))
+        theirs = median_us(lambda values=values, compiled=compiled: compiled(values))
+        name, moved = f"cast both ways, {width:,} wide", num_tokens * width * 4
+        rows.append(row(name, num_tokens, mine, theirs, "torch.compile", moved, "TB/s"))
+    return rows
 
 
 def compare_cross_entropy(num_tokens: int) -> list[dict]:
@@ -159,12 +218,11 @@ def compare_cross_entropy(num_tokens: int) -> list[dict]:
     known = torch.arange(0, num_predictions, 2, device="cuda")
     logits[known, labels[known]] = 9.0  # half of the predictions are right, as in training
     scale = torch.tensor([1 / num_predictions], device="cuda")
-    leaf = logits.clone().requires_grad_()
+    leaf, written = logits.clone().requires_grad_(), logits.clone()
 
     def ours() -> tuple:
-        leaf.detach().copy_(logits)  # the gradient overwrote them; the copy is timed apart and taken off
-        loss, correct = cross_entropy.cross_entropy(leaf, labels, VOCABULARY, scale)
-        return torch.autograd.grad(loss, leaf), correct
+        written.copy_(logits)  # the gradient overwrote them; the copy is timed apart and taken off
+        return cross_entropy.cross_entropy(written, labels, VOCABULARY, scale)
 
     def stock(tensor):
         real = tensor[:, :VOCABULARY].float()
@@ -177,7 +235,7 @@ def compare_cross_entropy(num_tokens: int) -> list[dict]:
         loss, correct = compiled(leaf)
         return torch.autograd.grad(loss, leaf), correct
 
-    copy = median_us(lambda: leaf.detach().copy_(logits))
+    copy = median_us(lambda: written.copy_(logits))
     mine, theirs = median_us(ours) - copy, median_us(peer)
     moved = 2 * num_predictions * WIDTH * 2
     return [row("cross-entropy both ways", num_tokens, mine, theirs, "torch.compile", moved, "TB/s")]
@@ -223,7 +281,8 @@ def main() -> None:
     torch.manual_seed(0)
     rows = []
     for num_tokens in arguments.tokens:
-        rows += compare_attention(num_tokens) + compare_rows(num_tokens) + compare_cross_entropy(num_tokens)
+        for compare in (compare_attention, compare_rows, compare_casts, compare_cross_entropy):
+            rows += compare(num_tokens)
     rows += compare_lamb()
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 # Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
 _HOMES = {
     "UserError": "errors",
+    "benchmark": "train.benchmark",
     "bin_by_length": "data.convert",
     "convert": "data.convert",
     "data_stats": "data.stats",

@@ -62,6 +62,12 @@ def pretrain(
     nproc: RankCount = 1,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="time some steps, print the figures, keep nothing")
+    ] = False,
+    benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
+    warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before those")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say only warnings and the end")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="say more about each step")] = False,
 ) -> None:
@@ -86,6 +92,9 @@ def pretrain(
         if is_first_rank():
             print(shown)
         return
+    if benchmark:
+        _benchmark(resolved, data, nproc, steps=benchmark_steps, warm_up=warm_up_steps, as_json=as_json)
+        return
     if run is None:
         raise UserError("--run is missing: the folder this run is kept in, for example --run runs/first")
     from bertrain.train import pretrain as training
@@ -95,6 +104,23 @@ def pretrain(
         training.preflight(resolved, data, run, init=beginning, world=nproc)
         start_ranks(nproc)
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
+
+
+def _benchmark(settings: config.Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
+    if nproc > 1 and not under_launcher():
+        start_ranks(nproc)
+    from bertrain.train.benchmark import benchmark as measure
+
+    figures = measure(settings, data, steps=steps, warm_up=warm_up)
+    if not is_first_rank():
+        return
+    if as_json:
+        print(json.dumps(figures))
+        return
+    phases = "  ".join(f"{name} {ms:.2f}" for name, ms in figures["phase_ms"].items())
+    print(f"{figures['computing_with']} on {figures['device']}, {figures['ranks']} rank(s)")
+    print(f"{figures['ms_per_step']:.2f} ms a step, median of {steps} after {warm_up} ({phases})")
+    print(f"{figures['real_tokens_per_s']:,.0f} real tokens/s, {figures['sequences_per_s']:,.1f} sequences/s")
 
 
 @app.command(context_settings=OVERRIDES)

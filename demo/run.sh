@@ -9,6 +9,8 @@ if [ -e "$out" ]; then
     exit 2
 fi
 mkdir -p "$out"
+# Two ranks of one thread read faster than one rank of two, and train the same.
+ranks=$(python3 -c 'import os; print(min(2, os.cpu_count() or 1))')
 
 run() {
     printf '\n$ bertrain'
@@ -20,13 +22,14 @@ run() {
 run data vocab "$here/train-1.txt" "$here/train-2.txt" --size 4000 --out "$out/vocab.txt"
 run data prepare "$here/train-1.txt" "$here/train-2.txt" --vocab "$out/vocab.txt" --max-seq-length 128 --out "$out/data"
 run data prepare "$here/held-out.txt" --vocab "$out/vocab.txt" --max-seq-length 128 --out "$out/held-out"
-run pretrain bert-demo --data "$out/data" --run "$out/run"
+run pretrain bert-demo --data "$out/data" --run "$out/run" --nproc "$ranks"
 run evaluate "$out/run" --data "$out/held-out"
-run fill-mask "$out/run" \
-    "the [MASK] of the river was built in the 19th century ." \
-    "he was born in london [MASK] 1905 ." \
+run fill-mask "$out/run" --top 3 \
     "in 1998 , the album was released in the united [MASK] ." \
-    "it is one of [MASK] most important species of the genus ."
+    "he was born in london [MASK] 1905 ." \
+    "it is one of [MASK] most important species of the genus ." \
+    "she was the daughter [MASK] the king ." \
+    "the [MASK] of the river was built in the 19th century ."
 run weights export "$out/run" --to huggingface --out "$out/exported"
 run report "$out/run"
 printf '\nThe page above shows the run; the weights in %s load with transformers.\n' "$out/exported"

@@ -57,7 +57,8 @@ def _cuda_available(index: int) -> tuple[bool, str]:
         return False, f"{name} has compute capability {major}.{minor}; bf16 kernels need 8.0 or newer"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return False, "triton needs a C compiler: put gcc or clang on the PATH"
-    return True, f"triton {triton.__version__} on {name}"
+    tried = "" if major == 9 else "; tried by us on compute capability 9.0 only"
+    return True, f"triton {triton.__version__} on {name}{tried}"
 
 
 @functools.cache

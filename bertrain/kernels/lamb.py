@@ -89,6 +89,16 @@ def lamb_step_plain(
 
 
 @jit
+def _chunk(chunks, ALIGNED: tl.constexpr):
+    """First element of this program's chunk, end of its tensor, whether that decays, and its number."""
+    entry = chunks + tl.program_id(0) * 4
+    start, end = tl.load(entry), tl.load(entry + 1)
+    if ALIGNED:
+        start, end = tl.multiple_of(start, 16), tl.multiple_of(end, 16)
+    return start, end, tl.load(entry + 2), tl.load(entry + 3)
+
+
+@jit
 def _lamb_update_kernel(
     parameters, gradients, first_moments, second_moments, chunks, partials, clip, apply, step,
     WEIGHT_DECAY: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
@@ -97,10 +107,7 @@ def _lamb_update_kernel(
 ):  # fmt: skip
     if tl.load(apply) == 0:
         return
-    entry = chunks + tl.program_id(0) * 4
-    start, end, decay = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    if ALIGNED:
-        start, end = tl.multiple_of(start, 16), tl.multiple_of(end, 16)
+    start, end, decay, _number = _chunk(chunks, ALIGNED)
     factor = tl.load(clip)
     # In float64, once per program: 1 - 0.999 ** step loses half its digits in float32 during the first steps.
     count = tl.load(step).to(tl.float64)
@@ -154,10 +161,7 @@ def _lamb_apply_kernel(
 ):  # fmt: skip
     if tl.load(apply) == 0:
         return
-    entry = chunks + tl.program_id(0) * 4
-    start, end, number = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
-    if ALIGNED:
-        start, end = tl.multiple_of(start, 16), tl.multiple_of(end, 16)
+    start, end, _decay, number = _chunk(chunks, ALIGNED)
     rate = tl.load(learning_rate) * tl.load(ratios + number)
     for first in range(0, CHUNK, BLOCK):
         places = start + first + tl.arange(0, BLOCK)

@@ -370,6 +370,8 @@ class FusedBert:
             ],
             accumulate=accumulate,
         )
+        if not accumulate:
+            segments[2:].zero_()  # no token is of a third segment
         positions = self._gradient("embeddings.positions.weight")
         position_gradient(dsum, batch.cu_seqlens, positions, accumulate=accumulate)
         words = self._gradient("embeddings.words.weight")  # the masked-word head has written to it already

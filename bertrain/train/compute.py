@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertrain.config import Settings
 from bertrain.data.batch import Batch
+from bertrain.data.batching import SHAPES
 from bertrain.data.loader import Step
 from bertrain.errors import UserError
 from bertrain.kernels import backend
@@ -220,6 +221,23 @@ def _copy_into(buffers: Batch, batch: Batch) -> None:
             getattr(buffers, item.name).copy_(tensor, non_blocking=True)
 
 
+def why_unfit(settings: Settings) -> str:
+    """What of these settings the kernels cannot compute; nothing where they can."""
+    head_size, precision = settings.model.head_size, settings.train.precision
+    if head_size not in (16, 32, 64, 128):
+        return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
+    if precision == "fp8":
+        # 8-bit products want whole sixteens on every side; the smallest bin is a quarter of the budget.
+        sizes = {
+            "batch.token_budget": (settings.batch.token_budget, 16 * SHAPES),
+            "model.intermediate_size": (settings.model.intermediate_size, 16),
+        }
+        for name, (size, factor) in sizes.items():
+            if size % factor:
+                return f"{name} {size} is not a multiple of {factor}"
+    return ""
+
+
 def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
     """Whether to compute on the kernels, and why (not)."""
     precision = settings.train.precision
@@ -228,6 +246,8 @@ def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
         usable, reason = False, "asked for"
     elif precision == "fp32":
         usable, reason = False, "the kernels work in bf16 or fp8, not in fp32"
+    elif usable and why_unfit(settings):
+        usable, reason = False, why_unfit(settings)
     elif usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
         usable, reason = False, f"{torch.cuda.get_device_name(device)} has no FP8"
     if precision == "fp8" and not usable:

@@ -63,11 +63,11 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     settings = settle_precision(settings, run)
     fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
-        shards = _open_data(data, settings, ranks)
+        shards = open_for(data, settings, ranks)
         if ranks.is_first and not (Path(run) / "config.json").is_file():
             Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
-        return _train(Run.open(run).continued(settings, shards.folder), shards, ranks)
+        return train(Run.open(run).continued(settings, shards.folder), shards, ranks)
 
 
 def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> Progress:
@@ -83,7 +83,7 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
             "--data and its new place"
         )
     with parallel.join(settings.train) as ranks:
-        return _train(opened.continued(settings, opened.data), _open_data(opened.data, settings, ranks), ranks)
+        return train(opened.continued(settings, opened.data), open_for(opened.data, settings, ranks), ranks)
 
 
 def settle_precision(settings: Settings, run: str | Path) -> Settings:
@@ -133,16 +133,17 @@ def _check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
     return weights.fingerprint
 
 
-def _open_data(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
-    """The data, whose hashes the first rank checks for all."""
+def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
+    """The data of a run, whose hashes the first rank checks for all."""
     return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
-    settings, train = run.settings, run.settings.train
+def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = True) -> Progress:
+    """The run from its newest checkpoint, or its beginning, to its end; a benchmark saves nothing."""
+    settings, how = run.settings, run.settings.train
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
-    make_deterministic(train)
+    make_deterministic(how)
     with ExitStack() as stack:
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
         if not ranks.from_first(is_ours):
@@ -150,7 +151,7 @@ def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
 
         # --- build, and restore ------------------------------------------------------------------
         model = Bert(settings.model)
-        initialise(model, train.seed)
+        initialise(model, how.seed)
         model.to(ranks.device).train()
         arena = Arena(model, split_parts)
         optimizer = AdaptiveOptimizer(arena, settings.optimizer)
@@ -165,35 +166,35 @@ def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
             _announce(run, shards, ranks, state, console)
         saver = Saver(run.checkpoints, settings.checkpoint.keep)
         stack.callback(saver.wait)
-        skipped = SkippedSteps(train.max_skipped_steps)
+        skipped = SkippedSteps(how.max_skipped_steps)
         stopwatch = Stopwatch(ranks.device)
         metrics = Metrics(
             run.folder,
             stopwatch,
             console,
             first_step=first_step,
-            last_step=train.max_steps,
+            last_step=how.max_steps,
             tensorboard=settings.log.tensorboard,
             is_writer=ranks.is_first,
         )
         stack.callback(metrics.close)
-        console.start(first_step, train.max_steps)
+        console.start(first_step, how.max_steps)
         stack.callback(console.stop)
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
         verdict = GO_ON
-        for step in loader.steps(first_step, state.progress.samples, train.max_steps):
+        for step in loader.steps(first_step, state.progress.samples, how.max_steps):
             stopwatch.mark()
             metrics.add(train_step(state, step, settings, ranks, stopwatch))
-            done, is_last = state.progress.step, state.progress.step == train.max_steps
+            done, is_last = state.progress.step, state.progress.step == how.max_steps
             evaluates = evaluation is not None and (is_last or _is_due(step, settings.evaluate.every_samples))
-            saves = is_last or (settings.checkpoint.every_steps > 0 and done % settings.checkpoint.every_steps == 0)
+            is_due = is_last or (settings.checkpoint.every_steps > 0 and done % settings.checkpoint.every_steps == 0)
 
-            if evaluates or saves or done % settings.log.every_steps == 0:
+            if evaluates or is_due or done % settings.log.every_steps == 0:
                 skipped.note(metrics.flush(), done)
             if evaluation is not None and evaluates:
-                result = evaluate_model(model, evaluation, ranks, train, settings.evaluate.max_examples)
+                result = evaluate_model(model, evaluation, ranks, how, settings.evaluate.max_examples)
                 metrics.evaluation(done, state.progress.samples, result)
 
             # Ranks agree on what comes next, so that none is left waiting for another.
@@ -201,7 +202,7 @@ def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
             verdict = ranks.largest(mine)
             if verdict == FAIL:
                 break
-            if saves or verdict == STOP:
+            if saves and (is_due or verdict == STOP):
                 skipped.note(metrics.flush(), done)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
                 if ranks.is_first and metrics.failure is None:
@@ -217,12 +218,10 @@ def _train(run: Run, shards: DataSource, ranks: parallel.Ranks) -> Progress:
             raise failure
         if ranks.largest(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
-        if verdict == STOP and state.progress.step < train.max_steps:
+        if verdict == STOP and state.progress.step < how.max_steps:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
-            raise AgreedError(
-                f"stopped by {name} after step {state.progress.step}, which is saved; "
-                f"continue with `bertrain resume {run.folder}`"
-            )
+            kept = f", which is saved; continue with `bertrain resume {run.folder}`" if saves else ""
+            raise AgreedError(f"stopped by {name} after step {state.progress.step}{kept}")
         return state.progress
 
 
@@ -279,8 +278,9 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Consol
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
         state.compute.restore(snapshot.optimizer)
         state.progress = snapshot.progress
-    elif run.init:
-        _begin_with(state, run, console)
+    else:
+        if run.init:
+            _begin_with(state, run, console)
         state.compute.restore({})
 
 
@@ -306,7 +306,7 @@ def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Lo
 def _evaluation_loader(run: Run, ranks: parallel.Ranks) -> Loader | None:
     if not run.settings.evaluate.data:
         return None
-    shards = _open_data(run.settings.evaluate.data, run.settings, ranks)
+    shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
     return _loader(shards, run.settings, ranks)
 

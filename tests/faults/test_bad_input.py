@@ -95,6 +95,7 @@ def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
         (["extra"], "'extra' is neither an option nor a setting"),
         (["--batch.tokens", "4096"], "both are set"),
         (["--train.device", "cuda"], "torch sees no GPU here"),
+        (["--train.device", "cpu", "--train.precision", "fp8"], "train.precision fp8 is not possible here"),
     ],
 )
 def test_wrong_settings(refused: Refused, data: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""The trainer on a GPU: the same losses as on the CPU, and bitwise resume."""
+"""The same training on a GPU: the same losses as on the CPU and on either path, and bitwise resume."""
 
 from __future__ import annotations
 
@@ -9,39 +9,84 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.errors import UserError
+from bertrain.kernels.backend import available
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 
+USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+needs_kernels = pytest.mark.skipif(not USABLE, reason=REASON)
+needs_fp8 = pytest.mark.skipif(not USABLE or torch.cuda.get_device_capability() < (8, 9), reason="this GPU has no FP8")
+
+WIDE = {"model__hidden_size": 128, "model__intermediate_size": 256, "model__pad_vocab_to": 64}
+NO_DROPOUT = {"model__hidden_dropout": 0, "model__attention_dropout": 0}
 
 
 def test_gpu_and_cpu_train_alike(tmp_path: Path) -> None:
     data = helpers.make_data(tmp_path)
     for device in ("cpu", "cuda"):
-        settings = helpers.tiny_settings(train__device=device, model__hidden_dropout=0, model__attention_dropout=0)
-        pretrain(settings, data, tmp_path / device)
+        pretrain(helpers.tiny_settings(train__device=device, **NO_DROPOUT), data, tmp_path / device)
     for one, other in zip(helpers.losses(tmp_path / "cuda"), helpers.losses(tmp_path / "cpu"), strict=True):
         assert abs(one - other) <= 1e-4 * other
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, precision: str) -> None:
+@needs_kernels
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=needs_fp8)])
+def test_kernels_and_plain_fp32_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str) -> None:
+    data, common = helpers.make_data(tmp_path), {**WIDE, **NO_DROPOUT, "train__max_steps": 60}
+    for run in (precision, "fp32"):
+        settings = helpers.tiny_settings(**common, train__device="cuda", train__precision=run)
+        pretrain(settings, data, tmp_path / run)
+        path = "plain PyTorch" if run == "fp32" else "fused kernels"
+        assert f"computing with {path}, {run}" in capsys.readouterr().out
+    rounded, exact = helpers.losses(tmp_path / precision), helpers.losses(tmp_path / "fp32")
+    distances = [abs(one - other) / other for one, other in zip(rounded, exact, strict=True)]
+    print(f"largest distance of losses {max(distances):.2%}")
+    assert exact[-1] < 0.9 * exact[0], "something is learnt"
+    assert 0 < max(distances) <= 0.02
+
+
+def test_what_the_kernels_cannot_compute_is_computed_plainly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = helpers.make_data(tmp_path)
+    common = {"train__device": "cuda", "train__max_steps": 2}
+    pretrain(helpers.tiny_settings(model__hidden_size=48, train__precision="bf16", **common), data, tmp_path / "run")
+    assert "computing with plain PyTorch, bf16 (" in capsys.readouterr().out
+    odd = helpers.tiny_settings(batch__token_budget=250, train__precision="fp8", **common)
+    with pytest.raises(UserError, match=r"train\.precision fp8 is not possible here"):
+        pretrain(odd, data, tmp_path / "odd")
+    assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernels"),
+    [("fp32", "auto"), ("bf16", "plain"), ("bf16", "auto"), pytest.param("fp8", "auto", marks=needs_fp8)],
+)
+def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, precision: str, kernels: str) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "disturbed"
     arguments = helpers.tiny_arguments(
-        train__device="cuda", train__precision=precision, train__max_steps=60, checkpoint__every_steps=4
-    )
+        train__device="cuda", train__precision=precision, train__kernels=kernels, train__max_steps=200,
+        checkpoint__every_steps=4, **WIDE,
+    )  # fmt: skip
 
     def start(run: Path) -> list[str]:
         return helpers.command("pretrain", "bert-tiny", "--data", data, "--run", run, "--deterministic", *arguments)
 
-    subprocess.run(start(tmp_path / "calm"), check=True, env=helpers.environment(), stdout=subprocess.DEVNULL)
-    run = tmp_path / "disturbed"
+    def to_the_end(run: Path) -> str:
+        done = subprocess.run(start(run), env=helpers.environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    expected_path = "fused kernels" if USABLE and precision != "fp32" and kernels == "auto" else "plain PyTorch"
+    assert f"computing with {expected_path}, {precision}" in to_the_end(tmp_path / "calm")
     process = subprocess.Popen(start(run), env=helpers.environment(), stdout=subprocess.DEVNULL)
     while len(list((run / "checkpoints").glob("step-*"))) < 2 and process.poll() is None:
-        time.sleep(0.005)
+        time.sleep(0.002)
     process.kill()
-    process.wait()
-    subprocess.run(start(run), check=True, env=helpers.environment(), stdout=subprocess.DEVNULL)
+    assert process.wait() < 0, "the run ended before it could be killed"
+    assert "continuing after step" in to_the_end(run)
     assert helpers.losses(run) == helpers.losses(tmp_path / "calm")
     weights, expected = helpers.final_weights(run), helpers.final_weights(tmp_path / "calm")
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())

@@ -1,0 +1,76 @@
+"""The README's commands are run, every one, in a folder of a reader's own.
+
+Those in its blocks and those in the table of verbs follow one another as they stand there, on the demo's held-out
+articles. `make demo` is run on a fresh clone by a services test; a download, against a server of our own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from packaging.specifiers import SpecifierSet
+
+from bertrain.cli import app
+from tests.docs.test_documents import Action, perform
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUN_ELSEWHERE = {
+    "make demo": "tests/services/test_demo.py",
+    "make test": "it runs this",
+    "make check": "CI runs it",
+    "pip install .": "tests/docs/test_package.py installs the wheel elsewhere",
+    "bertrain data download": "tests/faults/test_download.py, against a server of its own",
+    "bertrain data mlperf": "tests/unit/test_mlperf_data.py, on a text of its own",
+}
+
+
+def commands() -> list[str]:
+    """Lines of indented blocks, and the first column of tables, that are commands."""
+    found = []
+    for line in README.splitlines():
+        if re.match(r"    (bertrain|make|pip) ", line):
+            found.append(line.strip())
+        elif line.startswith("| `bertrain "):
+            found += re.findall(r"`(bertrain [^`]+)`", line.split(" | ")[0])
+    return found
+
+
+def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "demo" / "held-out.txt", tmp_path / "articles.txt")
+    ran = 0
+    for command in commands():
+        if any(command.startswith(prefix) for prefix in RUN_ELSEWHERE):
+            continue
+        perform(Action("bash", command), tmp_path)
+        ran += 1
+    assert ran >= 20
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    root = typer.main.get_command(app)
+    verbs = []
+    for name, verb in root.commands.items():
+        verbs += [f"{name} {inner}" for inner in verb.commands] if hasattr(verb, "commands") else [name]
+    listed = commands()
+    assert not [verb for verb in verbs if not any(command.startswith(f"bertrain {verb}") for command in listed)]
+
+
+@pytest.mark.parametrize("where", [place for place in RUN_ELSEWHERE.values() if place.startswith("tests/")])
+def test_the_others_are_run_elsewhere(where: str) -> None:
+    assert (ROOT / where.split(",")[0].split()[0]).is_file()
+
+
+def test_the_conda_environment_asks_for_what_the_package_needs() -> None:
+    """conda itself is not at hand: its file is read, not tried."""
+    wanted = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (python,) = [entry.partition("=")[2] for entry in wanted if str(entry).startswith("python=")]
+    assert python in SpecifierSet(project["requires-python"])
+    assert wanted[-1] == {"pip": ["-c constraints.txt", "-e ."]}

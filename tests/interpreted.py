@@ -1,0 +1,336 @@
+"""The kernels in Triton's interpreter, on the CPU: the same code a GPU runs, on small cases, in float32.
+
+    TRITON_INTERPRET=1 python -m tests.interpreted
+
+prints what each of CASES measures, as JSON; `tests/unit/test_kernels_interpreted.py` runs it and looks at the figures.
+Triton decides when it is imported whether kernels are compiled or interpreted, hence a process of its own.
+
+What the interpreter cannot do is left to tests/gpu: bf16 through tensor descriptors, and rounding to 8 bits (it
+drops the carry out of the mantissa), so that 8-bit cases here use values which need no rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import torch
+
+from bertrain.kernels import layernorm as layernorm_kernels
+from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_plain
+from bertrain.kernels.backend import available
+from bertrain.kernels.embedding import embed_plain, position_gradient
+from bertrain.kernels.fp8 import LARGEST, Scales, cast_both_ways, empty_both_ways
+from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
+from bertrain.kernels.layernorm import dropout_add_layernorm_plain
+from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
+from bertrain.kernels.reduction import column_sums
+from bertrain.model.bert import split_parts
+from bertrain.optim.arena import Arena
+from bertrain.optim.clipping import clip_to_norm
+from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.train.compute import FusedCompute
+from tests import helpers, twins, whole_model
+
+SEED = torch.tensor([2**40 + 5])
+FLOAT32 = 2e-6
+CASES: dict[str, tuple[Callable[[], float], float]] = {}
+
+
+def case(name: str, bound: float, *arguments: object) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Have a function measured with these arguments, against an inclusive bound; 0 says that it must hold exactly."""
+
+    def add(function: Callable[..., float]) -> Callable[..., float]:
+        CASES[name] = (lambda: function(*arguments)), bound
+        return function
+
+    return add
+
+
+@case("attention", FLOAT32, 0.0, 1)
+@case("attention with dropout", FLOAT32, 0.1, 1)
+@case("attention with extreme scores", 5e-5, 0.1, 60)
+def attention(p: float, query_scale: float) -> float:
+    lengths = [21, 1, 70, 0]
+    cu_seqlens = twins.boundaries(lengths, "cpu")
+    qkv, dout = torch.randn(sum(lengths), 3, 2, 16), torch.randn(sum(lengths), 2, 16)
+    qkv[:, 0] *= query_scale
+    actual = twins.attention_both_ways(qkv, dout, cu_seqlens, p, SEED, 5)
+    expected = twins.twin_both_ways(lambda x: ragged_attention_plain(x, cu_seqlens, p, SEED, 5), [qkv], dout)
+    return twins.attention_error(actual, expected)
+
+
+@case("attention replays its mask", 0)
+def attention_mask() -> float:
+    # With zero queries all weights of a row are equal, so one-hot values show the mask in the result, and one-hot
+    # gradients show it again in the gradient of the values.
+    before, length = 17, 32
+    cu_seqlens, places = twins.boundaries([before, length], "cpu"), torch.arange(length)
+    qkv, dout = torch.zeros(before + length, 3, 2, 32), torch.zeros(before + length, 2, 32)
+    qkv[before + places, 2, :, places] = 1
+    dout[before + places, :, places] = 1
+    out, _, _, dvalues, _ = twins.attention_both_ways(qkv, dout, cu_seqlens, 0.1, SEED, 9)
+    expected = attention_keep_mask(SEED, 9, 2, before, length, 0.1)
+    forward = (out[before:].permute(1, 0, 2) != 0) != expected
+    backward = (dvalues[before:].permute(1, 2, 0) != 0) != expected
+    return float(forward.sum() + backward.sum())
+
+
+@case("attention's plan", 0)
+def plan() -> float:
+    lengths = [65, 0, 1, 200, 64]
+    tiles = plan_attention(twins.boundaries(lengths, "cpu"), sum(lengths)).tolist()
+    used = [tile[:3] for tile in tiles if tile[1] > 0]
+    starts = twins.boundaries(lengths, "cpu").tolist()
+    longest_first = sorted(zip(lengths, starts, strict=False), key=lambda pair: -pair[0])
+    return float(used != [[start, length, row] for length, start in longest_first for row in range(0, length, TILE)])
+
+
+def rows_case() -> list[torch.Tensor]:
+    return [torch.randn(9, 96), torch.randn(96), torch.randn(9, 96), torch.randn(96), torch.randn(96)]
+
+
+@case("LayerNorm", FLOAT32, 0.0, False)
+@case("LayerNorm with dropout", FLOAT32, 0.1, False)
+@case("LayerNorm of two gradients", FLOAT32, 0.1, True)
+def layernorm(p: float, is_pair: bool) -> float:
+    inputs, dy, second = rows_case(), torch.randn(9, 96), torch.randn(9, 96) if is_pair else None
+    actual = twins.layernorm_both_ways(inputs, dy, second, p, SEED, 2)
+    total = dy if second is None else dy + second
+    expected = twins.twin_both_ways(
+        lambda *tensors: dropout_add_layernorm_plain(*tensors, p, SEED, 2, twins.NORM_EPS), inputs, total
+    )
+    return twins.largest_error(actual, expected)
+
+
+@case("LayerNorm replays its mask", 0)
+def layernorm_mask() -> float:
+    dx = twins.layernorm_both_ways(rows_case(), torch.randn(9, 96), None, 0.1, SEED, 2)[1]
+    return float(((dx != 0) != rows_keep_mask(SEED, 2, 9, 96, 0.1)).sum())
+
+
+@case("GELU", 5e-6)
+def gelu() -> float:
+    inputs, dy = [3 * torch.randn(9, 96), torch.randn(96)], torch.randn(9, 96)
+    return twins.largest_error(twins.gelu_both_ways(*inputs, dy), twins.twin_both_ways(bias_gelu_plain, inputs, dy))
+
+
+@case("GELU's curve", twins.GELU_ERROR[0], 0)
+@case("GELU's slope", twins.GELU_ERROR[1], 1)
+def gelu_curve(which: int) -> float:
+    return twins.gelu_curve_error("cpu")[which]
+
+
+@case("embeddings", FLOAT32, 0.0)
+@case("embeddings with dropout", FLOAT32, 0.1)
+def embeddings(p: float) -> float:
+    lengths = [5, 1, 0, 9, 0]
+    tables, norm, ids, cu_seqlens = twins.embedding_case(lengths, 40, 12, 96, torch.float32, "cpu")
+    dy, second = torch.randn(15, 96), torch.randn(15, 96)
+    actual = twins.embedding_both_ways(tables, norm, ids, dy, second, cu_seqlens, p, SEED, 3)
+    expected = twins.twin_both_ways(
+        lambda words, positions, segments, weight, bias: embed_plain(
+            (words, positions, segments), ids, weight, bias, p, SEED, 3, twins.NORM_EPS
+        ),
+        [*tables, *norm], dy + second,
+    )  # fmt: skip
+    return twins.largest_error(actual, expected)
+
+
+@case("position gradients accumulate", 0)
+def positions() -> float:
+    # Whole numbers: every order of addition gives the same float32.
+    lengths = [5, 0, 1, 3]
+    dsum, start = torch.randint(-9, 9, (9, 300)).float(), torch.randint(-9, 9, (7, 300)).float()
+    expected, row = start.clone(), 0
+    for length in lengths:
+        expected[:length] += dsum[row : row + length]
+        row += length
+    position_gradient(dsum, twins.boundaries(lengths, "cpu"), start, accumulate=True)
+    return float((start != expected).sum())
+
+
+@case("column sums", 0, False)
+@case("column sums accumulate", 0, True)
+def sums(accumulate: bool) -> float:
+    wrong = 0.0
+    for count in range(1, 5):
+        partials = torch.randint(-9, 9, (70, count, 41)).float()
+        rows = [torch.randint(-9, 9, (41,)).float() for _ in range(count)]
+        expected = partials.sum(0) + (torch.stack(rows) if accumulate else 0)
+        column_sums(partials, rows, accumulate=accumulate)
+        wrong += float((torch.stack(rows) != expected).sum())
+    return wrong
+
+
+@case("cross-entropy, 104 wide", 5e-6, 104, 99)
+@case("cross-entropy, several blocks wide", 5e-6, 8296, 8291)
+def cross_entropy(width: int, vocab_size: int) -> float:
+    logits, labels = twins.cross_entropy_case(13, width, vocab_size, torch.float32, "cpu")
+    actual, expected = twins.cross_entropy_both_ways(logits, labels, vocab_size, 1 / 11)
+    assert actual[1] == expected[1], "right answers are counted exactly"
+    return twins.largest_error(actual, expected)
+
+
+@case("LAMB, tensors anywhere", FLOAT32, 1)
+@case("LAMB, tensors aligned", FLOAT32, 16)
+def lamb(padding: int) -> float:
+    lamb = twins.LambCase(padding, "cpu")
+    lamb.step(3)
+    lamb.step_of_the_twin(3)
+    assert twins.error(lamb.copy, lamb.buffers[0]) <= 1e-2  # the interpreter rounds to bf16 by cutting
+    before = [tensor.clone() for tensor in (*lamb.buffers, lamb.copy)]
+    before[1] = lamb.gradients
+    lamb.step(4, apply=False)
+    assert all(map(torch.equal, (*lamb.buffers, lamb.copy), before)), "a step that is not applied leaves all as it was"
+    return twins.largest_error(tuple(lamb.buffers[::2]), tuple(lamb.exact[::2]))
+
+
+@case("update of an arena by lamb", FLOAT32, "lamb", 2)
+@case("update of an arena by adamw", FLOAT32, "adamw", 1)
+def update(name: str, num_steps: int) -> float:
+    """The update of the fused path against the optimizer of the plain one."""
+    settings = helpers.tiny_settings(
+        optimizer__name=name, model__hidden_size=16, model__num_heads=1, model__intermediate_size=32,
+        model__max_positions=64, model__num_layers=1, train__precision="bf16",
+    )  # fmt: skip
+    model, twin = helpers.build_model(settings.model), helpers.build_model(settings.model)
+    arenas = [Arena(bert, split_parts) for bert in (model, twin)]
+    optimizers = [AdaptiveOptimizer(arena, settings.optimizer) for arena in arenas]
+    fused = FusedCompute(model, arenas[0], optimizers[0], settings)
+    for number in range(num_steps):
+        for name in arenas[0].places:
+            gradient = torch.randn(arenas[0].places[name][1])
+            for arena in arenas:
+                arena.view(arena.gradients, name).copy_(gradient)
+        norm, scale = clip_to_norm(arenas[1].gradients, settings.optimizer.clip_norm)
+        verdict = fused.update(1e-2 * (number + 1))
+        optimizers[1].step(1e-2 * (number + 1), scale, torch.tensor(1.0))
+        assert verdict.tolist() == [norm.item(), 1.0]
+    assert optimizers[0].num_applied == num_steps
+    changed = tuple(arenas[0].named(arenas[0].values).values())
+    return twins.largest_error(changed, tuple(arenas[1].named(arenas[1].values).values()))
+
+
+# --- 8 bits -----------------------------------------------------------------------------------------
+
+
+@case("E4M3 both ways", 0, torch.float8_e4m3fn)
+@case("E5M2 both ways", 0, torch.float8_e5m2)
+def cast(dtype: torch.dtype) -> float:
+    values = twins.held_exactly(70, 100, dtype, "cpu") / 4
+    values[3, 7], values[69, 99], values[5, 5] = 1e9, -float("inf"), 0.0
+    rule = twins.cast_at(4.0, dtype, "cpu")
+    assert twins.is_cast_of(*cast_both_ways(values, rule), values, rule)
+    assert rule.largest.max() == float("inf")
+    values[69, 99] = 0.0
+    rule, kept = twins.cast_at(4.0, dtype, "cpu"), empty_both_ways(values, rule)
+    given = cast_both_ways(values, rule, kept)
+    assert given is kept
+    assert rule.largest.max() == 1e9
+    return float(not twins.is_cast_of(*kept, values, rule))
+
+
+@case("GELU in 8 bits", 0)
+def gelu_eight() -> float:
+    """Where GELU is straight its result needs no rounding, if its argument needs none."""
+    x, bias = twins.held_exactly(40, 200, torch.float8_e4m3fn, "cpu", smallest=16.0), torch.zeros(200)
+    x[7, 7] = 1000.0
+    rule = twins.cast_at(1.0, torch.float8_e4m3fn, "cpu")
+    y, first = bias_gelu_forward(x, bias, rule)
+    assert torch.equal(y, x.clamp(min=0))
+    assert twins.is_cast_of(*first, y, rule)
+    assert rule.largest.max() == 1000.0
+    dy = twins.held_exactly(40, 200, torch.float8_e5m2, "cpu")
+    rule = twins.cast_at(1.0, torch.float8_e5m2, "cpu")
+    dx, eight, partials = bias_gelu_backward(dy, x, bias, rule)
+    assert torch.equal(dx, torch.where(x > 0, dy, 0))
+    assert twins.is_cast_of(*eight, dx, rule)
+    assert rule.largest.max() == dx.abs().max()
+    assert twins.error(twins.reduced(partials)[0], dx.double().sum(0)) <= FLOAT32
+    again, only = bias_gelu_forward(x, bias, twins.cast_at(1.0, torch.float8_e4m3fn, "cpu"), full=False)
+    assert again is x, "nothing else is written where only 8 bits were asked for"
+    return float((only.rows.view(torch.uint8) != first.rows.view(torch.uint8)).sum())
+
+
+@case("scales", 0)
+def scales() -> float:
+    formats = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2]
+    measured = Scales(formats, torch.device("cpu"))
+    assert measured.inverse(0) is None, "before a measurement there is nothing to compute with"
+    for first, last in ((2.0, 3.0), (8.0, 0.5)):  # two bins of a step
+        measured.cast(0).largest[0], measured.cast(0).largest[-1] = first, last
+        measured.cast(1).largest[17] = first
+        measured.cast(2).largest[0] = float("inf")
+        measured.collect()
+    assert measured.cast(0).largest.abs().max() == 0, "what was collected is not collected again"
+    assert measured.largest.tolist() == [8.0, 8.0, float("inf"), 0.0]
+    measured.scale[2:] = torch.tensor([5.0, 7.0])
+    measured.update()
+    expected = [LARGEST[formats[0]] / 8, LARGEST[formats[1]] / 8, 5.0, 7.0]
+    assert measured.scale.tolist() == expected, "a peak of zero or infinity keeps the scale"
+    assert measured.largest.tolist() == [0.0] * 4
+    continued = Scales(formats, torch.device("cpu"))
+    continued.load(measured.scale)
+    for site, scale in enumerate(expected):
+        inverse = continued.inverse(site)
+        assert inverse is not None
+        assert inverse == 1 / torch.tensor(scale)
+        assert inverse == measured.inverse(site)
+        assert inverse.data_ptr() % 16 == 0
+        assert continued.cast(site).scale == scale
+    return 0.0
+
+
+# --- the whole model ----------------------------------------------------------------------------------
+
+
+@case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3}, True)
+@case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False, "model__num_layers": 1}, False)
+def whole(overrides: dict[str, object], accumulates: bool) -> float:
+    """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
+    settings = helpers.tiny_settings(
+        model__vocab_size=50, model__hidden_size=32, model__num_heads=2, model__intermediate_size=48,
+        model__max_positions=14, data__max_seq_length=12, data__max_predictions=5,
+        model__hidden_dropout=0, model__attention_dropout=0, **overrides,
+    ).model  # fmt: skip
+    batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
+    model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
+    # The interpreter's time goes by programs, so here one takes eight rows.
+    with patch.multiple(layernorm_kernels, FORWARD=(8, 1), BACKWARD=(8, 1, 1, 1)):
+        sums = model.run()
+        errors, once = model.errors(), model.gradients()
+        if accumulates:
+            model.run(accumulate=True)
+            check_doubled(model.gradients(), once)
+    assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=3e-5)
+    assert torch.equal(sums[2:], model.expected_sums[2:])
+    return max(errors.values())
+
+
+def check_doubled(gradients: dict[str, torch.Tensor], once: dict[str, torch.Tensor]) -> None:
+    for name, gradient in gradients.items():
+        if name == "embeddings.words.weight":  # two sums meet here, so the order of addition differs
+            assert twins.error(gradient, 2 * once[name]) <= 1e-6
+        else:
+            assert torch.equal(gradient, 2 * once[name]), name
+
+
+def main() -> None:
+    print(available("cpu")[1], file=sys.stderr)
+    # Fresh memory is filled with NaN under this switch: whatever reads a row that was never written shows it.
+    torch.use_deterministic_algorithms(True)
+    figures = {}
+    for number, (name, (measure, _)) in enumerate(CASES.items()):
+        torch.manual_seed(number)
+        begin = time.perf_counter()
+        figures[name] = measure()
+        print(f"{name}: {figures[name]:.2e} ({time.perf_counter() - begin:.1f} s)", file=sys.stderr)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

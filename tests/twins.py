@@ -1,0 +1,249 @@
+"""Each kernel run forward and backward beside its plain twin in float64: what the tests on a CPU and on a GPU share.
+
+`..._both_ways` returns a result and its gradients in the order of the twin's arguments; `twin_both_ways` returns the
+same from the specification under autograd.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
+from bertrain.kernels.cross_entropy import cross_entropy, cross_entropy_plain
+from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
+from bertrain.kernels.fp8 import Cast, cast_plain
+from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
+from bertrain.kernels.lamb import LambTable, lamb_step, lamb_step_plain
+from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
+from bertrain.kernels.reduction import column_sums
+
+Tensors = tuple[Tensor, ...]
+NORM_EPS = 1e-12
+GELU_ERROR = 4e-6, 8e-6
+"""What the fitted curve of GELU and its slope may be off by, absolutely."""
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what is expected; infinite where a number is not finite."""
+    if not torch.isfinite(actual).all():
+        return float("inf")
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def largest_error(actual: Tensors, expected: Tensors) -> float:
+    return max(error(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equality to the last bit, which holds for NaN too."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
+def twice(function: Callable[[], Tensors]) -> Tensors:
+    """The result of a kernel, which must be the same bit for bit when it runs again."""
+    first, second = function(), function()
+    assert all(same_bits(one, other) for one, other in zip(first, second, strict=True))
+    return first
+
+
+def twin_both_ways(function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor) -> Tensors:
+    """Result and gradients of a plain function, in float64."""
+    leaves = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    y = function(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, dy.double())
+
+
+def random_lengths(count: int, longest: int) -> list[int]:
+    """Lengths that no run saw before, printed so that a failure can be repeated."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"lengths drawn with seed {seed}")
+    return torch.randint(0, longest + 1, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def boundaries(lengths: Sequence[int], device: str) -> Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+
+
+def reduced(partials: Tensor) -> Tensors:
+    """Partial sums [n, k, N] as k rows."""
+    rows = [torch.full((partials.shape[2],), float("nan"), device=partials.device) for _ in range(partials.shape[1])]
+    column_sums(partials, rows)
+    return tuple(rows)
+
+
+# --- the kernels, both ways -------------------------------------------------------------------------
+
+
+def attention_both_ways(qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int) -> Tensors:
+    """The result, the gradients of queries, keys and values, and those of a bias added to each of the three."""
+    tiles = plan_attention(cu_seqlens, len(qkv))
+    out, lse = ragged_attention_forward(qkv, tiles, p, seed, site)
+    dqkv, partials = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
+    return out, *dqkv.unbind(1), torch.stack(reduced(partials))
+
+
+def attention_error(actual: Tensors, expected: Tensors) -> float:
+    """The largest error, where the twin gives the gradient as one tensor.
+
+    Queries and keys of sequences of length 1 have no gradient, nor has a bias of keys: what rounding leaves of them is
+    measured against the whole, and against the terms of the sum.
+    """
+    out, *gradients, biases = actual
+    whole = expected[1].norm()
+    errors = [error(out, expected[0])]
+    for gradient, bias, reference in zip(gradients, biases, expected[1].unbind(1), strict=True):
+        norm = reference.norm() if reference.norm() > 1e-6 * whole else whole
+        errors.append(((gradient.double() - reference).norm() / norm).item())
+        total = reference.sum(0).flatten()
+        errors.append(((bias.double() - total).norm() / total.norm().maximum(norm)).item())
+    return max(errors) if all(torch.isfinite(tensor).all() for tensor in actual) else float("inf")
+
+
+def layernorm_both_ways(
+    inputs: Sequence[Tensor], dy: Tensor, second: Tensor | None, p: float, seed: Tensor, site: int
+) -> Tensors:
+    x, bias, residual, weight, ln_bias = inputs
+    y, statistics = dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, p, seed, site, NORM_EPS)
+    dx, dresidual, partials = dropout_add_layernorm_backward(
+        dy, second, x, bias, residual, weight, statistics, p, seed, site
+    )
+    dbias, dweight, dln_bias = reduced(partials)
+    return y, dx, dbias, dresidual, dweight, dln_bias
+
+
+def gelu_both_ways(x: Tensor, bias: Tensor, dy: Tensor) -> Tensors:
+    y, _ = bias_gelu_forward(x, bias)
+    dx, _, partials = bias_gelu_backward(dy, x, bias)
+    return y, dx, *reduced(partials)
+
+
+def gelu_curve_error(device: str) -> tuple[float, float]:
+    """Largest absolute error of GELU and of its slope in float32, over all that is not flat or straight."""
+    x = torch.linspace(-12, 12, 4096, device=device).view(32, 128)
+    bias, ones = torch.zeros(128, device=device), torch.ones(32, 128, device=device)
+    actual, expected = gelu_both_ways(x, bias, ones), twin_both_ways(bias_gelu_plain, (x, bias), ones)
+    value, slope = ((actual[i].double() - expected[i]).abs().max().item() for i in (0, 1))
+    return value, slope
+
+
+def embedding_both_ways(
+    tables: tuple[Tensor, Tensor, Tensor],
+    norm: tuple[Tensor, Tensor],
+    ids: tuple[Tensor, Tensor, Tensor],
+    dy: Tensor,
+    second: Tensor,
+    cu_seqlens: Tensor,
+    p: float,
+    seed: Tensor,
+    site: int,
+) -> Tensors:
+    """Result, and gradients of words, positions, segments, and LayerNorm's weight and bias."""
+    y, statistics = embed_forward(tables, ids, *norm, p, seed, site, NORM_EPS)
+    dsum, partials = embed_backward(dy, second, tables, ids, norm[0], statistics, p, seed, site)
+    dweight, dln_bias, *dsegments = reduced(partials)
+    dpositions = torch.full(tables[1].shape, float("nan"), device=dy.device)
+    position_gradient(dsum, cu_seqlens, dpositions, accumulate=False)
+    dwords = torch.ops.aten.embedding_dense_backward(dsum, ids[0], len(tables[0]), -1, False)
+    return y, dwords, dpositions, torch.stack(dsegments), dweight, dln_bias
+
+
+def embedding_case(
+    lengths: Sequence[int], num_words: int, num_positions: int, width: int, dtype: torch.dtype, device: str
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Tables, LayerNorm's parameters, ids of words, positions and segments, and boundaries; words come in `dtype`."""
+    total = sum(lengths)
+    tables = tuple(torch.randn(count, width, device=device) for count in (num_words, num_positions, 2))
+    norm = 1 + torch.randn(width, device=device), torch.randn(width, device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    ids = torch.randint(0, num_words, (total,), device=device), positions, torch.randint(0, 2, (total,), device=device)
+    return (tables[0].to(dtype), tables[1], tables[2]), norm, ids, boundaries(lengths, device)
+
+
+def cross_entropy_both_ways(logits: Tensor, labels: Tensor, vocab_size: int, scale: float) -> tuple[Tensors, Tensors]:
+    """(loss, right answers, gradient) of the kernel and of the twin."""
+    written = logits.clone()
+    loss, correct = cross_entropy(written, labels, vocab_size, torch.tensor([scale], device=logits.device))
+    exact = logits.double().requires_grad_()
+    expected, expected_correct = cross_entropy_plain(exact, labels, vocab_size, scale)
+    (gradient,) = torch.autograd.grad(expected, exact)
+    return (loss, correct, written), (expected.detach(), expected_correct, gradient)
+
+
+def cross_entropy_case(num_rows: int, width: int, vocab_size: int, dtype: torch.dtype, device: str) -> Tensors:
+    """Logits and labels: right and wrong answers, ties, an overflow to avoid, padding and empty slots."""
+    logits = 3 * torch.randn(num_rows, width, device=device).to(dtype)
+    labels = torch.randint(0, vocab_size, (num_rows,), device=device)
+    right, tied = torch.arange(num_rows // 2), torch.arange(num_rows // 4)
+    logits[right, labels[right]] = 30.0
+    logits[tied, (labels[tied] + 1) % vocab_size] = 30.0  # only the first largest counts
+    logits[num_rows - 4, 3] = 200.0  # far from its label: the sum relative to the label would overflow
+    logits[:, vocab_size:] = 90.0  # padding columns must not be seen
+    labels[1], labels[-1] = -100, -100
+    return logits, labels
+
+
+class LambCase:
+    """Buffers of five tensors, and what a step is told: of all kinds, one of them all zero."""
+
+    sizes = (5000, 3, 1024, 12345, 16)
+    flags = ((True, True), (False, False), (True, True), (True, True), (False, True))
+
+    def __init__(self, padding: int, device: str) -> None:
+        offsets = [0]
+        for size in self.sizes:
+            offsets.append(offsets[-1] + -(-size // padding) * padding)
+        self.table = LambTable.build(offsets, list(self.flags), device)
+        self.gradients = torch.randn(offsets[-1], device=device)
+        moments = torch.randn(offsets[-1], device=device), torch.randn(offsets[-1], device=device).square()
+        self.buffers = [torch.randn(offsets[-1], device=device), self.gradients.clone(), *moments]
+        self.buffers[0][offsets[2] : offsets[3]] = 0  # a weight norm of zero: no ratio
+        self.exact = [tensor.double() for tensor in self.buffers]
+        self.copy = torch.full((offsets[-1],), float("nan"), dtype=torch.bfloat16, device=device)
+        self.scalars = [torch.tensor([value], device=device) for value in (0.01, 0.3, 1.0, 1.0)]  # rate, clip, apply, t
+
+    def step(self, number: int, apply: bool = True) -> None:
+        self.buffers[1].copy_(self.gradients)
+        self.scalars[2].fill_(float(apply))
+        self.scalars[3].fill_(number)
+        lamb_step(*self.buffers, self.table, *self.scalars, copy=self.copy)
+
+    def step_of_the_twin(self, number: int) -> None:
+        self.exact[1].copy_(self.gradients)
+        self.scalars[3].fill_(number)
+        lamb_step_plain(*self.exact, self.table, *self.scalars)
+
+
+# --- 8 bits -----------------------------------------------------------------------------------------
+
+MANTISSA_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
+EXPONENTS = {torch.float8_e4m3fn: (-6, 8), torch.float8_e5m2: (-14, 15)}
+
+
+def cast_at(scale: float, dtype: torch.dtype, device: str) -> Cast:
+    """A cast whose peaks are zero, as they are before a kernel writes them."""
+    return Cast(dtype, torch.tensor([scale], device=device), torch.zeros(4096, device=device))
+
+
+def held_exactly(num_rows: int, width: int, dtype: torch.dtype, device: str, smallest: float = 0.0) -> Tensor:
+    """Values, positive and negative, that the format holds without rounding, none below `smallest` in magnitude."""
+    steps = 1 << MANTISSA_BITS[dtype]
+    low, high = EXPONENTS[dtype]
+    exponents = torch.arange(low, high, device=device).repeat_interleave(steps)
+    mantissas = torch.arange(steps, device=device).repeat(high - low)
+    magnitudes = (1 + mantissas / steps) * torch.exp2(exponents.float())
+    magnitudes = magnitudes[magnitudes >= smallest]
+    drawn = magnitudes[torch.randint(0, len(magnitudes), (num_rows, width), device=device)]
+    return drawn * (torch.randint(0, 2, drawn.shape, device=device) * 2 - 1)
+
+
+def is_cast_of(rows: Tensor, columns: Tensor, values: Tensor, cast: Cast) -> bool:
+    """Whether the 8-bit copies, as they lie and transposed, are those of float32 values to the last byte."""
+    expected = cast_plain(values, cast.scale, cast.dtype)
+    return same_bits(rows, expected) and same_bits(columns, expected.t())

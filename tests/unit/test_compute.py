@@ -1,0 +1,95 @@
+"""Which precision and which path a run computes with: chosen once, said aloud, kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.errors import UserError
+from bertrain.train import compute
+from bertrain.train.precision import choose_precision
+from bertrain.train.pretrain import pretrain, resume
+from tests import helpers
+
+CPU = torch.device("cpu")
+
+
+def precision_of(run: Path) -> str:
+    return json.loads((run / "config.json").read_text())["settings"]["train"]["precision"]
+
+
+def test_auto_is_settled_when_a_run_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    pretrain(helpers.tiny_settings(train__precision="auto", train__device="cpu", train__max_steps=2), data, run)
+    chosen, _ = choose_precision(CPU)
+    assert precision_of(run) == chosen
+    assert f"computing with plain PyTorch, {chosen}" in capsys.readouterr().out
+
+
+def test_auto_continues_a_run_as_it_was_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if it had begun on a machine that chose otherwise."""
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    other = "fp32" if choose_precision(CPU)[0] == "bf16" else "bf16"
+    common = {"train__device": "cpu", "checkpoint__every_steps": 2}
+    pretrain(helpers.tiny_settings(train__precision=other, train__max_steps=4, **common), data, run)
+    calm = helpers.losses(run)
+    (run / "checkpoints" / "step-00000004" / "manifest.json").unlink()
+    pretrain(helpers.tiny_settings(train__precision="auto", train__max_steps=4, **common), data, run)
+    assert "continuing after step 2" in capsys.readouterr().out
+    assert precision_of(run) == other
+    assert helpers.losses(run) == calm
+
+
+def test_kernels_can_be_switched_off_and_on_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    settings = helpers.tiny_settings(
+        train__device="cpu", train__precision="bf16", train__kernels="plain", train__max_steps=3
+    )
+    pretrain(settings, data, run)
+    assert "computing with plain PyTorch, bf16 (asked for)" in capsys.readouterr().out
+    resume(run, [("train.kernels", "auto")])
+    assert "computing with plain PyTorch, bf16 (triton" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"precision": "fp32"}, "the kernels work in bf16 or fp8, not in fp32"),
+        ({"precision": "bf16"}, "triton"),
+        ({"precision": "bf16", "kernels": "plain"}, "asked for"),
+    ],
+)
+def test_a_cpu_computes_plainly_and_says_why(overrides: dict[str, str], reason: str) -> None:
+    settings = helpers.tiny_settings(**{f"train__{name}": value for name, value in overrides.items()})
+    is_fused, sentence = compute.choose(settings, CPU)
+    assert not is_fused
+    assert sentence.startswith(f"plain PyTorch, {overrides['precision']} (")
+    assert reason in sentence
+
+
+def test_fp8_is_refused_where_it_is_not_possible() -> None:
+    with pytest.raises(UserError, match=r"train.precision fp8 is not possible here \(.*\); use --train.precision bf16"):
+        compute.choose(helpers.tiny_settings(train__precision="fp8"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({}, ""),
+        ({"model__num_heads": 1}, ""),
+        ({"model__hidden_size": 48}, "heads of 24 are not 16, 32, 64 or 128 wide"),
+        ({"model__num_heads": 4}, "heads of 8 are not 16, 32, 64 or 128 wide"),
+        ({"batch__token_budget": 250}, ""),
+        ({"batch__token_budget": 250, "train__precision": "fp8"}, "batch.token_budget 250 is not a multiple of 64"),
+        (
+            {"model__intermediate_size": 72, "train__precision": "fp8"},
+            "model.intermediate_size 72 is not a multiple of 16",
+        ),
+    ],
+)
+def test_what_the_kernels_cannot_compute_is_known(overrides: dict[str, object], reason: str) -> None:
+    settings = helpers.tiny_settings(**({"train__precision": "bf16"} | overrides))
+    assert compute.why_unfit(settings) == reason

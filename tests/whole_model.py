@@ -1,0 +1,110 @@
+"""A small BERT whose every term counts, a bin with all that can occur, and its gradient from the specification."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertrain.config import ModelSettings
+from bertrain.data.batch import IGNORED, Batch
+from bertrain.model.bert import Bert, split_parts
+from bertrain.model.fused import FusedBert
+from bertrain.model.heads import pretraining_sums
+from bertrain.optim.arena import Arena
+from tests import helpers, twins
+
+
+def random_batch(
+    lengths: list[int], num_tokens: int, num_slots: int, num_predictions: int, max_seqlen: int, vocab_size: int
+) -> Batch:
+    """A bin of sequences of these lengths, junk up to `num_tokens`, and slots that stay empty."""
+    ends = list(np.cumsum([0, *lengths]))
+    while ends[-1] < num_tokens:
+        ends.append(min(num_tokens, ends[-1] + max_seqlen))
+    sequence_lengths = np.diff(ends)
+    position_ids = np.arange(num_tokens) - np.repeat(ends[:-1], sequence_lengths)
+    cu_seqlens = np.full(num_slots + 1, num_tokens, dtype=np.int32)
+    cu_seqlens[: len(ends)] = ends
+    segment_ids = position_ids >= np.repeat((sequence_lengths + 1) // 2, sequence_lengths)
+    is_real = np.arange(num_tokens) < sum(lengths)
+    masked = torch.from_numpy(np.flatnonzero(is_real & (position_ids % 4 == 1)))[:num_predictions]
+    mlm_positions = torch.zeros(num_predictions, dtype=torch.int64)
+    mlm_labels = torch.full((num_predictions,), IGNORED)
+    mlm_positions[: len(masked)] = masked
+    mlm_labels[: len(masked)] = torch.randint(5, vocab_size, (len(masked),))
+    nsp_labels = torch.full((num_slots,), IGNORED)
+    nsp_labels[: len(lengths)] = torch.randint(0, 2, (len(lengths),))
+    return Batch(
+        input_ids=torch.randint(5, vocab_size, (num_tokens,)),
+        segment_ids=torch.from_numpy(segment_ids.astype(np.int64)),
+        position_ids=torch.from_numpy(position_ids),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
+        cls_positions=torch.from_numpy(np.minimum(cu_seqlens[:-1], num_tokens - 1).astype(np.int64)),
+        mlm_positions=mlm_positions,
+        mlm_labels=mlm_labels,
+        nsp_labels=nsp_labels,
+        max_seqlen=max_seqlen,
+        sequence_lengths=tuple(sequence_lengths.tolist()),
+        dropout_seed=5,
+        num_tokens=sum(lengths),
+        num_sequences=len(lengths),
+        num_predictions=len(masked),
+    )
+
+
+class BothWays:
+    """A model computed by bert.py under autograd in float32, and by `FusedBert` on the same weights and bin."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        batch: Batch,
+        device: str,
+        *,
+        fp8: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        matrix_scale: float = 1.0,
+    ) -> None:
+        model = helpers.build_model(settings).to(device)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(matrix_scale if parameter.ndim > 1 else 1.0)
+        self.batch = batch.to(torch.device(device))
+        self.arena = Arena(model, split_parts)
+        self.expected_sums, self.expected = self._specification(model)
+        for gradient in self.arena.named(self.arena.gradients).values():
+            gradient.fill_(float("nan"))
+        self.fused = FusedBert(model, self.arena, fp8=fp8, dtype=dtype)
+
+    def _specification(self, model: Bert) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = self.batch
+        outputs = model.eval()(batch)
+        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+        (sums.mlm_loss / batch.num_predictions + sums.nsp_loss / batch.num_sequences).backward()
+        gradients = self.arena.named(self.arena.gradients.clone())
+        return sums.stack(), gradients
+
+    def run(self, seed: int = 7, accumulate: bool = False) -> Tensor:
+        """One pass of the fused model; returns its sums."""
+        device = self.arena.values.device
+        scales = (
+            torch.tensor([1 / count], device=device) for count in (self.batch.num_predictions, self.batch.num_sequences)
+        )
+        return self.fused.forward_backward(self.batch, torch.tensor([seed], device=device), *scales, accumulate)
+
+    def measure_scales(self) -> None:
+        """The first pass of FP8, in 16 bits, after which the scales are those of this bin."""
+        assert self.fused.scales is not None
+        self.fused.requantise()
+        self.run()
+        self.fused.scales.collect()
+        self.fused.scales.update()
+        self.fused.requantise()
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.arena.named(self.arena.gradients).items()}
+
+    def errors(self) -> dict[str, float]:
+        """The relative error of each gradient."""
+        return {name: twins.error(tensor, self.expected[name]) for name, tensor in self.gradients().items()}
