@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,106 @@ MaxPredictions = Annotated[
     int, typer.Option(min=0, help="masked words a row has room for; 0: as the data has it, or 15 % of its width")
 ]
 LowerCase = Annotated[bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")]
+
+
+@data_app.command("download")
+def data_download(
+    what: Annotated[Collection, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
+    out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
+    mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
+    language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
+    date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
+
+    After a break, run it again: it goes on where it was. Nothing gets its name before length and MD5 are right.
+
+    Example: bertrain data download wikipedia --language simple --out dumps/
+    """
+    from bertrain.data.download import download
+
+    made = download(what, out, mirror=mirror, language=language, date=date)
+    if as_json:
+        print(json.dumps(made))
+        return
+    print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
+    for name in made["left_out"]:
+        print(f"  left out, since nothing needs it: {name}")
+    if what == "wikipedia":
+        print(f"next: bertrain data extract {out} --out DIR")
+
+
+@data_app.command("extract")
+def data_extract(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked"),
+    ],
+    out: NewFolder,
+    form: Annotated[
+        Form, typer.Option("--format", help="what all inputs are; auto: as the content of each says")
+    ] = "auto",
+    text_column: Annotated[
+        str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
+    ] = "text",
+    document_end: Annotated[
+        DocumentEnd, typer.Option(help="what ends a document of plain text; file: lines may be wrapped")
+    ] = "blank-line",
+    sentences: Annotated[
+        Splitter, typer.Option(help="sentencex: split by rule; lines: a line is a sentence; none: a document is")
+    ] = "sentencex",
+    language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
+    min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="keep one of equal documents; 100 bytes of memory for each")
+    ] = False,
+    hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
+    hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
+    on_error: Annotated[
+        OnError, typer.Option(help="skip: pass over damaged input; whole pages before a break are kept")
+    ] = "stop",
+    part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
+    workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make text, a sentence per line, of Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
+
+    Of a dump, articles are kept, and of these the running text, without tables, templates, references and lists.
+
+    Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
+    """
+    from bertrain.data.extract import EVALUATION, TRAINING, extract
+
+    made = extract(
+        inputs,
+        out,
+        form=form,
+        text_column=text_column,
+        document_end=document_end,
+        sentences=sentences,
+        language=language,
+        min_characters=min_characters,
+        deduplicate=deduplicate,
+        hold_out=hold_out,
+        hold_out_seed=hold_out_seed,
+        on_error=on_error,
+        part_bytes=part_bytes,
+        workers=workers,
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for problem in made["problems"]:
+        print(f"skipped: {problem}", file=sys.stderr)
+    counts = made["counts"]
+    parts = sum(file["name"] != EVALUATION for file in made["files"])
+    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
+    for reason, count in made["skipped"].items():
+        print(f"  left out: {count:,} {reason}")
+    if counts["held_out"]:
+        print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
+    print(f"next: bertrain data prepare {out / TRAINING} --out DIR")
 
 
 @data_app.command("vocab")
@@ -144,345 +245,6 @@ def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
         print(f"skipped {name}: it could not be read as text")
 
 
-@data_app.command("stats")
-def data_stats(
-    folder: AnyFolder,
-    ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
-    sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
-    token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
-    vocab: VocabularyFile = None,
-    group_size: Annotated[int, typer.Option(min=0, help="ranks dealt to together by exchange; 0: all")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="draw lengths and policies into this .svg file")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Count what a data folder holds, and compare the batching policies on it.
-
-    Example: bertrain data stats data/ --ranks 8 --sequences 768
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.stats import data_stats as describe
-
-    stats = describe(
-        folder,
-        ranks=ranks,
-        sequences=sequences,
-        token_budget=token_budget,
-        group_size=group_size,
-        plot=plot,
-        vocab=vocab,
-    )
-    if as_json:
-        print(json.dumps(asdict(stats)))
-        return
-    print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
-    print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
-    print(f"next sentence drawn at random: {stats.random_next_share:.1%}; words unknown: {stats.unknown_share:.2%}")
-    most = max(stats.histogram.values())
-    for length, count in stats.histogram.items():
-        print(f"  up to {length:>4} {count:>10,} {'#' * round(40 * count / most)}")
-    print(f"steps of {sequences} examples on {ranks} ranks (imbalance: the busiest rank over the mean)")
-    print(f"  {'policy':<9}{'padding':>9}{'bins':>7}{'tokens':>9}{'attention':>11}")
-    for one in stats.policies:
-        fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
-        print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
-    if plot is not None:
-        print(f"drawn: {plot}")
-
-
-@data_app.command("extract")
-def data_extract(
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked"),
-    ],
-    out: NewFolder,
-    form: Annotated[
-        Form, typer.Option("--format", help="what all inputs are; auto: as the content of each says")
-    ] = "auto",
-    text_column: Annotated[
-        str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
-    ] = "text",
-    document_end: Annotated[
-        DocumentEnd, typer.Option(help="what ends a document of plain text; file: lines may be wrapped")
-    ] = "blank-line",
-    sentences: Annotated[
-        Splitter, typer.Option(help="sentencex: split by rule; lines: a line is a sentence; none: a document is")
-    ] = "sentencex",
-    language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
-    min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
-    deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="keep one of equal documents; 100 bytes of memory for each")
-    ] = False,
-    hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
-    hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
-    on_error: Annotated[
-        OnError, typer.Option(help="skip: pass over damaged input; whole pages before a break are kept")
-    ] = "stop",
-    part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
-    workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """Make text, a sentence per line, of Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
-
-    Of a dump, articles are kept, and of these the running text, without tables, templates, references and lists.
-
-    Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
-    """
-    from bertrain.data.extract import EVALUATION, TRAINING, extract
-
-    made = extract(
-        inputs,
-        out,
-        form=form,
-        text_column=text_column,
-        document_end=document_end,
-        sentences=sentences,
-        language=language,
-        min_characters=min_characters,
-        deduplicate=deduplicate,
-        hold_out=hold_out,
-        hold_out_seed=hold_out_seed,
-        on_error=on_error,
-        part_bytes=part_bytes,
-        workers=workers,
-    )
-    if as_json:
-        print(json.dumps(made))
-        return
-    for problem in made["problems"]:
-        print(f"skipped: {problem}", file=sys.stderr)
-    counts = made["counts"]
-    parts = sum(file["name"] != EVALUATION for file in made["files"])
-    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
-    for reason, count in made["skipped"].items():
-        print(f"  left out: {count:,} {reason}")
-    if counts["held_out"]:
-        print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
-    print(f"next: bertrain data prepare {out / TRAINING} --out DIR")
-
-
-@data_app.command("download")
-def data_download(
-    what: Annotated[Collection, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
-    out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
-    mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
-    language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
-    date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
-    as_json: AsJson = False,
-) -> None:
-    """Fetch a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
-
-    After a break, run it again: it goes on where it was. Nothing gets its name before length and MD5 are right.
-
-    Example: bertrain data download wikipedia --language simple --out dumps/
-    """
-    from bertrain.data.download import download
-
-    made = download(what, out, mirror=mirror, language=language, date=date)
-    if as_json:
-        print(json.dumps(made))
-        return
-    print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
-    for name in made["left_out"]:
-        print(f"  left out, since nothing needs it: {name}")
-    if what == "wikipedia":
-        print(f"next: bertrain data extract {out} --out DIR")
-
-
-@data_app.command("convert")
-def data_convert(
-    folder: AnyFolder,
-    to: Annotated[Target, typer.Option("--to", help="the layout to write")],
-    out: NewFolder,
-    shards: ShardCount = 0,
-    shuffle_seed: Annotated[int | None, typer.Option(help="shuffle all rows by this seed; default: keep order")] = None,
-    seed: MaskSeed = 12345,
-    max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
-    max_predictions: MaxPredictions = 0,
-    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = "lpfhp",
-    max_per_row: Annotated[
-        int, typer.Option(min=0, help="most examples in a pack of hdf5-packed; 0: all that fit")
-    ] = 3,
-    vocab: VocabularyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write data in another layout: Arrow, or MLPerf's HDF5 and TFRecord, which other trainers read.
-
-    Example: bertrain data convert data/ --to hdf5-varlength --shards 4320 --shuffle-seed 24 --out hdf5/
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.convert import convert
-
-    written = convert(
-        folder,
-        out,
-        to=to,
-        shards=shards,
-        shuffle_seed=shuffle_seed,
-        seed=seed,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        packing=packing,
-        max_per_row=max_per_row,
-        vocab=vocab,
-    )
-    print(json.dumps(asdict(written)) if as_json else written.sentence())
-
-
-@data_app.command("bin")
-def data_bin(
-    folder: AnyFolder,
-    out: NewFolder,
-    to: Annotated[Target, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
-    shards: ShardCount = 0,
-    seed: MaskSeed = 12345,
-    max_predictions: MaxPredictions = 0,
-    vocab: VocabularyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Sort examples by length into the folders 128, 256, 384 and 512.
-
-    Example: bertrain data bin data/ --shards 2048 --out binned/
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.convert import bin_by_length
-
-    written = bin_by_length(folder, out, to=to, shards=shards, seed=seed, max_predictions=max_predictions, vocab=vocab)
-    if as_json:
-        print(json.dumps({longest: asdict(one) for longest, one in written.items()}))
-        return
-    for one in written.values():
-        print(one.sentence())
-
-
-@data_app.command("eval-set")
-def data_eval_set(
-    folder: AnyFolder,
-    out: NewFolder,
-    count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
-    to: Annotated[Target | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
-    seed: MaskSeed = 12345,
-    vocab: VocabularyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Pick an evaluation set, evenly strided as MLPerf's reference picks its own.
-
-    Example: bertrain data eval-set held-out/ --count 10000 --out eval/
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.convert import eval_set
-
-    written = eval_set(folder, out, count=count, to=to, seed=seed, vocab=vocab)
-    print(json.dumps(asdict(written)) if as_json else written.sentence())
-
-
-@data_app.command("verify")
-def data_verify(
-    folder: AnyFolder,
-    checksums: Annotated[
-        Path | None, typer.Option(help="a list of MLPerf's row checksums, a file's name and an MD5 on each line")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare every file with the hash it had, or its rows with a list of checksums.
-
-    Example: bertrain data verify hdf5/ --checksums 4320_shards_varlength.chk
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.verify import verify
-
-    verified = verify(folder, checksums=checksums)
-    if as_json:
-        print(json.dumps(asdict(verified)))
-    else:
-        print(f"{folder}: {verified.files} file(s) agree with {verified.against}")
-
-
-@data_app.command("inspect")
-def data_inspect(
-    folder: AnyFolder,
-    rows: Annotated[str, typer.Option(help="which rows: FIRST:END")] = "0:5",
-    vocab: VocabularyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show examples as words: both segments, and each word to predict as SHOWN=TRUE; in colour on a terminal.
-
-    Example: bertrain data inspect data/ --rows 0:5
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.inspect import inspect_data, lines_of
-
-    shown = inspect_data(folder, rows=rows, vocab=vocab)
-    if as_json:
-        print(json.dumps([asdict(example) for example in shown]))
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    for example in shown:
-        for line in lines_of(example):
-            console.print(line)
-
-
-@data_app.command("pack")
-def data_pack(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="data of any layout: a folder, or one HDF5 or TFRecord")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="write the packs there, as hdf5-packed; default: only count")] = None,
-    lengths: Annotated[
-        Path | None, typer.Option(help="instead of data: a CSV file with the columns length and sequences")
-    ] = None,
-    algorithm: Annotated[
-        Algorithm, typer.Option(help="longest pack first, shortest pack first, or non-negative least squares")
-    ] = "lpfhp",
-    max_per_row: Annotated[
-        int, typer.Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")
-    ] = 0,
-    row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
-    shards: ShardCount = 0,
-    seed: MaskSeed = 12345,
-    vocab: VocabularyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Pack sequences into rows of one length, say how full they are, and write them if --out says where.
-
-    Example: bertrain data pack data/ --algorithm lpfhp --out packed/
-    """
-    from dataclasses import asdict
-
-    from bertrain.data.pack import pack
-
-    stats = pack(
-        folder,
-        out,
-        lengths=lengths,
-        algorithm=algorithm,
-        max_per_row=max_per_row,
-        row_length=row_length,
-        shards=shards,
-        seed=seed,
-        vocab=vocab,
-    )
-    if as_json:
-        print(json.dumps(asdict(stats)))
-        return
-    print(f"{stats.sequences:,} sequences of {stats.tokens / stats.sequences:.1f} tokens on average")
-    print(
-        f"{stats.algorithm}: {stats.rows:,} rows of {stats.row_length}, {stats.efficiency:.3%} full, up to "
-        f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
-    )
-    print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")
-    if stats.written is not None:
-        print(stats.written.sentence())
-
-
 @data_app.command("mlperf")
 def data_mlperf(
     out: Annotated[Path, typer.Option("--out", help="the folder to make it in; run again to go on after a break")],
@@ -525,3 +287,228 @@ def data_mlperf(
         print(f"{place}: {what}")
     compared = made["checksums_compared"]
     print(f"{compared} known checksums agree" if compared else "other text than MLPerf's: no checksum is known for it")
+
+
+@data_app.command("convert")
+def data_convert(
+    folder: AnyFolder,
+    to: Annotated[Target, typer.Option("--to", help="the layout to write")],
+    out: NewFolder,
+    shards: ShardCount = 0,
+    shuffle_seed: Annotated[int | None, typer.Option(help="shuffle all rows by this seed; default: keep order")] = None,
+    seed: MaskSeed = 12345,
+    max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
+    max_predictions: MaxPredictions = 0,
+    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = "lpfhp",
+    max_per_row: Annotated[
+        int, typer.Option(min=0, help="most examples in a pack of hdf5-packed; 0: all that fit")
+    ] = 3,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write data in another layout: Arrow, or MLPerf's HDF5 and TFRecord, which other trainers read.
+
+    Example: bertrain data convert data/ --to hdf5-varlength --shards 4320 --shuffle-seed 24 --out hdf5/
+    """
+    from bertrain.data.convert import convert
+
+    written = convert(
+        folder,
+        out,
+        to=to,
+        shards=shards,
+        shuffle_seed=shuffle_seed,
+        seed=seed,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        packing=packing,
+        max_per_row=max_per_row,
+        vocab=vocab,
+    )
+    print(json.dumps(asdict(written)) if as_json else written.sentence())
+
+
+@data_app.command("bin")
+def data_bin(
+    folder: AnyFolder,
+    out: NewFolder,
+    to: Annotated[Target, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
+    shards: ShardCount = 0,
+    seed: MaskSeed = 12345,
+    max_predictions: MaxPredictions = 0,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sort examples by length into the folders 128, 256, 384 and 512.
+
+    Example: bertrain data bin data/ --shards 2048 --out binned/
+    """
+    from bertrain.data.convert import bin_by_length
+
+    written = bin_by_length(folder, out, to=to, shards=shards, seed=seed, max_predictions=max_predictions, vocab=vocab)
+    if as_json:
+        print(json.dumps({longest: asdict(one) for longest, one in written.items()}))
+        return
+    for one in written.values():
+        print(one.sentence())
+
+
+@data_app.command("pack")
+def data_pack(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="data of any layout: a folder, or one HDF5 or TFRecord")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write the packs there, as hdf5-packed; default: only count")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="instead of data: a CSV file with the columns length and sequences")
+    ] = None,
+    algorithm: Annotated[
+        Algorithm, typer.Option(help="longest pack first, shortest pack first, or non-negative least squares")
+    ] = "lpfhp",
+    max_per_row: Annotated[
+        int, typer.Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")
+    ] = 0,
+    row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
+    shards: ShardCount = 0,
+    seed: MaskSeed = 12345,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack sequences into rows of one length, say how full they are, and write them if --out says where.
+
+    Example: bertrain data pack data/ --algorithm lpfhp --out packed/
+    """
+    from bertrain.data.pack import pack
+
+    stats = pack(
+        folder,
+        out,
+        lengths=lengths,
+        algorithm=algorithm,
+        max_per_row=max_per_row,
+        row_length=row_length,
+        shards=shards,
+        seed=seed,
+        vocab=vocab,
+    )
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{stats.sequences:,} sequences of {stats.tokens / stats.sequences:.1f} tokens on average")
+    print(
+        f"{stats.algorithm}: {stats.rows:,} rows of {stats.row_length}, {stats.efficiency:.3%} full, up to "
+        f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
+    )
+    print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")
+    if stats.written is not None:
+        print(stats.written.sentence())
+
+
+@data_app.command("eval-set")
+def data_eval_set(
+    folder: AnyFolder,
+    out: NewFolder,
+    count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
+    to: Annotated[Target | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
+    seed: MaskSeed = 12345,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pick an evaluation set, evenly strided as MLPerf's reference picks its own.
+
+    Example: bertrain data eval-set held-out/ --count 10000 --out eval/
+    """
+    from bertrain.data.convert import eval_set
+
+    written = eval_set(folder, out, count=count, to=to, seed=seed, vocab=vocab)
+    print(json.dumps(asdict(written)) if as_json else written.sentence())
+
+
+@data_app.command("stats")
+def data_stats(
+    folder: AnyFolder,
+    ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
+    sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
+    token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
+    vocab: VocabularyFile = None,
+    group_size: Annotated[int, typer.Option(min=0, help="ranks dealt to together by exchange; 0: all")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="draw lengths and policies into this .svg file")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count what a data folder holds, and compare the batching policies on it.
+
+    Example: bertrain data stats data/ --ranks 8 --sequences 768
+    """
+    from bertrain.data.stats import data_stats as describe
+
+    stats = describe(
+        folder,
+        ranks=ranks,
+        sequences=sequences,
+        token_budget=token_budget,
+        group_size=group_size,
+        plot=plot,
+        vocab=vocab,
+    )
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
+    print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
+    print(f"next sentence drawn at random: {stats.random_next_share:.1%}; words unknown: {stats.unknown_share:.2%}")
+    most = max(stats.histogram.values())
+    for length, count in stats.histogram.items():
+        print(f"  up to {length:>4} {count:>10,} {'#' * round(40 * count / most)}")
+    print(f"steps of {sequences} examples on {ranks} ranks (imbalance: the busiest rank over the mean)")
+    print(f"  {'policy':<9}{'padding':>9}{'bins':>7}{'tokens':>9}{'attention':>11}")
+    for one in stats.policies:
+        fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
+        print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
+    if plot is not None:
+        print(f"drawn: {plot}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    folder: AnyFolder,
+    rows: Annotated[str, typer.Option(help="which rows: FIRST:END")] = "0:5",
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show examples as words: both segments, and each word to predict as SHOWN=TRUE; in colour on a terminal.
+
+    Example: bertrain data inspect data/ --rows 0:5
+    """
+    from bertrain.data.inspect import inspect_data, lines_of
+
+    shown = inspect_data(folder, rows=rows, vocab=vocab)
+    if as_json:
+        print(json.dumps([asdict(example) for example in shown]))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for example in shown:
+        for line in lines_of(example):
+            console.print(line)
+
+
+@data_app.command("verify")
+def data_verify(
+    folder: AnyFolder,
+    checksums: Annotated[
+        Path | None, typer.Option(help="a list of MLPerf's row checksums, a file's name and an MD5 on each line")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every file with the hash it had, or its rows with a list of checksums.
+
+    Example: bertrain data verify hdf5/ --checksums 4320_shards_varlength.chk
+    """
+    from bertrain.data.verify import verify
+
+    verified = verify(folder, checksums=checksums)
+    if as_json:
+        print(json.dumps(asdict(verified)))
+    else:
+        print(f"{folder}: {verified.files} file(s) agree with {verified.against}")

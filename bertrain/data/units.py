@@ -26,6 +26,7 @@ from bertrain.data.block import Block, Values
 from bertrain.data.choices import OnError
 from bertrain.data.examples import SINGLE_SPECIAL_TOKENS, Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.reference import reference_rows
+from bertrain.data.shards import VOCABULARY
 from bertrain.data.text import Span, read_lines
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
 from bertrain.data.write import Histogram, histogram_of, shard_name, write_shard
@@ -33,7 +34,7 @@ from bertrain.errors import UserError
 from bertrain.files import write_atomically
 from bertrain.seeds import derive
 
-PLAN, SUMMARY, VOCABULARY = "plan.json", "unit.json", "vocab.txt"
+PLAN, SUMMARY = "plan.json", "unit.json"
 SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
 
 
