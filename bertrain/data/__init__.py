@@ -1,10 +1,10 @@
 """Text to batches. The room from its door to its window, a line for each stage:
 
-    get and read    download, streams, records, wikipedia, parsing, sentences   files of any kind to sentences (extract)
+    get and read    download, streams, records, wikipedia, parsing, sentences   any file to sentences (extract)
     words           text, tokenizer                                             lines to numbers, and vocabularies
     rows            examples, reference, assembly                               what makes a row; MLPerf's own
-    many hands      units, engines, processes, progress                         the same rows, whoever makes them (prepare)
-    the Block       block                                                       rows in flat arrays, between all of these
+    many hands      units, engines, processes, progress                         the same rows by many processes (prepare)
+    the Block       block                                                       rows in flat arrays, between all these
     on disk         shards, write                                               our layout
                     layouts, hdf5, ragged, tfrecord, index, foreign             other people's (source opens either)
     any to any      convert, pack, mlperf_data                                  order, files and packs of them
