@@ -3,7 +3,7 @@
     get and read    download, streams, records, wikipedia, parsing, sentences   any file to sentences (extract)
     words           text, tokenizer                                             lines to numbers, and vocabularies
     rows            examples, reference, assembly                               what makes a row; MLPerf's own
-    many hands      units, engines, processes, progress                         the same rows by many processes (prepare)
+    many hands      units, engines, processes, progress                         the same rows, many makers (prepare)
     the Block       block                                                       rows in flat arrays, between all these
     on disk         shards, write                                               our layout
                     layouts, hdf5, ragged, tfrecord, index, foreign             other people's (source opens either)
