@@ -52,3 +52,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"bertrain.{_HOMES[name]}"), name)
     globals()[name] = value  # a submodule of the same name must not take its place later
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__
