@@ -103,6 +103,33 @@ def test_what_was_indexed_is_recognised(whole: dict[str, bytes], tmp_path: Path,
             verify(path)
 
 
+def test_verify_compares_with_the_index_there_was(whole: dict[str, bytes], tmp_path: Path) -> None:
+    """Files of a new date are compared with the old hashes, not with hashes of what they hold now."""
+    for layout in ("hdf5-fixed", "tfrecord"):
+        folder = tmp_path / layout
+        folder.mkdir()
+        path = folder / "part"
+        path.write_bytes(whole[layout])
+        assert "no earlier hashes to compare with" in verify(folder).sentence()
+        assert verify(folder).sentence().endswith("1 file(s) agree with the hashes of its index")
+        os.utime(path, (1e9, 1e9))
+        assert verify(folder).against == "the hashes of its index"
+        other = tmp_path / f"other-{layout}"
+        convert(folder, other, to=layout, shuffle_seed=1)
+        path.write_bytes(next(other.glob("part*")).read_bytes())
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"part is damaged: its SHA-256 is not what it was"):
+                verify(folder)
+        path.write_bytes(whole[layout])
+        (folder / "part2").write_bytes(whole[layout])
+        with pytest.raises(UserError, match=r"part2 was not there when"):
+            verify(folder)
+        (folder / "part2").rename(path)
+        path.rename(folder / "moved")
+        with pytest.raises(UserError, match=r"moved was not there when"):
+            verify(folder)
+
+
 def test_files_that_change_while_they_are_read(whole: dict[str, bytes], tmp_path: Path) -> None:
     for layout in ("hdf5-fixed", "tfrecord"):
         path = tmp_path / layout
