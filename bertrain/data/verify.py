@@ -78,7 +78,7 @@ def read_checksums(path: Path) -> dict[str, str]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         raise UserError(f"no list of checksums at {path}") from None
-    expected = {}
+    expected: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
         digests = [word for word in words if DIGEST.fullmatch(word)]

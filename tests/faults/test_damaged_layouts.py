@@ -1,4 +1,4 @@
-"""Other people's files, damaged: one sentence that names file and row, never a traceback, never a crash."""
+"""Files of examples, damaged: one sentence that names file and row, never a traceback, never a crash."""
 
 from __future__ import annotations
 
@@ -101,6 +101,62 @@ def test_what_was_indexed_is_recognised(whole: dict[str, bytes], tmp_path: Path,
     elif len(content) == len(whole[layout]):
         with pytest.raises(UserError, match=r"is damaged|begins like neither"):
             verify(path)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder of one shard with static masks."""
+    folder = tmp_path_factory.mktemp("shards")
+    shutil.copy(GOLDEN / "google-mlperf.tfrecord", folder)
+    convert(folder / "google-mlperf.tfrecord", folder / "data", to="arrow")
+    return folder / "data"
+
+
+@settings(max_examples=60)
+@given(damaged=damage())
+def test_shards_of_unchanged_size_are_refused_or_read(shards: Path, damaged: Any) -> None:
+    """A run compares sizes only; what it then reads is within its bounds, or is refused by the shard's name."""
+    path = shards / "shard-00000.arrow"
+    content = path.read_bytes()
+    changed = damaged(content)
+    replace_file(path, changed + bytes(len(content) - len(changed)))
+    sentence = ""
+    try:
+        source = open_data(shards, verify="size")
+        block = source.read(np.arange(len(source)))
+    except UserError as error:
+        sentence = str(error)
+    finally:
+        replace_file(path, content)
+    if sentence:
+        assert "\n" not in sentence
+        assert str(path) in sentence or str(shards / "manifest.json") in sentence  # where a column lost its name
+    else:
+        assert block.masks is not None
+        assert block.tokens.max() < len(source.vocabulary.words)
+        assert (block.masks.positions < np.repeat(block.lengths, block.masks.counts)).all()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a new file in place of one that may still be mapped."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_a_damaged_row_of_a_shard_is_named(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(shards, folder)
+    path = folder / "shard-00000.arrow"
+    source = open_data(folder)
+    tokens = source.read(np.array([3])).tokens.astype(np.uint16).tobytes()
+    content = path.read_bytes()
+    replace_file(path, content.replace(tokens, b"\xff\xff" + tokens[2:]))
+    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged in row 3: it holds a word outside"):
+        open_data(folder, verify="size").read(np.array([5, 3]))
+    offsets = np.concatenate([[0], np.cumsum(source.lengths)]).astype(np.int32)
+    replace_file(path, content.replace(offsets.tobytes(), offsets[[0, 2, 1, *range(3, len(offsets))]].tobytes()))
+    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged: its rows contradict themselves"):
+        open_data(folder, verify="size")
 
 
 def test_verify_compares_with_the_index_there_was(whole: dict[str, bytes], tmp_path: Path) -> None:
