@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertrain.data.convert import convert
+from bertrain.data.convert import bin_by_length, convert, eval_set
 from bertrain.data.source import open_data
 from bertrain.data.verify import verify
 from bertrain.errors import UserError
@@ -197,6 +203,33 @@ def test_files_that_change_while_they_are_read(whole: dict[str, bytes], tmp_path
         shutil.rmtree(shuffled)
         with pytest.raises(UserError, match=r"has changed since its index was made|is damaged"):
             source.read(np.arange(len(source)))
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The nearest thing to a full disk: the system refuses to write on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    folder, out = helpers.make_data(tmp_path), tmp_path / "new" / "out"
+    writers: list[Callable[..., object]] = [
+        partial(bin_by_length, folder),
+        partial(eval_set, folder, count=60, to="hdf5-fixed"),
+    ]
+    for layout in ("hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord", "arrow"):
+        writers.append(partial(convert, folder, to=layout))
+    assert (folder / "vocab.txt").stat().st_size < 2048
+    for write, size in product(writers, (2048, 8192)):
+        with no_file_larger_than(size), pytest.raises(UserError) as caught:
+            write(out=out)
+        assert re.fullmatch(r"could not write \S+: .*File too large; nothing was left there", str(caught.value))
+        assert not list(out.parent.iterdir())
 
 
 # --- what is wrong, said of the file and the row ----------------------------------------------------------
