@@ -511,4 +511,4 @@ def data_verify(
     if as_json:
         print(json.dumps(asdict(verified)))
     else:
-        print(f"{folder}: {verified.files} file(s) agree with {verified.against}")
+        print(verified.sentence())

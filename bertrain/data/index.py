@@ -78,6 +78,26 @@ def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path
     return place
 
 
+def verify_index(folder: Path) -> dict[str, Any] | None:
+    """Compare all files with the hashes of the latest index there is, which is returned; None where there is none.
+
+    It need not be fresh and is never made again: files of a new date may hold what they held, and if not, that is
+    what is to be found out.
+    """
+    names = {_stamp(folder, path)["name"] for path, _ in find_files(folder)}
+    kept = [place for place in _index_places(folder) if (place / "index.json").is_file()]
+    if not kept:
+        return None
+    place = max(kept, key=lambda place: (place / "index.json").stat().st_mtime_ns)
+    index = read_index(place)
+    listed = {file["name"] for file in index["files"]}
+    for name in sorted(names ^ listed):
+        what = "is missing, which was there" if name in listed else "was not there"
+        raise UserError(f"{folder} has changed: {name} {what} when {place} was made; if that was meant, remove {place}")
+    _verify(folder, place, "hash")
+    return index
+
+
 def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -> npt.NDArray[np.int32] | None:
     """The lengths of all rows by an index that is there already, if the data still has this fingerprint."""
     try:
@@ -304,13 +324,19 @@ def _verify(folder: Path, place: Path, verify: str) -> None:
         for file in index["files"]:
             path = path_of(folder, file)
             if file_digest(path)[1] != file["sha256"]:
-                raise UserError(f"{path} is damaged: its SHA-256 is not what it was when {place} was made")
+                raise UserError(
+                    f"{path} is damaged: its SHA-256 is not what it was when {place} was made; if the change was "
+                    f"meant, remove {place}"
+                )
 
 
 def read_index(place: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((place / "index.json").read_text()))
-    except (OSError, ValueError):
+        index = dict(json.loads((place / "index.json").read_text()))
+        if not {"layout", "files", "arrays"} <= index.keys():
+            raise ValueError
+        return index
+    except (OSError, ValueError, TypeError):
         raise UserError(f"the index {place} is damaged; remove it, and it will be made again") from None
 
 

@@ -1,19 +1,21 @@
 """`bertrain data mlperf`: MLPerf's data from its text, in the folders and under the names of NVIDIA's prepare_data.
 
 Every stage makes one folder, which gets its name when it is whole; so a stage is done if its folder is there, and an
-interrupted preparation goes on with the first that is not. All layouts are written from one set of Arrow shards, which
+interrupted preparation goes on with the first that is not. A record beside each folder says what it was made of, and
+one that was made of something else is refused. All layouts are written from one set of Arrow shards, which
 is mapped, not loaded: no stage needs memory for more than an order of rows.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
 import tarfile
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from bertrain.data.hdf5 import row_checksum
 from bertrain.data.prepare import prepare
 from bertrain.data.shards import Shards
 from bertrain.errors import UserError
-from bertrain.files import new_folder
+from bertrain.files import file_digest, new_folder, write_atomically
 
 SEQUENCE_LENGTH, PREDICTIONS, DUPE_FACTOR, SEED = 512, 76, 10, 12345
 SHUFFLE_SEED = 24  # of NVIDIA's shuffle, since v3.0
@@ -45,10 +47,15 @@ ROW_CHECKSUMS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """One folder and how it is made. `needed` says that a training reads it, or a later stage."""
+    """One folder, how it is made, and of what: the files of text, and the options that count for it.
+
+    `needed` says that a training reads it, or a later stage.
+    """
 
     place: str
     make: Callable[[Path], object]
+    text: list[Path]
+    options: dict[str, int] = field(default_factory=dict)
     needed: bool = True
 
 
@@ -68,7 +75,8 @@ def mlperf_data(
 
     With `skip_download`, the text lies in out/download/results4 and the vocabulary in out/phase1 already; it may be
     other text in the same form. Where it is MLPerf's own, known checksums of the rows are compared, and a difference
-    is a UserError. `needed_only` leaves out the folders that no training reads. Returns what each stage did.
+    is a UserError. Folders that are there are kept if they were made of this text with these options, else refused.
+    `needed_only` leaves out the folders that no training reads. Returns what each stage did.
     """
     out = Path(out)
     say = say or (lambda line: None)
@@ -80,20 +88,27 @@ def mlperf_data(
         raise UserError(f"there is no vocabulary at {vocab}; put it there, or leave --skip-download out")
     is_mlperfs = _is_mlperfs_own(text)
     say(f"{len(text) - 1} text files; {'' if is_mlperfs else 'not '}MLPerf's own, by the known checksums")
-    done = {}
-    for stage in stages(out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, workers=workers):
+    digests = {path: file_digest(path)[1] for path in (*text, vocab)}
+    planned = stages(out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, workers=workers)
+    asked = [stage for stage in planned if stage.needed or not needed_only]
+    records = {stage.place: _record_of(stage, vocab, digests) for stage in asked}
+    for stage in asked:
+        if (out / stage.place).exists():
+            _refuse_another(out / stage.place, records[stage.place])
+    done = dict.fromkeys((stage.place for stage in planned), "left out")
+    for stage in asked:
         place = out / stage.place
-        if needed_only and not stage.needed:
-            done[stage.place] = "left out"
-        elif place.exists():
+        if place.exists():
             done[stage.place] = "was there"
-        else:
-            say(f"making {stage.place}")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            for left_over in place.parent.glob(f".{place.name}.partial-*"):  # of a process that was killed
-                shutil.rmtree(left_over)
-            stage.make(place)
-            done[stage.place] = "made"
+            continue
+        say(f"making {stage.place}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in place.parent.glob(f".{place.name}.partial-*"):  # of a process that was killed
+            shutil.rmtree(left_over)
+        # First the record, then the folder, which comes by a rename: so one that is there always has its own record.
+        write_atomically(_record_path(place), json.dumps(records[stage.place], indent=1) + "\n")
+        stage.make(place)
+        done[stage.place] = "made"
     compared = compare_checksums(out, shards) if is_mlperfs else 0
     return {"out": str(out), "stages": done, "is_mlperfs_text": is_mlperfs, "checksums_compared": compared}
 
@@ -113,27 +128,73 @@ def stages(
     *parts, held_out = text
     training, evaluation = out / "arrow" / "training", out / "arrow" / "eval"
     sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
+    sharding, picking = {"--shards": shards}, {"--eval-count": eval_count}
     made = [
-        Stage("arrow/training", lambda place: prepare(parts, place, per_file=True, workers=workers, **rules)),
-        Stage("hdf5/training", lambda place: _write_as_parts(training, place, parts), needed=False),
+        Stage("arrow/training", lambda place: prepare(parts, place, per_file=True, workers=workers, **rules), parts),
+        Stage("hdf5/training", lambda place: _write_as_parts(training, place, parts), parts, needed=False),
         Stage(
             f"{sharded}_uncompressed",
             lambda place: convert(training, place, to="hdf5-fixed", shards=shards),
+            parts,
+            sharding,
             needed=False,
         ),
-        Stage(f"{sharded}_varlength", lambda place: convert(training, place, to="hdf5-varlength", shards=shards)),
-        Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards)),
-        Stage("arrow/eval", lambda place: prepare([held_out], place, **rules)),
-        Stage("hdf5/eval", lambda place: _write_evaluation(evaluation, place, eval_count), needed=False),
-        Stage("hdf5/eval_varlength", lambda place: _pick_evaluation(evaluation, place, eval_count)),
+        Stage(
+            f"{sharded}_varlength",
+            lambda place: convert(training, place, to="hdf5-varlength", shards=shards),
+            parts,
+            sharding,
+        ),
+        Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards), parts, sharding),
+        Stage("arrow/eval", lambda place: prepare([held_out], place, **rules), [held_out]),
+        Stage(
+            "hdf5/eval",
+            lambda place: _write_evaluation(evaluation, place, eval_count),
+            [held_out],
+            picking,
+            needed=False,
+        ),
+        Stage(
+            "hdf5/eval_varlength",
+            lambda place: _pick_evaluation(evaluation, place, eval_count),
+            [held_out],
+            picking,
+        ),
     ]
     if packed:
         packing: dict[str, Any] = {"to": "hdf5-packed", "packing": "nnlshp", "max_per_row": 3, "shards": shards}
         made += [
-            Stage("per_seqlen", lambda place: convert(training, place, to="hdf5-per-length"), needed=False),
-            Stage("packed_data", lambda place: convert(training, place, **packing)),
+            Stage("per_seqlen", lambda place: convert(training, place, to="hdf5-per-length"), parts, needed=False),
+            Stage("packed_data", lambda place: convert(training, place, **packing), parts, sharding),
         ]
     return made
+
+
+# --- what a stage was made of -------------------------------------------------------------------------------
+
+
+def _record_of(stage: Stage, vocab: Path, digests: dict[Path, str]) -> dict[str, Any]:
+    return {"options": stage.options, "inputs": {path.name: digests[path] for path in (*stage.text, vocab)}}
+
+
+def _record_path(place: Path) -> Path:
+    return place.with_name(f".{place.name}.made-of.json")
+
+
+def _refuse_another(place: Path, wanted: dict[str, Any]) -> None:
+    """Refuse a stage's folder that is there, if it was made of something else."""
+    remedy = f"remove {place} or choose another --out"
+    try:
+        record = json.loads(_record_path(place).read_text())
+        options, inputs = dict(record["options"]), dict(record["inputs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{place} is there, but nothing says what it was made of; {remedy}") from None
+    for option, value in wanted["options"].items():
+        if options.get(option) != value:
+            raise UserError(f"{place} was made with {option} {options.get(option)}, not {value}; {remedy}")
+    for name in sorted(inputs.keys() | wanted["inputs"].keys()):
+        if inputs.get(name) != wanted["inputs"].get(name):
+            raise UserError(f"{place} was made of something else: {name} is not what it was; {remedy}")
 
 
 # --- the text ------------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Shards:
     def __init__(self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
         batches = [_open_shard(folder / file["name"]) for file in manifest["files"]]
+        self._first_row = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches])])
         self._tokens = ListColumn([batch.column("tokens") for batch in batches])
         self.lengths = self._tokens.counts
         if len(self.lengths) != manifest["rows"]:
@@ -85,7 +86,7 @@ class Shards:
             self.predictions = self._mlm_positions.counts
             unequal = np.flatnonzero(self.predictions != self._mlm_labels.counts)
             if len(unequal):
-                raise UserError(f"row {unequal[0]} of {folder} has more masked positions than labels, or fewer")
+                raise self._damaged(int(unequal[0]), "it has more masked positions than labels, or fewer")
 
     @staticmethod
     def open(folder: str | Path, *, verify: str = "hash") -> Shards:
@@ -143,7 +144,34 @@ class Shards:
             counts = self.predictions[rows].astype(np.int64)
             masks = Masks(counts, self._mlm_positions.gather(rows), self._mlm_labels.gather(rows))
         lengths = self.lengths[rows].astype(np.int64)
-        return Block(self.gather(rows), lengths, self.segment_b(rows), self.is_random(rows), masks)
+        block = Block(self.gather(rows), lengths, self.segment_b(rows), self.is_random(rows), masks)
+        self._refuse_damage(rows, block)
+        return block
+
+    def _refuse_damage(self, rows: Ints, block: Block) -> None:
+        """Refuse what would be read out of its bounds later, where the files' hashes were not compared."""
+        words = len(self.vocabulary.words)
+        found = [
+            (_first_owner(block.tokens >= words, block.lengths), f"a word outside of the vocabulary of {words} words"),
+            (_first_owner(block.segment_b > block.lengths, np.ones_like(rows)), "a segment B that begins past its end"),
+        ]
+        if block.masks is not None:
+            counts = block.masks.counts
+            is_past_end = block.masks.positions >= np.repeat(block.lengths, counts)
+            found += [
+                (_first_owner(is_past_end, counts), "a masked position past its end"),
+                (_first_owner(block.masks.labels >= words, counts), "a masked word outside of the vocabulary"),
+            ]
+        for example, what in found:
+            if example is not None:
+                raise self._damaged(int(rows[example]), f"it holds {what}")
+
+    def _damaged(self, row: int, complaint: str) -> UserError:
+        shard = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        path = self.folder / self.manifest["files"][shard]["name"]
+        return UserError(
+            f"{path} is damaged in row {row - self._first_row[shard]}: {complaint}; prepare the data again"
+        )
 
     def gather(self, rows: Ints) -> Ints:
         """The tokens of `rows`, one after another."""
@@ -170,8 +198,36 @@ def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
 
 
 def _open_shard(path: Path) -> pa.RecordBatch:
+    """The one batch of a shard, its columns of the right types and its lists known to lie within their values."""
     try:
         with pa.memory_map(str(path)) as source:
-            return pa.ipc.open_file(source).get_batch(0)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"the shard {path} cannot be read: {error}") from None
+            batch = pa.ipc.open_file(source).get_batch(0)
+        batch.validate()
+        is_sound = all(_is_sound(name, batch.column(name)) for name in batch.schema.names)
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"the shard {path} cannot be read: {reason}") from None
+    if not is_sound or not {"tokens", "segment_b", "is_random"} <= set(batch.schema.names):
+        raise UserError(f"the shard {path} is damaged: its rows contradict themselves; prepare the data again")
+    return batch
+
+
+def _is_sound(name: str, column: pa.Array) -> bool:
+    """Whether a column has the type of its name, a value in each row, and lists that follow one another."""
+    if name == "is_random":
+        return column.type == pa.bool_() and not column.null_count
+    if name == "segment_b":
+        return column.type == pa.uint32() and not column.null_count
+    if not pa.types.is_list(column.type) or column.null_count or column.values.null_count:
+        return False
+    is_number = column.values.type in (pa.uint16(), pa.uint32())
+    offsets = column.offsets.to_numpy()
+    is_ascending = offsets[0] >= 0 and offsets[-1] <= len(column.values) and bool((np.diff(offsets) >= 0).all())
+    return is_number and is_ascending
+
+
+def _first_owner(is_bad: npt.NDArray[np.bool_], counts: Ints) -> int | None:
+    """Which list the first bad one of many values belongs to, if there is one."""
+    if not is_bad.any():
+        return None
+    return int(np.searchsorted(np.cumsum(counts), int(is_bad.argmax()), side="right"))

@@ -1,9 +1,15 @@
-"""Other people's files, damaged: one sentence that names file and row, never a traceback, never a crash."""
+"""Files of examples, damaged: one sentence that names file and row, never a traceback, never a crash."""
 
 from __future__ import annotations
 
 import os
+import re
+import resource
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertrain.data.convert import convert
+from bertrain.data.convert import bin_by_length, convert, eval_set
 from bertrain.data.source import open_data
 from bertrain.data.verify import verify
 from bertrain.errors import UserError
@@ -103,6 +109,89 @@ def test_what_was_indexed_is_recognised(whole: dict[str, bytes], tmp_path: Path,
             verify(path)
 
 
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder of one shard with static masks."""
+    folder = tmp_path_factory.mktemp("shards")
+    shutil.copy(GOLDEN / "google-mlperf.tfrecord", folder)
+    convert(folder / "google-mlperf.tfrecord", folder / "data", to="arrow")
+    return folder / "data"
+
+
+@settings(max_examples=60)
+@given(damaged=damage())
+def test_shards_of_unchanged_size_are_refused_or_read(shards: Path, damaged: Any) -> None:
+    """A run compares sizes only; what it then reads is within its bounds, or is refused by the shard's name."""
+    path = shards / "shard-00000.arrow"
+    content = path.read_bytes()
+    changed = damaged(content)
+    replace_file(path, changed + bytes(len(content) - len(changed)))
+    sentence = ""
+    try:
+        source = open_data(shards, verify="size")
+        block = source.read(np.arange(len(source)))
+    except UserError as error:
+        sentence = str(error)
+    finally:
+        replace_file(path, content)
+    if sentence:
+        assert "\n" not in sentence
+        assert str(path) in sentence or str(shards / "manifest.json") in sentence  # where a column lost its name
+    else:
+        assert block.masks is not None
+        assert block.tokens.max() < len(source.vocabulary.words)
+        assert (block.masks.positions < np.repeat(block.lengths, block.masks.counts)).all()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a new file in place of one that may still be mapped."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_a_damaged_row_of_a_shard_is_named(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(shards, folder)
+    path = folder / "shard-00000.arrow"
+    source = open_data(folder)
+    tokens = source.read(np.array([3])).tokens.astype(np.uint16).tobytes()
+    content = path.read_bytes()
+    replace_file(path, content.replace(tokens, b"\xff\xff" + tokens[2:]))
+    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged in row 3: it holds a word outside"):
+        open_data(folder, verify="size").read(np.array([5, 3]))
+    offsets = np.concatenate([[0], np.cumsum(source.lengths)]).astype(np.int32)
+    replace_file(path, content.replace(offsets.tobytes(), offsets[[0, 2, 1, *range(3, len(offsets))]].tobytes()))
+    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged: its rows contradict themselves"):
+        open_data(folder, verify="size")
+
+
+def test_verify_compares_with_the_index_there_was(whole: dict[str, bytes], tmp_path: Path) -> None:
+    """Files of a new date are compared with the old hashes, not with hashes of what they hold now."""
+    for layout in ("hdf5-fixed", "tfrecord"):
+        folder = tmp_path / layout
+        folder.mkdir()
+        path = folder / "part"
+        path.write_bytes(whole[layout])
+        assert "no earlier hashes to compare with" in verify(folder).sentence()
+        assert verify(folder).sentence().endswith("1 file(s) agree with the hashes of its index")
+        os.utime(path, (1e9, 1e9))
+        assert verify(folder).against == "the hashes of its index"
+        other = tmp_path / f"other-{layout}"
+        convert(folder, other, to=layout, shuffle_seed=1)
+        path.write_bytes(next(other.glob("part*")).read_bytes())
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"part is damaged: its SHA-256 is not what it was"):
+                verify(folder)
+        path.write_bytes(whole[layout])
+        (folder / "part2").write_bytes(whole[layout])
+        with pytest.raises(UserError, match=r"part2 was not there when"):
+            verify(folder)
+        (folder / "part2").rename(path)
+        path.rename(folder / "moved")
+        with pytest.raises(UserError, match=r"moved was not there when"):
+            verify(folder)
+
+
 def test_files_that_change_while_they_are_read(whole: dict[str, bytes], tmp_path: Path) -> None:
     for layout in ("hdf5-fixed", "tfrecord"):
         path = tmp_path / layout
@@ -114,6 +203,33 @@ def test_files_that_change_while_they_are_read(whole: dict[str, bytes], tmp_path
         shutil.rmtree(shuffled)
         with pytest.raises(UserError, match=r"has changed since its index was made|is damaged"):
             source.read(np.arange(len(source)))
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The nearest thing to a full disk: the system refuses to write on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    folder, out = helpers.make_data(tmp_path), tmp_path / "new" / "out"
+    writers: list[Callable[..., object]] = [
+        partial(bin_by_length, folder),
+        partial(eval_set, folder, count=60, to="hdf5-fixed"),
+    ]
+    for layout in ("hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord", "arrow"):
+        writers.append(partial(convert, folder, to=layout))
+    assert (folder / "vocab.txt").stat().st_size < 2048
+    for write, size in product(writers, (2048, 8192)):
+        with no_file_larger_than(size), pytest.raises(UserError) as caught:
+            write(out=out)
+        assert re.fullmatch(r"could not write \S+: .*File too large; nothing was left there", str(caught.value))
+        assert not list(out.parent.iterdir())
 
 
 # --- what is wrong, said of the file and the row ----------------------------------------------------------

@@ -382,6 +382,20 @@ def test_verify_compares_rows_with_a_list_of_checksums(masked: Path, tmp_path: P
             verify(tmp_path / "data", checksums=checksums)
 
 
+def test_verify_refuses_files_and_lines_of_one_name(masked: Path, tmp_path: Path) -> None:
+    folder, checksums = tmp_path / "bins", tmp_path / "list.chk"
+    for length in ("128", "512"):
+        convert(masked, folder / length, to="hdf5-fixed", shards=1)
+    (name,) = (path.name for path in files_of(folder / "128"))
+    checksums.write_text(f"{name}\t{plain_row_checksum(folder / '128' / name)}\n")
+    assert verify(folder / "128", checksums=checksums).files == 1
+    with pytest.raises(UserError, match=f"128/{name} and .*512/{name} have one name"):
+        verify(folder, checksums=checksums)
+    checksums.write_text(f"{checksums.read_text()}{name}\t{'0' * 32}\n")
+    with pytest.raises(UserError, match=f"line 2 of .* lists {name} again, with another MD5"):
+        verify(folder / "128", checksums=checksums)
+
+
 def test_inspect_shows_words_segments_and_masks(masked: Path, unmasked: Path) -> None:
     words = open_data(masked).vocabulary.words
     shown = inspect_data(masked, rows="2:4")

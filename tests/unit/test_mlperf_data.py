@@ -135,6 +135,33 @@ def test_it_goes_on_where_it_was(made: Path, tmp_path: Path) -> None:
     assert not list(out.rglob("*partial*"))
 
 
+def test_folders_made_of_something_else_are_refused(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    shutil.copytree(made, out)
+
+    def refusal(**changed: int) -> str:
+        with pytest.raises(UserError) as caught:
+            mlperf_data(out, **{"packed": True, "skip_download": True, "shards": SHARDS, "eval_count": 10} | changed)
+        return str(caught.value)
+
+    remedy = f"; remove {out}/%s or choose another --out"
+    assert refusal(eval_count=9) == f"{out}/hdf5/eval was made with --eval-count 10, not 9{remedy % 'hdf5/eval'}"
+    assert refusal(shards=2).startswith(f"{out}/packed_data was made with --shards {SHARDS}, not 2")
+    assert not (out / "hdf5/training-2").exists()
+    held_out = out / "download" / "results4" / "eval.txt"
+    text = held_out.read_text()
+    held_out.write_text(text[::-1])
+    assert refusal().startswith(f"{out}/arrow/eval was made of something else: eval.txt is not what it was")
+    held_out.write_text(text)  # of a new date, but the same
+    with (out / "phase1" / "vocab.txt").open("a") as vocab:
+        vocab.write("another\n")
+    assert refusal().startswith(f"{out}/arrow/training was made of something else: vocab.txt is not what it was")
+    shutil.copy(made / "phase1" / "vocab.txt", out / "phase1" / "vocab.txt")
+    mlperf_data(out, packed=True, skip_download=True, shards=SHARDS, eval_count=10)
+    (out / ".packed_data.made-of.json").unlink()
+    assert refusal().startswith(f"{out}/packed_data is there, but nothing says what it was made of")
+
+
 def row_checksum_by_hand(path: Path) -> str:
     hashes = [hashlib.md5(str(row).encode()).hexdigest() for row in rows_of(path)]
     return hashlib.md5(str(hashes).encode()).hexdigest()
