@@ -99,7 +99,8 @@ def data_extract(
 
     Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
     """
-    from bertrain.data.extract import EVALUATION, TRAINING, extract
+    from bertrain.data.extract import EVALUATION, extract
+    from bertrain.data.text import EXTRACT_TRAINING
 
     made = extract(
         inputs,
@@ -129,7 +130,7 @@ def data_extract(
         print(f"  left out: {count:,} {reason}")
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
-    print(f"next: bertrain data prepare {out / TRAINING} --out DIR")
+    print(f"next: bertrain data prepare {out / EXTRACT_TRAINING} --out DIR")
 
 
 @data_app.command("vocab")

@@ -137,6 +137,8 @@ def test_wrong_columns(tmp_path: Path) -> None:
         (b"\x89PNG\r\n\x1a\n\0\0", "is neither text nor any other form"),
         (b"<mediawiki>\n</mediawiki>\n", "holds no page"),
         (b"<mediawiki><page><title>x</page></mediawiki>", "page 1 of .* is broken XML"),
+        (b'[{"text": "One."}, {"text": "Two."}]\n', "give one object per line"),
+        (b'{\n "text": "One."\n}\n', "give one object per line"),
         (b"", "no document is left of the 0 records read: the input is empty"),
         (b"\n\n \n", "no document is left"),
     ],

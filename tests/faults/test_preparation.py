@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from bertrain.data import engines
+from bertrain.data.extract import extract
 from bertrain.data.prepare import prepare
 from bertrain.data.shards import Shards
 from bertrain.data.text import LONGEST_LINE
@@ -272,6 +273,33 @@ def test_what_is_no_text(arguments: dict[str, object], tmp_path: Path) -> None:
     manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
     assert manifest["preparation"]["skipped_inputs"] == ["text.gz"]
     assert len(manifest["preparation"]["inputs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">', "is a MediaWiki dump in XML; .* reads it"),
+        (b'<doc id="1" title="a">\na\n', "is output of WikiExtractor; `bertrain data extract` reads it"),
+        (b'{"text": "One."}\n', "is JSON; `bertrain data extract` reads it"),
+        (b'[{"text": "One."}]\n', "is JSON; `bertrain data extract` reads it"),
+        (b"PAR1\x15\x04", "is a Parquet file; `bertrain data extract` reads it"),
+        (b"ARROW1\0\0", "is an Arrow file, not text"),
+    ],
+)
+def test_other_forms_are_not_taken_for_text(
+    arguments: dict[str, object], tmp_path: Path, head: bytes, said: str
+) -> None:
+    (tmp_path / "articles").write_bytes(head)
+    with pytest.raises(UserError, match=f"articles {said}"):
+        prepare(**arguments | {"inputs": [tmp_path / "articles"]})  # type: ignore[arg-type]
+
+
+def test_what_was_held_out_is_not_taken_for_training(arguments: dict[str, object], tmp_path: Path) -> None:
+    extract(_inputs(arguments), tmp_path / "text", hold_out=5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"text was made by `bertrain data extract` .*; give .*text/train instead"):
+        prepare(**arguments | {"inputs": [tmp_path / "text"]})  # type: ignore[arg-type]
+    manifest = prepare(**arguments | {"inputs": [tmp_path / "text" / "train"]})  # type: ignore[arg-type]
+    assert manifest["preparation"]["text"]["documents"] == 55
 
 
 def test_the_vocabulary_of_another_text(arguments: dict[str, object], tmp_path: Path) -> None:
