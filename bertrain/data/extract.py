@@ -151,7 +151,7 @@ class _Tally:
         self._min_characters = min_characters
         self._seen: set[bytes] | None = set() if deduplicate else None
         self._on_error = on_error
-        self.counts = {"documents": 0, "sentences": 0, "characters": 0}
+        self.counts = {"documents": 0, "sentences": 0, "characters": 0, "lines_not_utf8": 0}
         self.skipped: Counter[str] = Counter()
         self.problems: list[str] = []
 
@@ -169,6 +169,7 @@ class _Tally:
         self.counts["documents"] += 1
         self.counts["sentences"] += len(result.document)
         self.counts["characters"] += characters
+        self.counts["lines_not_utf8"] += result.lines_not_utf8
         return True
 
     def _reason_to_skip(self, document: Document, characters: int) -> str:

@@ -113,7 +113,7 @@ def _pages(stream: Stream) -> Iterator[Record | Problem]:
     wiki: Wiki | None = None
     number = 0
     pending = b""
-    while chunk := stream.bytes.read(_CHUNK):
+    while chunk := stream.bytes.read1(_CHUNK):  # `read` would keep what comes before a break to itself
         *pieces, pending = (pending + chunk).split(b"</page>")
         for piece in pieces:
             before, _, page = piece.partition(b"<page>")
