@@ -128,6 +128,8 @@ def data_extract(
     print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
     for reason, count in made["skipped"].items():
         print(f"  left out: {count:,} {reason}")
+    if counts["lines_not_utf8"]:
+        print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
     print(f"next: bertrain data prepare {out / EXTRACT_TRAINING} --out DIR")
@@ -139,6 +141,7 @@ def data_vocab(
     out: Annotated[Path, typer.Option("--out", help="the vocabulary file to write")],
     size: Annotated[int, typer.Option(help="words and word pieces in it")] = 30522,
     lower_case: LowerCase = True,
+    as_json: AsJson = False,
 ) -> None:
     """Train a WordPiece vocabulary on your own text.
 
@@ -147,6 +150,10 @@ def data_vocab(
     from bertrain.data.tokenizer import train_vocabulary
 
     vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
+    if as_json:
+        figures = {"size": len(vocabulary.words), "lower_case": lower_case, "sha256": vocabulary.hash}
+        print(json.dumps({"file": str(out)} | figures))
+        return
     print(f"{out}: {len(vocabulary.words):,} words; next: bertrain data prepare INPUT --vocab {out} --out DIR")
 
 
@@ -158,8 +165,9 @@ def data_prepare(
     lower_case: LowerCase = True,
     max_seq_length: Annotated[int, typer.Option(help="longest example in tokens")] = 512,
     short_seq_prob: Annotated[
-        float, typer.Option(help="share of documents cut into shorter examples; not with --full-sentences")
-    ] = 0.1,
+        float | None,
+        typer.Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
+    ] = None,
     dupe_factor: Annotated[int, typer.Option(help="times to go through the text, each time drawing anew")] = 1,
     seed: Annotated[int, typer.Option(help="seed of all that is drawn")] = 12345,
     full_sentences: Annotated[
@@ -172,9 +180,12 @@ def data_prepare(
         bool, typer.Option("--per-file", help="with --reference: each file by itself, as one call of the script a file")
     ] = False,
     max_predictions: Annotated[
-        int, typer.Option(help="most words to predict in an example; drawn here with --reference, else at load")
-    ] = 76,
-    masked_lm_prob: Annotated[float, typer.Option(help="share of words to predict, with --reference")] = 0.15,
+        int | None,
+        typer.Option(help="most words to predict in an example: with --reference (76), or when `data convert` draws"),
+    ] = None,
+    masked_lm_prob: Annotated[
+        float | None, typer.Option(help="share of words to predict: with --reference (0.15), or for `data convert`")
+    ] = None,
     rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
     unit_mb: Annotated[
         float, typer.Option(help="MB of text that a process takes at a time; a random B comes from the same")

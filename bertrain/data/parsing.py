@@ -35,8 +35,8 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
         return Result([], "damaged", record)
     try:
         paragraphs = _paragraphs_of(record, text_column)
-    except NotAnArticle as what:
-        return Result([], str(what))
+    except NotAnArticle as reason:
+        return Result([], str(reason))
     except _Unreadable as error:
         return Result([], "damaged", Problem(record.place, str(error)))
     document = split_sentences(paragraphs, splitter=splitter, language=language)
