@@ -99,7 +99,8 @@ def data_extract(
 
     Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
     """
-    from bertrain.data.extract import EVALUATION, TRAINING, extract
+    from bertrain.data.extract import EVALUATION, extract
+    from bertrain.data.text import EXTRACT_TRAINING
 
     made = extract(
         inputs,
@@ -127,9 +128,11 @@ def data_extract(
     print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
     for reason, count in made["skipped"].items():
         print(f"  left out: {count:,} {reason}")
+    if counts["lines_not_utf8"]:
+        print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
-    print(f"next: bertrain data prepare {out / TRAINING} --out DIR")
+    print(f"next: bertrain data prepare {out / EXTRACT_TRAINING} --out DIR")
 
 
 @data_app.command("vocab")
@@ -138,6 +141,7 @@ def data_vocab(
     out: Annotated[Path, typer.Option("--out", help="the vocabulary file to write")],
     size: Annotated[int, typer.Option(help="words and word pieces in it")] = 30522,
     lower_case: LowerCase = True,
+    as_json: AsJson = False,
 ) -> None:
     """Train a WordPiece vocabulary on your own text.
 
@@ -146,6 +150,10 @@ def data_vocab(
     from bertrain.data.tokenizer import train_vocabulary
 
     vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
+    if as_json:
+        figures = {"size": len(vocabulary.words), "lower_case": lower_case, "sha256": vocabulary.hash}
+        print(json.dumps({"file": str(out)} | figures))
+        return
     print(f"{out}: {len(vocabulary.words):,} words; next: bertrain data prepare INPUT --vocab {out} --out DIR")
 
 
@@ -157,8 +165,9 @@ def data_prepare(
     lower_case: LowerCase = True,
     max_seq_length: Annotated[int, typer.Option(help="longest example in tokens")] = 512,
     short_seq_prob: Annotated[
-        float, typer.Option(help="share of documents cut into shorter examples; not with --full-sentences")
-    ] = 0.1,
+        float | None,
+        typer.Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
+    ] = None,
     dupe_factor: Annotated[int, typer.Option(help="times to go through the text, each time drawing anew")] = 1,
     seed: Annotated[int, typer.Option(help="seed of all that is drawn")] = 12345,
     full_sentences: Annotated[
@@ -171,9 +180,12 @@ def data_prepare(
         bool, typer.Option("--per-file", help="with --reference: each file by itself, as one call of the script a file")
     ] = False,
     max_predictions: Annotated[
-        int, typer.Option(help="most words to predict in an example; drawn here with --reference, else at load")
-    ] = 76,
-    masked_lm_prob: Annotated[float, typer.Option(help="share of words to predict, with --reference")] = 0.15,
+        int | None,
+        typer.Option(help="most words to predict in an example: with --reference (76), or when `data convert` draws"),
+    ] = None,
+    masked_lm_prob: Annotated[
+        float | None, typer.Option(help="share of words to predict: with --reference (0.15), or for `data convert`")
+    ] = None,
     rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
     unit_mb: Annotated[
         float, typer.Option(help="MB of text that a process takes at a time; a random B comes from the same")

@@ -22,6 +22,13 @@ def write_atomically(path: Path, text: str) -> None:
     partial.rename(path)
 
 
+def sync(folder: Path) -> None:
+    """Have the files of a folder on the disk, before a rename says that they are whole."""
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
 def refuse_occupied(out: Path) -> None:
     """Refuse a place for a new folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -227,13 +227,15 @@ def _plan(
     elif to == "arrow":
         predictions = 0
     else:
-        predictions = max_predictions or max(1, int(MASK_PROBABILITY * width))
+        noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
+        probability = float(noted.get("masked_lm_prob", MASK_PROBABILITY))
+        predictions = max_predictions or int(noted.get("max_predictions", 0)) or max(1, int(probability * width))
         rules = MaskingRules(
             vocab_size=len(words.words),
             mask_id=words.id_of("[MASK]"),
             special_ids=tuple(words.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]")),
             max_predictions=predictions,
-            probability=MASK_PROBABILITY,
+            probability=probability,
         )
     is_small = max(len(words.words), width) <= 1 << 15
     shape = Shape(width, predictions, np.int16 if is_small else np.int32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -217,6 +218,8 @@ def _copy(response: Any, sink: IO[bytes], tell: Callable[[int], None]) -> None:
 
 
 def _open(url: str, have: int) -> Any:
+    if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
+        raise UserError(f"{url} is not an address that can be fetched; begin it with https://")
     headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
     return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
 
@@ -257,12 +260,14 @@ def _persistently(url: str, attempt: Callable[[int], Any], progress_made: Callab
                 raise UserError(f"{url} answers HTTP {error.code} {error.reason}; is the address right?") from None
         except (OSError, http.client.HTTPException) as error:
             what, wait = str(getattr(error, "reason", error)) or type(error).__name__, None
-        except ValueError:
-            raise UserError(f"{url} is not an address that can be fetched; begin it with https://") from None
+        except ValueError as error:
+            raise UserError(f"{url} is not an address that can be fetched ({error})") from None
         in_vain = 0 if progress_made() > have else in_vain + 1
         if in_vain == ATTEMPTS_WITHOUT_PROGRESS:
             raise UserError(f"gave up on {url} after {in_vain} tries in vain ({what}); run again to go on from there")
-        time.sleep(min(FIRST_WAIT_S * 2**in_vain if wait is None else wait, LONGEST_WAIT_S))
+        seconds = min(FIRST_WAIT_S * 2**in_vain if wait is None else wait, LONGEST_WAIT_S)
+        print(f"{url}: {what}; trying again in {seconds:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(seconds)
 
 
 def _retry_after(header: str | None) -> float | None:

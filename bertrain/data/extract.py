@@ -21,12 +21,12 @@ from bertrain.data.parsing import Result, parse_records
 from bertrain.data.processes import process_pool
 from bertrain.data.progress import progress
 from bertrain.data.records import Problem, Record, read_records
-from bertrain.data.text import Document, find_inputs
+from bertrain.data.text import EXTRACT_DESCRIPTION, EXTRACT_TRAINING, Document, find_inputs
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, refuse_occupied
 from bertrain.seeds import derive
 
-TRAINING, EVALUATION, DESCRIPTION = "train", "eval.txt", "extract.json"
+EVALUATION = "eval.txt"
 PROBLEMS_LISTED = 100
 
 _BATCH_BYTES = 1 << 18  # enough to outweigh the way to a worker and back
@@ -78,7 +78,7 @@ def extract(
     parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
     held = _HeldOut(hold_out, hold_out_seed)
     with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as tell:
-        parts = _Parts(folder / TRAINING, part_bytes)
+        parts = _Parts(folder / EXTRACT_TRAINING, part_bytes)
         tally = _Tally(min_characters, deduplicate, on_error)
         for results in in_order(parse, _batches(_all_records(files, read, tell)), workers):
             for result in results:
@@ -95,7 +95,7 @@ def extract(
             "problems": tally.problems,
             "files": _name_parts(folder),
         }
-        (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+        (folder / EXTRACT_DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
     return description
 
 
@@ -151,7 +151,7 @@ class _Tally:
         self._min_characters = min_characters
         self._seen: set[bytes] | None = set() if deduplicate else None
         self._on_error = on_error
-        self.counts = {"documents": 0, "sentences": 0, "characters": 0}
+        self.counts = {"documents": 0, "sentences": 0, "characters": 0, "lines_not_utf8": 0}
         self.skipped: Counter[str] = Counter()
         self.problems: list[str] = []
 
@@ -169,6 +169,7 @@ class _Tally:
         self.counts["documents"] += 1
         self.counts["sentences"] += len(result.document)
         self.counts["characters"] += characters
+        self.counts["lines_not_utf8"] += result.lines_not_utf8
         return True
 
     def _reason_to_skip(self, document: Document, characters: int) -> str:
@@ -265,12 +266,12 @@ class _HeldOut:
 
 def _name_parts(folder: Path) -> list[dict[str, Any]]:
     """Give the parts their final names, and list all files with size and hash."""
-    for path in (folder / TRAINING).iterdir():
+    for path in (folder / EXTRACT_TRAINING).iterdir():
         if not path.stat().st_size:  # all its documents were held out
             path.unlink()
-    parts = sorted((folder / TRAINING).iterdir())
+    parts = sorted((folder / EXTRACT_TRAINING).iterdir())
     for number, path in enumerate(parts):
         path.rename(path.with_name(f"part-{number:05d}-of-{len(parts):05d}.txt"))
-    files = [*sorted((folder / TRAINING).iterdir()), *folder.glob(EVALUATION)]
+    files = [*sorted((folder / EXTRACT_TRAINING).iterdir()), *folder.glob(EVALUATION)]
     described = [(str(file.relative_to(folder)), *file_digest(file)) for file in files]
     return [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in described]

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from bertrain.data.choices import Splitter
 from bertrain.data.records import Problem, Record
 from bertrain.data.sentences import split_sentences
-from bertrain.data.text import Document
+from bertrain.data.text import LONGEST_LINE, Document
 from bertrain.data.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
 
 
@@ -20,6 +20,7 @@ class Result(NamedTuple):
     document: Document
     skipped: str = ""
     problem: Problem | None = None
+    lines_not_utf8: int = 0
 
 
 def parse_records(
@@ -34,11 +35,37 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
         return Result([], "damaged", record)
     try:
         paragraphs = _paragraphs_of(record, text_column)
-    except NotAnArticle as what:
-        return Result([], str(what))
+    except NotAnArticle as reason:
+        return Result([], str(reason))
     except _Unreadable as error:
         return Result([], "damaged", Problem(record.place, str(error)))
-    return Result(split_sentences(paragraphs, splitter=splitter, language=language))
+    document = split_sentences(paragraphs, splitter=splitter, language=language)
+    longest = max(map(_bytes_of_line, document), default=0)
+    if longest > LONGEST_LINE:
+        what = f"holds a sentence of {longest:,} bytes, too long to be one; try other --sentences"
+        return Result([], "damaged", Problem(record.place, what))
+    return Result(document, lines_not_utf8=_lines_not_utf8(record))
+
+
+def _bytes_of_line(sentence: str) -> int:
+    """As in a file of text, with its newline."""
+    return len(sentence.encode()) + 1
+
+
+def _lines_not_utf8(record: Record) -> int:
+    """Lines that lost bytes; other forms than these are refused where they are not UTF-8."""
+    content = record.content
+    if record.form not in ("text", "prose", "wikiextractor") or isinstance(content, str):
+        return 0
+    return sum(not _is_utf8(line) for line in content.split(b"\n")) if not _is_utf8(content) else 0
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Unreadable(Exception):
@@ -53,8 +80,7 @@ def _paragraphs_of(record: Record, text_column: str) -> list[str]:
         return _paragraphs_of_page(record)
     if record.form == "jsonl":
         return _text_of_json(content, text_column).split("\n")
-    # Bytes that are not UTF-8 become U+FFFD, which BERT's text cleaning then drops.
-    text = content.decode("utf-8", errors="replace").removeprefix("\ufeff")
+    text = content.decode(errors="ignore").removeprefix("\ufeff")  # as BERT's reference reads text
     if record.form == "wikiextractor":
         return paragraphs_of_extracted(text)
     if record.form == "prose":

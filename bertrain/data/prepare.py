@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from bertrain.data.write import Histogram, finish_folder, shard_name
 from bertrain.errors import UserError
 from bertrain.files import refuse_occupied
 
+SHORT_SEQ_PROB, MAX_PREDICTIONS, MASKED_LM_PROB = 0.1, 76, 0.15
+LOCK, WHOLE = "lock", "whole"
 UNKNOWN_LIMIT = 0.5  # of all tokens; more says that vocabulary and text do not belong together
 
 Progress = Callable[[int, int], None]
@@ -36,14 +40,14 @@ def prepare(
     vocab: str | Path | None = None,
     lower_case: bool = True,
     max_seq_length: int = 512,
-    short_seq_prob: float = 0.1,
+    short_seq_prob: float | None = None,
     dupe_factor: int = 1,
     seed: int = 12345,
     full_sentences: bool = False,
     reference: bool = False,
     per_file: bool = False,
-    max_predictions: int = 76,
-    masked_lm_prob: float = 0.15,
+    max_predictions: int | None = None,
+    masked_lm_prob: float | None = None,
     rows_per_shard: int = 65536,
     workers: int = 1,
     engine: Engine = "local",
@@ -56,12 +60,19 @@ def prepare(
 
     Returns the manifest of the folder written at `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples
     are unmasked pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference
-    script, for all files as one or, `per_file`, for each by itself. The result does not depend on `workers` or
+    script, for all files as one or, `per_file`, for each by itself. There `max_predictions` (76) and `masked_lm_prob`
+    (0.15) rule the draw; for other rows, whose masks are drawn later, the manifest notes them for `convert`.
+    `short_seq_prob` (0.1) is the share of documents cut into shorter pairs. The result does not depend on `workers` or
     `engine`; it does depend on `unit_mb`, since a random B comes from the same stretch of text. An interrupted
     preparation, called again, goes on where it was. With several workers, a script calls this under
     `if __name__ == "__main__":`.
     """
     _check_choices(full_sentences, reference, per_file, workers)
+    _check_effect(short_seq_prob, full_sentences, scheduler, engine)
+    noted = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
+    short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
+    max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
+    masked_lm_prob = MASKED_LM_PROB if masked_lm_prob is None else masked_lm_prob
     _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
     _check_probabilities(short_seq_prob, masked_lm_prob)
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
@@ -108,6 +119,7 @@ def prepare(
         description = _describe(plan, files, unreadable, counts)
         if not reference:
             description["unit_mb"] = unit_mb
+            description |= {name: value for name, value in noted.items() if value is not None}
         if per_file:
             description["rows_per_input"] = [sum(file["rows"] for file in summary.files) for summary in summaries]
         return _assemble(work, out, vocabulary, summaries, description)
@@ -122,6 +134,13 @@ def _check_choices(full_sentences: bool, reference: bool, per_file: bool, worker
         raise UserError(f"--workers is {workers}; it must be at least 1")
 
 
+def _check_effect(short_seq_prob: float | None, full_sentences: bool, scheduler: str | None, engine: Engine) -> None:
+    if short_seq_prob is not None and full_sentences:
+        raise UserError("--short-seq-prob has no effect with --full-sentences, whose rows are all full; leave it out")
+    if scheduler is not None and engine != "dask":
+        raise UserError("--scheduler has no effect without --engine dask; give that too, or leave it out")
+
+
 def _check_numbers(
     max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_mb: float
 ) -> None:
@@ -134,8 +153,8 @@ def _check_numbers(
     most = (1 << 31) // max_seq_length - 1  # a list column of Arrow counts its tokens in 32 bits
     if not 1 <= rows_per_shard <= most:
         raise UserError(f"--rows-per-shard is {rows_per_shard}; it must be at least 1 and at the most {most}")
-    if not unit_mb > 0:
-        raise UserError(f"--unit-mb is {unit_mb}; it must be more than 0")
+    if not (unit_mb > 0 and math.isfinite(unit_mb)):
+        raise UserError(f"--unit-mb is {unit_mb}; it must be more than 0, and a finite number")
 
 
 def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
@@ -214,7 +233,7 @@ def _work_in(work: Path, out: Path) -> Iterator[None]:
     """Have the folder of work for oneself. It is removed unless it holds finished units of an unfinished whole."""
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = open(work / "lock", "w")  # noqa: SIM115 - held until the end
+        lock = open(work / LOCK, "w")  # noqa: SIM115 - held until the end
     except OSError as error:
         raise UserError(f"could not write {out}: {error.strerror or error}") from None
     with lock:
@@ -233,13 +252,44 @@ def _work_in(work: Path, out: Path) -> Iterator[None]:
 
 
 def _keep_only_usable_units(work: Path, plan: Plan) -> None:
-    """Lines that an earlier call skipped are an error to one that shall stop at them."""
+    """Remove units that are damaged, and with lines skipped by an earlier call those that this one shall stop at."""
     for folder in work.glob(".unit-*"):  # left by workers that were killed
         shutil.rmtree(folder, ignore_errors=True)
-    if plan.on_error == "stop":
-        for folder in work.glob("unit-*"):
-            if Summary.read(folder).counts["lines_skipped"]:
-                shutil.rmtree(folder)
+    _take_apart(work, plan)
+    for folder in work.glob("unit-*"):
+        summary = Summary.of_whole_unit(folder)
+        if summary is None or (plan.on_error == "stop" and summary.counts["lines_skipped"]):
+            shutil.rmtree(folder)
+
+
+def _take_apart(work: Path, plan: Plan) -> None:
+    """Put the shards of an interrupted assembly back into their units, as far as the units say which are theirs."""
+    whole = work / WHOLE
+    if not whole.is_dir():
+        return
+    shards = 0
+    for number in range(len(plan.units)):
+        folder = unit_folder(work, number)
+        try:
+            names = [file["name"] for file in Summary.read(folder).files]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            break
+        for name in names:
+            if (whole / shard_name(shards)).exists():
+                (whole / shard_name(shards)).rename(folder / name)
+            shards += 1
+    shutil.rmtree(whole)
+
+
+def _remove_work_of_other_arguments(out: Path) -> None:
+    """Remove what is left of preparations of the same `out` by other arguments, unless somebody is at work there."""
+    for work in out.resolve().parent.glob(f".{escape(out.name)}.work-*"):
+        try:
+            with open(work / LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(work, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _total(counters: Iterable[Counter[Any]]) -> Counter[Any]:
@@ -253,15 +303,14 @@ def _assemble(
     work: Path, out: Path, vocabulary: Vocabulary, summaries: list[Summary], description: dict[str, Any]
 ) -> dict[str, Any]:
     """Number the shards of all units, and make their folder the result. Killed on any line, it can be done again."""
-    whole = work / "whole"
-    whole.mkdir(exist_ok=True)
+    whole = work / WHOLE
+    whole.mkdir()
     files: list[dict[str, Any]] = []
     histogram: Histogram = _total(summary.histogram for summary in summaries)
     for number, summary in enumerate(summaries):
         for file in summary.files:
             name = shard_name(len(files))
-            if not (whole / name).exists():
-                (unit_folder(work, number) / file["name"]).rename(whole / name)
+            (unit_folder(work, number) / file["name"]).rename(whole / name)
             files.append(file | {"name": name})
     has_masks = description["mode"] == "reference"
     manifest = finish_folder(whole, vocabulary, files, histogram, has_masks=has_masks, preparation=description)
@@ -269,4 +318,5 @@ def _assemble(
         out.rmdir()
     whole.rename(out)
     shutil.rmtree(work, ignore_errors=True)
+    _remove_work_of_other_arguments(out)
     return manifest

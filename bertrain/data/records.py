@@ -7,6 +7,7 @@ not raise on bad content: they yield a Problem in its place, and whoever asked d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ LARGEST_RECORD = 64 << 20
 """Bytes; the largest page of Wikipedia has two million. What is larger is two documents without a boundary."""
 
 _CHUNK = 1 << 20
+_BEGINS_JSON = re.compile(rb'(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
 class Record(NamedTuple):
@@ -62,7 +64,7 @@ def read_records(
 
 
 def _read_stream(stream: Stream, form: str, text_column: str, document_end: DocumentEnd) -> Iterator[Record | Problem]:
-    form = _recognise(stream) if form == "auto" else form
+    form = recognise(stream.bytes.peek(_CHUNK), stream.name) if form == "auto" else form
     if form == "dump":
         return _pages(stream)
     if form == "wikiextractor":
@@ -73,20 +75,26 @@ def _read_stream(stream: Stream, form: str, text_column: str, document_end: Docu
         return _rows(stream, text_column)
     if form == "text":
         return _whole_file(stream) if document_end == "file" else _documents(stream)
+    if form == "json":
+        return iter([Problem(stream.name, "is one JSON value over many lines, or an array; give one object per line")])
     return iter([Problem(stream.name, "is neither text nor any other form that is read; leave it out")])
 
 
-def _recognise(stream: Stream) -> str:
-    head = stream.bytes.peek(_CHUNK)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
-    ending = stream.name.lower().rpartition(".")[2]
+def recognise(beginning: bytes, name: str) -> str:
+    """The form of a file by its beginning and its name; "" if it is neither text nor any other that is read."""
+    content = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    head = content[:4096]
+    ending = name.lower().rpartition(".")[2]
     if head.startswith(b"PAR1") or ending == "parquet":
         return "parquet"
     if head.startswith(b"<page>") or (head.startswith(b"<") and b"<mediawiki" in head):
         return "dump"
     if head.startswith(b"<doc "):
         return "wikiextractor"
-    if ending in ("jsonl", "ndjson") or (head.startswith(b"{") and _is_json_object(stream.bytes.peek(_CHUNK))):
+    if ending in ("jsonl", "ndjson") or (head.startswith(b"{") and _is_json_object(content)):
         return "jsonl"
+    if _BEGINS_JSON.match(head) or (ending == "json" and head.startswith((b"[", b"{"))):
+        return "json" if head.startswith(b"[") or b"\n" in content else "jsonl"  # a line longer than the beginning
     return "" if b"\0" in head else "text"
 
 
@@ -105,7 +113,7 @@ def _pages(stream: Stream) -> Iterator[Record | Problem]:
     wiki: Wiki | None = None
     number = 0
     pending = b""
-    while chunk := stream.bytes.read(_CHUNK):
+    while chunk := stream.bytes.read1(_CHUNK):  # `read` would keep what comes before a break to itself
         *pieces, pending = (pending + chunk).split(b"</page>")
         for piece in pieces:
             before, _, page = piece.partition(b"<page>")

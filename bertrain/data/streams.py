@@ -19,6 +19,7 @@ DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 """What unpacking raises on damaged or truncated input; an OSError with an errno is the machine's fault instead."""
 
 BUFFER = 1 << 20
+ZSTANDARD_AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,39 @@ class _Counted(io.RawIOBase):
         return count
 
 
+class _Unpacked(io.RawIOBase):
+    """What a decompressor gives, up to the break of a damaged file: only the read after that raises."""
+
+    def __init__(self, read_some: Callable[[int], bytes]) -> None:
+        self._read_some = read_some
+        self._damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._damage is not None:
+            raise self._damage
+        filled = 0
+        try:
+            while filled < len(buffer) and (block := self._read_some(len(buffer) - filled)):
+                buffer[filled : filled + len(block)] = block
+                filled += len(block)
+        except DAMAGE as error:
+            if not filled:
+                raise
+            self._damage = error
+        return filled
+
+
 def _unpack(name: str, file_name: str, packed: io.BufferedReader, path: Path | None) -> Iterator[Stream]:
     """Take off one wrapping after another, as the endings of the file name say."""
     stem, _, ending = file_name.lower().rpartition(".")
     if ending in _SHORT_FOR_TAR:
         stem, ending = f"{stem}.tar", _SHORT_FOR_TAR[ending]
     if stem and ending in _UNPACKERS:
-        unpacked = io.BufferedReader(_UNPACKERS[ending](packed), BUFFER)
-        yield from _unpack(name, stem, unpacked, None)
+        unpacked: Any = _Unpacked(_UNPACKERS[ending](packed))
+        yield from _unpack(name, stem, io.BufferedReader(unpacked, BUFFER), None)
     elif stem and ending == "tar":
         yield from _members(name, packed, path)
     else:
@@ -96,16 +122,17 @@ def _members(name: str, archive: io.BufferedReader, path: Path | None) -> Iterat
                 raise tarfile.ReadError("a member's header is damaged")
 
 
-def _unpack_zstandard(packed: IO[bytes]) -> Any:
+def _unpack_zstandard(packed: IO[bytes]) -> Callable[[int], bytes]:
     import pyarrow as pa
 
-    return pa.CompressedInputStream(packed, "zstd")
+    stream = pa.CompressedInputStream(packed, "zstd")
+    return lambda most: bytes(stream.read(min(most, ZSTANDARD_AT_ONCE)))  # of a read that fails, nothing is given
 
 
-_UNPACKERS: dict[str, Callable[[Any], Any]] = {
-    "gz": lambda packed: gzip.GzipFile(fileobj=packed),
-    "bz2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
+_UNPACKERS: dict[str, Callable[[Any], Callable[[int], bytes]]] = {
+    "gz": lambda packed: gzip.GzipFile(fileobj=packed).read1,
+    "bz2": lambda packed: bz2.BZ2File(packed).read1,
+    "xz": lambda packed: lzma.LZMAFile(packed).read1,  # noqa: SIM115 (`packed` is closed elsewhere)
     "zst": _unpack_zstandard,
 }
 _SHORT_FOR_TAR = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zst"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bertrain.data.choices import OnError
+from bertrain.data.records import recognise
 from bertrain.errors import UserError
 
 Document = list[str]
@@ -25,6 +26,16 @@ COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "zip",
 }
+NOT_TEXT = {b"ARROW1": "an Arrow file", b"\x89HDF\r\n": "an HDF5 file", b"%PDF-": "a PDF file"}
+FOR_EXTRACT = {
+    "dump": "a MediaWiki dump in XML",
+    "wikiextractor": "output of WikiExtractor",
+    "jsonl": "JSON",
+    "json": "JSON",
+    "parquet": "a Parquet file",
+}
+RECOGNISED_BY = 1 << 16  # bytes of a file's beginning
+EXTRACT_DESCRIPTION, EXTRACT_TRAINING = "extract.json", "train"
 
 
 class Span(NamedTuple):
@@ -43,6 +54,7 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
             if not inside:
                 raise UserError(f"the input folder {entry} holds no file")
+            _refuse_held_out(inside)
             files += inside
         elif entry.is_file():
             files.append(entry)
@@ -51,16 +63,32 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
     return files
 
 
+def _refuse_held_out(files: list[Path]) -> None:
+    """Refuse a folder that `data extract` made as a whole: what it held out for evaluation lies there too."""
+    for path in files:
+        if path.name == EXTRACT_DESCRIPTION:
+            raise UserError(
+                f"{path.parent} was made by `bertrain data extract` and may hold text for evaluation; give "
+                f"{path.parent / EXTRACT_TRAINING} instead"
+            )
+
+
 def check_readable(path: Path) -> None:
     """Refuse a file that cannot be read, or that is no plain text."""
     try:
         with open(path, "rb") as file:
-            head = file.read(8)
+            head = file.read(RECOGNISED_BY)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
             raise UserError(f"{path} is compressed ({name}); unpack it first, or let `bertrain data extract` read it")
+    for magic, name in NOT_TEXT.items():
+        if head.startswith(magic):
+            raise UserError(f"{path} is {name}, not text; leave it out")
+    form = recognise(head, path.name)
+    if form in FOR_EXTRACT:
+        raise UserError(f"{path} is {FOR_EXTRACT[form]}; `bertrain data extract` reads it")
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:

@@ -31,7 +31,7 @@ from bertrain.data.text import Span, read_lines
 from bertrain.data.tokenizer import Tokenizer, Vocabulary
 from bertrain.data.write import Histogram, histogram_of, shard_name, write_shard
 from bertrain.errors import UserError
-from bertrain.files import write_atomically
+from bertrain.files import sync, write_atomically
 from bertrain.seeds import derive
 
 PLAN, SUMMARY = "plan.json", "unit.json"
@@ -81,6 +81,16 @@ class Summary:
         histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
+    @staticmethod
+    def of_whole_unit(folder: Path) -> Summary | None:
+        """The summary of a unit whose shards are all there, or None: a machine that lost power may have lost some."""
+        try:
+            summary = Summary.read(folder)
+            is_whole = all((folder / file["name"]).stat().st_size == file["bytes"] for file in summary.files)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+        return summary if is_whole else None
+
 
 def unit_folder(work: Path, number: int) -> Path:
     return work / f"unit-{number:06d}"
@@ -98,6 +108,7 @@ def make_unit(work_folder: str, number: int) -> int:
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{done.name}-", dir=work))
         _write_unit(partial, plan, number, vocabulary, tokenizer)
+        sync(partial)
         partial.rename(done)
     except OSError as error:
         if not done.is_dir():  # somebody else may have been faster

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertrain.data.records
+from bertrain.data.choices import DocumentEnd
 from bertrain.data.extract import extract
+from bertrain.data.text import LONGEST_LINE, find_inputs, read_documents
 from bertrain.errors import UserError
 from tests.unit.test_extract import DUMP, PACKINGS, archive, documents_of, text_of, write_parquet
 
@@ -70,6 +72,46 @@ def test_damaged_packings(tmp_path: Path, whole: list[list[str]], name: str, dam
         made = extract([path, tmp_path / "good.txt"], out, on_error="skip")
         assert made["skipped"]["damaged"] >= 1
         assert documents_of(text_of(out))[-1] == ["A whole document."]
+
+
+@pytest.mark.parametrize("packing", ["dump.xml.gz", "multistream.xml.bz2", "dump.xml.xz", "dump.xml.zst"])
+@pytest.mark.parametrize("form", ["xml", "txt"])
+def test_what_comes_before_a_break_is_kept(tmp_path: Path, packing: str, form: str) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghij", k=7)) for _ in range(400)]
+    texts = [" ".join(draw.choices(words, k=60)) for _ in range(400)]
+    if form == "txt":
+        content = "\n\n".join(texts).encode()
+    else:
+        pages = (f"<page><title>a</title><ns>0</ns><revision><text>{text}</text></revision></page>" for text in texts)
+        content = f"<mediawiki>{''.join(pages)}</mediawiki>".encode()
+    packed = PACKINGS[packing](content)
+    path = tmp_path / f"a.{form}.{packing.rpartition('.')[2]}"
+    path.write_bytes(packed[: len(packed) * 7 // 8])
+    made = extract([path], tmp_path / "out", sentences="lines", on_error="skip")
+    kept = documents_of(text_of(tmp_path / "out"))
+    assert kept == [[text] for text in texts[: len(kept)]]
+    assert len(kept) > len(texts) / 2
+    assert made["skipped"] == {"damaged": 1}
+
+
+def test_sentences_too_long_for_prepare(tmp_path: Path) -> None:
+    fits, giant = "é" * ((LONGEST_LINE - 2) // 2), "é" * (LONGEST_LINE // 2)
+    (tmp_path / "a.txt").write_text(f"{fits}\n\n{giant}\n\nGood.\n")
+    with pytest.raises(UserError, match=r"line 3 of .*a\.txt holds a sentence of 4,194,305 bytes"):
+        extract([tmp_path / "a.txt"], tmp_path / "out", sentences="lines")
+    made = extract([tmp_path / "a.txt"], tmp_path / "out", sentences="lines", on_error="skip")
+    assert documents_of(text_of(tmp_path / "out")) == [[fits], ["Good."]]
+    assert made["skipped"] == {"damaged": 1}
+    assert list(read_documents(find_inputs([tmp_path / "out" / "train"]))) == [[fits], ["Good."]]
+
+
+@pytest.mark.parametrize("document_end", ["blank-line", "file"])
+def test_bytes_that_are_not_utf8_are_left_out_and_counted(tmp_path: Path, document_end: DocumentEnd) -> None:
+    (tmp_path / "a.txt").write_bytes(b"One\xff.\nTwo.\nThr\xc3ee\xff.\n")
+    made = extract([tmp_path / "a.txt"], tmp_path / "out", document_end=document_end)
+    assert documents_of(text_of(tmp_path / "out")) == [["One.", "Two.", "Three."]]
+    assert made["counts"]["lines_not_utf8"] == 2
 
 
 def test_a_damaged_tar_is_not_taken_for_whole(tmp_path: Path) -> None:
@@ -137,6 +179,8 @@ def test_wrong_columns(tmp_path: Path) -> None:
         (b"\x89PNG\r\n\x1a\n\0\0", "is neither text nor any other form"),
         (b"<mediawiki>\n</mediawiki>\n", "holds no page"),
         (b"<mediawiki><page><title>x</page></mediawiki>", "page 1 of .* is broken XML"),
+        (b'[{"text": "One."}, {"text": "Two."}]\n', "give one object per line"),
+        (b'{\n "text": "One."\n}\n', "give one object per line"),
         (b"", "no document is left of the 0 records read: the input is empty"),
         (b"\n\n \n", "no document is left"),
     ],

@@ -140,6 +140,12 @@ def test_any_history_ends_in_the_same_file(
     assert (out / "folder" / "a.bin").read_bytes() == CONTENT
 
 
+def test_it_says_that_it_tries_again(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.faults = ["503"]
+    fetch(the_file(server), tmp_path)
+    assert re.search(r"HTTP 503 .*; trying again in 0 s", capsys.readouterr().err)
+
+
 def test_a_later_run_goes_on(server: Server, tmp_path: Path) -> None:
     server.faults = ["break5000", *["break0"] * downloads.ATTEMPTS_WITHOUT_PROGRESS]
     with pytest.raises(UserError, match=r"gave up on .*a\.bin after 8 tries in vain .*; run again to go on"):
@@ -201,6 +207,8 @@ def test_a_file_altered_later_is_not_taken_for_right(server: Server, tmp_path: P
         ("{}/none", "answers HTTP 404 Not Found"),
         ("http://127.0.0.1:9/a", "gave up on .* Connection refused"),
         ("nonsense", "is not an address that can be fetched"),
+        ("file:///etc/hostname", "is not an address that can be fetched"),
+        ("http://[::1/a", "is not an address that can be fetched"),
     ],
 )
 def test_addresses_that_lead_nowhere(server: Server, tmp_path: Path, url: str, message: str) -> None:

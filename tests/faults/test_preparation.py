@@ -19,8 +19,12 @@ import numpy as np
 import pytest
 
 from bertrain.data import engines
+from bertrain.data import prepare as preparation
+from bertrain.data.convert import convert
+from bertrain.data.extract import extract
 from bertrain.data.prepare import prepare
 from bertrain.data.shards import Shards
+from bertrain.data.source import open_data
 from bertrain.data.text import LONGEST_LINE
 from bertrain.errors import UserError
 from tests import helpers
@@ -119,6 +123,47 @@ def test_killed_at_a_rename_and_begun_again(arguments: dict[str, object], tmp_pa
     assert finished or fatal == 2
     assert content(tmp_path / "data") == expected
     assert not hidden(tmp_path)
+
+
+@pytest.mark.parametrize("assembled", [False, True])
+@pytest.mark.parametrize("damage", ["shard cut", "shard lost", "summary cut", "summary of another kind"])
+def test_a_damaged_unit_is_made_again(
+    arguments: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, assembled: bool
+) -> None:
+    """As after a loss of power, before the whole is put together or after its shards have moved."""
+    expected = undisturbed(arguments, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "finish_folder", lambda *_, **__: _raise(0, 0))
+        with pytest.raises(UserError, match="an error"):
+            prepare(**arguments, progress=None if assembled else _raise_later)  # type: ignore[arg-type]
+    finished = len(units(tmp_path))
+    (work,) = tmp_path.glob(".data.work-*")
+    summary = sorted(work.glob("unit-*/unit.json"))[1]
+    shard = sorted(work.glob("[uw]*/*.arrow"))[1]
+    if damage == "shard lost":
+        shard.unlink()
+    elif damage == "summary of another kind":
+        summary.write_text("[]")
+    else:
+        os.truncate(shard if damage == "shard cut" else summary, 100)
+    seen: list[int] = []
+    prepare(**arguments, progress=lambda done, total: seen.append(done))  # type: ignore[arg-type]
+    assert seen[0] < finished
+    assert content(tmp_path / "data") == expected
+
+
+def test_work_of_other_arguments_is_removed_unless_somebody_is_at_it(
+    arguments: dict[str, object], tmp_path: Path
+) -> None:
+    for seed in (1, 2):
+        with pytest.raises(UserError, match="what is finished is kept"):
+            prepare(**arguments | {"seed": seed, "progress": _raise_later})  # type: ignore[arg-type]
+    held, idle = tmp_path.glob(".data.work-*")
+    with open(held / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prepare(**arguments)  # type: ignore[arg-type]
+    assert held.is_dir()
+    assert not idle.exists()
 
 
 def _renames(arguments: dict[str, object], tmp_path: Path) -> int:
@@ -274,11 +319,49 @@ def test_what_is_no_text(arguments: dict[str, object], tmp_path: Path) -> None:
     assert len(manifest["preparation"]["inputs"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">', "is a MediaWiki dump in XML; .* reads it"),
+        (b'<doc id="1" title="a">\na\n', "is output of WikiExtractor; `bertrain data extract` reads it"),
+        (b'{"text": "One."}\n', "is JSON; `bertrain data extract` reads it"),
+        (b'[{"text": "One."}]\n', "is JSON; `bertrain data extract` reads it"),
+        (b"PAR1\x15\x04", "is a Parquet file; `bertrain data extract` reads it"),
+        (b"ARROW1\0\0", "is an Arrow file, not text"),
+    ],
+)
+def test_other_forms_are_not_taken_for_text(
+    arguments: dict[str, object], tmp_path: Path, head: bytes, said: str
+) -> None:
+    (tmp_path / "articles").write_bytes(head)
+    with pytest.raises(UserError, match=f"articles {said}"):
+        prepare(**arguments | {"inputs": [tmp_path / "articles"]})  # type: ignore[arg-type]
+
+
+def test_what_was_held_out_is_not_taken_for_training(arguments: dict[str, object], tmp_path: Path) -> None:
+    extract(_inputs(arguments), tmp_path / "text", hold_out=5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"text was made by `bertrain data extract` .*; give .*text/train instead"):
+        prepare(**arguments | {"inputs": [tmp_path / "text"]})  # type: ignore[arg-type]
+    manifest = prepare(**arguments | {"inputs": [tmp_path / "text" / "train"]})  # type: ignore[arg-type]
+    assert manifest["preparation"]["text"]["documents"] == 55
+
+
 def test_the_vocabulary_of_another_text(arguments: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*helpers.SPECIAL, "bato"]) + "\n")
     with pytest.raises(UserError, match=r"9\d% of the text is not in .*vocab.txt"):
         prepare(**arguments)  # type: ignore[arg-type]
     assert not hidden(tmp_path)
+
+
+def test_rules_of_masks_drawn_later_are_noted(arguments: dict[str, object], tmp_path: Path) -> None:
+    assert not prepare(**arguments)["preparation"].keys() & {"max_predictions", "masked_lm_prob"}  # type: ignore[arg-type]
+    arguments |= {"out": tmp_path / "ruled", "max_predictions": 3, "masked_lm_prob": 0.5}
+    prepare(**arguments)  # type: ignore[arg-type]
+    written = convert(tmp_path / "ruled", tmp_path / "converted", to="tfrecord")
+    assert (written.masks, written.max_predictions) == ("drawn", 3)
+    masked = open_data(tmp_path / "converted", vocab=str(arguments["vocab"]))
+    assert masked.predictions is not None
+    assert np.array_equal(masked.predictions, np.minimum(3, np.round(0.5 * masked.lengths)))
 
 
 def test_two_at_once(arguments: dict[str, object], tmp_path: Path) -> None:
@@ -304,6 +387,11 @@ def _raise(done: int, total: int) -> None:
     raise UserError("an error")
 
 
+def _raise_later(done: int, total: int) -> None:
+    if done == 5:
+        raise UserError("an error")
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -312,6 +400,9 @@ def _raise(done: int, total: int) -> None:
         ({"max_predictions": 0}, "--max-predictions is 0"),
         ({"masked_lm_prob": 1.5}, "--masked-lm-prob is 1.5"),
         ({"unit_mb": 0}, "--unit-mb is 0"),
+        ({"unit_mb": float("inf")}, "--unit-mb is inf"),
+        ({"full_sentences": True, "short_seq_prob": 0.1}, "--short-seq-prob has no effect with --full-sentences"),
+        ({"scheduler": "tcp://node1:8786"}, "--scheduler has no effect without --engine dask"),
         ({"rows_per_shard": 1 << 26}, "--rows-per-shard is 67108864"),
         ({"per_file": True}, "--per-file belongs to --reference"),
         ({"reference": True, "full_sentences": True}, "exclude each other"),

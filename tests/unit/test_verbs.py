@@ -47,8 +47,10 @@ def test_doctor_tells_of_this_machine(tmp_path: Path) -> None:
 
 def test_vocabulary_training(tmp_path: Path) -> None:
     text = Path(__file__).parents[1] / "golden" / "sample.txt"
-    helpers.bertrain("data", "vocab", text, "--size", 100, "--out", tmp_path / "vocab.txt")
-    vocabulary = Vocabulary.load(tmp_path / "vocab.txt")
+    place = tmp_path / "vocab.txt"
+    printed = json.loads(helpers.bertrain("data", "vocab", text, "--size", 100, "--out", place, "--json").stdout)
+    vocabulary = Vocabulary.load(place)
+    assert printed == {"file": str(place), "size": 100, "lower_case": True, "sha256": vocabulary.hash}
     assert len(vocabulary.words) == 100
     assert vocabulary.words[:5] == tuple(helpers.SPECIAL)
     assert vocabulary.continues_word.any()
