@@ -252,13 +252,14 @@ def _work_in(work: Path, out: Path) -> Iterator[None]:
 
 
 def _keep_only_usable_units(work: Path, plan: Plan) -> None:
-    """Remove units that are damaged, and with lines skipped by an earlier call those that this one shall stop at."""
+    """Remove units that are damaged, and those where an earlier call skipped lines that this one shall stop at."""
     for folder in work.glob(".unit-*"):  # left by workers that were killed
         shutil.rmtree(folder, ignore_errors=True)
     _take_apart(work, plan)
     for folder in work.glob("unit-*"):
-        summary = Summary.of_whole_unit(folder)
-        if summary is None or (plan.on_error == "stop" and summary.counts["lines_skipped"]):
+        summary = Summary.find(folder)
+        stops = plan.on_error == "stop" and summary is not None and summary.counts["lines_skipped"]
+        if summary is None or stops or not summary.is_whole(folder):
             shutil.rmtree(folder)
 
 
@@ -270,13 +271,12 @@ def _take_apart(work: Path, plan: Plan) -> None:
     shards = 0
     for number in range(len(plan.units)):
         folder = unit_folder(work, number)
-        try:
-            names = [file["name"] for file in Summary.read(folder).files]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        summary = Summary.find(folder)
+        if summary is None:
             break
-        for name in names:
+        for file in summary.files:
             if (whole / shard_name(shards)).exists():
-                (whole / shard_name(shards)).rename(folder / name)
+                (whole / shard_name(shards)).rename(folder / file["name"])
             shards += 1
     shutil.rmtree(whole)
 

@@ -82,14 +82,17 @@ class Summary:
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
     @staticmethod
-    def of_whole_unit(folder: Path) -> Summary | None:
-        """The summary of a unit whose shards are all there, or None: a machine that lost power may have lost some."""
+    def find(folder: Path) -> Summary | None:
+        """The summary of a unit, or None where it is damaged or missing, as a loss of power leaves it."""
         try:
-            summary = Summary.read(folder)
-            is_whole = all((folder / file["name"]).stat().st_size == file["bytes"] for file in summary.files)
+            return Summary.read(folder)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
-        return summary if is_whole else None
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether all shards are there in their length."""
+        paths = [(folder / file["name"], file["bytes"]) for file in self.files]
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
 def unit_folder(work: Path, number: int) -> Path:
