@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--title", default="")
     parser.add_argument("--width", type=int, default=118)
     arguments = parser.parse_args()
-    lines = [line for line in screen_of(arguments.recording.read_text(errors="replace")) if "Script " not in line]
+    recording = arguments.recording.read_bytes().decode(errors="replace")  # as it is: text mode would turn \r into \n
+    lines = [line for line in screen_of(recording) if "Script " not in line]
     console = Console(record=True, width=arguments.width, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi("\n".join(lines).strip("\n")), soft_wrap=False)
     console.save_svg(str(arguments.picture), title=arguments.title)
