@@ -6,6 +6,7 @@ articles. `make demo` is run on a fresh clone by a services test; a download, ag
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import tomllib
@@ -74,3 +75,13 @@ def test_the_conda_environment_asks_for_what_the_package_needs() -> None:
     (python,) = [entry.partition("=")[2] for entry in wanted if str(entry).startswith("python=")]
     assert python in SpecifierSet(project["requires-python"])
     assert wanted[-1] == {"pip": ["-c constraints.txt", "-e ."]}
+
+
+def test_a_recorded_terminal_is_what_stood_on_the_screen() -> None:
+    specification = importlib.util.spec_from_file_location("make_picture", ROOT / "docs" / "make_picture.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    recorded = "$ go\r\n\x1b[32m1/2\x1b[0m half\r\x1b[2K\x1b[32m2/2\x1b[0m whole\r\nup\r\n\x1b[1A\x1b[2Kdone\r\n"
+    assert module.screen_of(recorded) == ["$ go", "\x1b[32m2/2\x1b[0m whole", "done", ""]
