@@ -9,12 +9,12 @@ if [ -e "$out" ]; then
     exit 2
 fi
 mkdir -p "$out"
-# Two ranks of one thread read faster than one rank of two, and train the same.
-ranks=$(python3 -c 'import os; print(min(2, os.cpu_count() or 1))')
 
 run() {
     printf '\n$ bertrain'
-    printf ' %q' "$@"
+    for word in "$@"; do
+        case $word in *" "*) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
+    done
     printf '\n'
     bertrain "$@"
 }
@@ -22,7 +22,7 @@ run() {
 run data vocab "$here/train-1.txt" "$here/train-2.txt" --size 4000 --out "$out/vocab.txt"
 run data prepare "$here/train-1.txt" "$here/train-2.txt" --vocab "$out/vocab.txt" --max-seq-length 128 --out "$out/data"
 run data prepare "$here/held-out.txt" --vocab "$out/vocab.txt" --max-seq-length 128 --out "$out/held-out"
-run pretrain bert-demo --data "$out/data" --run "$out/run" --nproc "$ranks"
+run pretrain bert-demo --data "$out/data" --run "$out/run"
 run evaluate "$out/run" --data "$out/held-out"
 run fill-mask "$out/run" --top 3 \
     "in 1998 , the album was released in the united [MASK] ." \
