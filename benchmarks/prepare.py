@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from loader import cpu_model
+
 from bertrain.data.tokenizer import Vocabulary
 from tests import plain_reference
 
@@ -156,13 +158,6 @@ def main() -> None:
         f"{whole['text_gb']:.0f} GB of text on {CORES} cores: {whole['minutes']:.0f} min, {whole['disk_gb']:.1f} GB on "
         f"disk, {whole['memory_gb']:.1f} GB of memory"
     )
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

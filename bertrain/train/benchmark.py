@@ -23,7 +23,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     Loader, metrics and console run as always; there is no evaluation and no checkpoint, and the run folder is gone
     afterwards. Tokens per second are of all ranks together, over the whole of the timed steps.
     """
-    settings = settle_precision(settings, "")
+    settings = settle_precision(settings, None)
     settings = replace(
         settings,
         train=replace(settings.train, max_steps=warm_up + steps),

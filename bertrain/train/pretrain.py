@@ -86,11 +86,11 @@ def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> P
         return train(opened.continued(settings, opened.data), open_for(opened.data, settings, ranks), ranks)
 
 
-def settle_precision(settings: Settings, run: str | Path) -> Settings:
-    """`train.precision auto` as what it means on this machine, or what it meant where the run was begun."""
+def settle_precision(settings: Settings, run: str | Path | None) -> Settings:
+    """`train.precision auto` as what it means on this machine, or what it meant where `run`, if any, was begun."""
     if settings.train.precision != "auto":
         return settings
-    if (Path(run) / "config.json").is_file():
+    if run is not None and (Path(run) / "config.json").is_file():
         precision = Run.open(run).settings.train.precision
     else:
         precision, _ = choose_precision(parallel.choose_device(settings.train.device)[0])
