@@ -63,12 +63,15 @@ def _vector_units() -> Finding:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return Finding("cpu", platform.processor() or "unknown", "note", "no /proc/cpuinfo to read its features from")
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    flags = set(next((value for key, value in fields.items() if key.strip() == "flags"), "").split())
-    model = next((value.strip() for key, value in fields.items() if key.strip() == "model name"), "cpu")
+    from bertrain.train.precision import cpu_flags  # and with it torch
+
+    flags = cpu_flags()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
     units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     if "amx_bf16" in flags:
-        return Finding("cpu", f"{model}: {' '.join(units)}", "ok", "bf16 products run on AMX: --train.precision bf16")
+        return Finding(
+            "cpu", f"{model}: {' '.join(units)}", "ok", "bf16 products run on AMX: --train.precision auto takes it"
+        )
     if "avx512f" in flags:
         return Finding("cpu", f"{model}: {' '.join(units)}", "ok", "fp32 products use AVX-512; bf16 gains little")
     return Finding("cpu", f"{model}: {' '.join(units) or 'no vector units'}", "note", "training on this CPU is slow")
