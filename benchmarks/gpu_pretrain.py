@@ -31,7 +31,7 @@ import torch
 from gpu_kernels import median_us
 from loader import random_examples, wikipedia_lengths
 
-from bertrain.config import Settings, resolve
+from bertrain.config import resolve
 from bertrain.data.batch import IGNORED
 from bertrain.data.loader import Loader, Step
 from bertrain.data.shards import Shards
@@ -42,6 +42,7 @@ from bertrain.model.initial import initialise
 from bertrain.observe.metrics import Stopwatch
 from bertrain.optim.arena import Arena
 from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.checkpoint import Progress
 from bertrain.train.pretrain import TrainState, train_step

@@ -16,6 +16,7 @@ import typer
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
 from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
+from bertrain.settings import Settings
 
 EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
@@ -106,7 +107,7 @@ def pretrain(
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
-def _benchmark(settings: config.Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
+def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
     if nproc > 1 and not under_launcher():
         start_ranks(nproc)
     from bertrain.train.benchmark import benchmark as measure

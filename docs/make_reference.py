@@ -19,6 +19,7 @@ import typer
 import bertrain
 from bertrain import config
 from bertrain.cli import app
+from bertrain.settings import SECTIONS
 
 HERE = Path(__file__).parent
 
@@ -185,7 +186,7 @@ def _settings() -> Iterator[str]:
         "training, so another value is another run."
     )
     yield ""
-    for section, kind in config.SECTIONS.items():
+    for section, kind in SECTIONS.items():
         yield from (f"### {section}", "", inspect.cleandoc(kind.__doc__ or ""), "")
         hints = get_type_hints(kind)
         rows = []

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertrain.config import ModelSettings, Settings, resolve
+from bertrain.config import resolve
 from bertrain.data.block import Block
 from bertrain.data.prepare import prepare
 from bertrain.model.bert import Bert
+from bertrain.settings import ModelSettings, Settings
 from bertrain.weights.huggingface import huggingface_names
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

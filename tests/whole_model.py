@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertrain.config import ModelSettings
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.fused import FusedBert
 from bertrain.model.heads import pretraining_sums
 from bertrain.optim.arena import Arena
+from bertrain.settings import ModelSettings
 from tests import helpers, twins
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertrain.config import Settings
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
 from bertrain.data.source import DataSource
 from bertrain.errors import UserError
 from bertrain.seeds import derive
+from bertrain.settings import Settings
 
 EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
 EVALUATION_STEP = 1024  # examples dealt into bins together

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertrain.config import ModelSettings
 from bertrain.data.batch import IGNORED, Batch
+from bertrain.settings import ModelSettings
 
 
 class MaskedWordHead(nn.Module):

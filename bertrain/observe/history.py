@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.config import Settings
 from bertrain.data.shards import MANIFEST
 from bertrain.errors import UserError
 from bertrain.observe.console import PHASES
+from bertrain.settings import Settings
 from bertrain.train.runs import Run
 
 Floats = npt.NDArray[np.float64]

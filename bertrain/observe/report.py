@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import bertrain
-from bertrain.config import SECTIONS, Settings
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
 from bertrain.observe.history import (
@@ -35,6 +34,7 @@ from bertrain.observe.plots import (
     plot_lengths,
     plot_phases,
 )
+from bertrain.settings import SECTIONS, Settings
 
 MOST_NAMED = 12  # skipped steps that are listed by number
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertrain.config import OptimizerSettings
 from bertrain.optim.arena import Arena
+from bertrain.settings import OptimizerSettings
 
 
 class AdaptiveOptimizer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertrain.config import ScheduleSettings
+from bertrain.settings import ScheduleSettings
 
 
 def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bertrain.config import Settings
+from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.pretrain import open_for, settle_precision, train
 from bertrain.train.runs import Run

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bertrain.config import Settings
 from bertrain.data.batch import Batch
 from bertrain.data.batching import SHAPES
 from bertrain.data.loader import Step
@@ -26,6 +25,7 @@ from bertrain.model.heads import pretraining_sums
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.settings import Settings
 from bertrain.train.precision import autocast
 
 

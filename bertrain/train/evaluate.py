@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 
-from bertrain.config import TrainSettings
 from bertrain.data.loader import Loader
 from bertrain.data.source import open_data
 from bertrain.errors import UserError
@@ -16,6 +15,7 @@ from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.observe.console import warn
 from bertrain.observe.metrics import averages
+from bertrain.settings import TrainSettings
 from bertrain.train import checkpoint, parallel
 from bertrain.train.precision import autocast
 from bertrain.train.runs import Run, refuse_other_vocabulary

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertrain.config import TrainSettings
 from bertrain.errors import SaidElsewhereError, UserError
+from bertrain.settings import TrainSettings
 
 SAID = "bertrain/said"  # where a rank that ends in a sentence leaves word of it
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from bertrain.config import TrainSettings
+from bertrain.settings import TrainSettings
 
 
 def choose_precision(device: torch.device) -> tuple[Literal["fp32", "bf16"], str]:

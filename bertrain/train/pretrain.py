@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bertrain.config import Settings, override
+from bertrain.config import override
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
@@ -25,6 +25,7 @@ from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.arena import Arena
 from bertrain.optim.lamb import AdaptiveOptimizer
 from bertrain.optim.schedules import learning_rate
+from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
 from bertrain.train.evaluate import evaluate_model

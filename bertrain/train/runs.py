@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import bertrain
-from bertrain.config import Settings, differing, from_dict
+from bertrain.config import differing, from_dict
 from bertrain.data.shards import VOCABULARY
 from bertrain.data.source import DataSource
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, UserError
 from bertrain.files import new_folder, write_atomically
+from bertrain.settings import Settings
 
 SCHEMA_VERSION = 1
 

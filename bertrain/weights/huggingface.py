@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bertrain.config import BERT_CONFIG_KEYS, ModelSettings, model_from_bert_config
+from bertrain.config import BERT_CONFIG_KEYS, model_from_bert_config
 from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
 from bertrain.errors import UserError
 from bertrain.files import file_digest, new_folder, refuse_occupied
+from bertrain.settings import ModelSettings
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Weights
 
 MODEL = "model.safetensors"

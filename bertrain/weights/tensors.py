@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bertrain.config import ModelSettings
 from bertrain.data.tokenizer import Vocabulary
+from bertrain.settings import ModelSettings
 
 PADDED_BY_VOCABULARY = ("embeddings.words.weight", "masked_words.bias")
 """Tensors with a row for each word, which may have rows of padding after them."""

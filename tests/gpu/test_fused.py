@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bertrain.config import Settings
 from bertrain.data.loader import Loader, Step
 from bertrain.data.shards import Shards
 from bertrain.kernels.backend import available
@@ -13,6 +12,7 @@ from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
 from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.settings import Settings
 from bertrain.train.compute import FusedCompute, PlainCompute
 from tests import helpers, twins, whole_model
 

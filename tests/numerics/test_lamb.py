@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from bertrain.config import OptimizerSettings
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.settings import OptimizerSettings
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.config import BatchSettings
 from bertrain.data.batching import (
     MAX_PER_ROW,
     POLICIES,
@@ -24,6 +23,7 @@ from bertrain.data.batching import (
 from bertrain.data.masking import count_predictions
 from bertrain.data.packing import Algorithm, pack_lengths
 from bertrain.errors import UserError
+from bertrain.settings import BatchSettings
 
 MAX_LENGTH = 64
 VARIANTS = {name: choose_policy(name) for name in POLICIES} | {

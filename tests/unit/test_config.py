@@ -70,7 +70,7 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ({"train.max_steps": "ten"}, "train.max_steps is a whole number, not 'ten'"),
         ({"optimizer.learning_rate": "fast"}, "optimizer.learning_rate is a number, not 'fast'"),
         ({"model.nsp": "maybe"}, "model.nsp is true or false, not 'maybe'"),
-        ({"optimizer.name": "lam"}, "optimizer.name is one of lamb, adamw, not 'lam'; did you mean 'lamb'?"),
+        ({"optimizer.name": "lam"}, "one of lamb, adamw, madgrad, acclip, not 'lam'; did you mean 'lamb'?"),
         ({"model.pad_vocab_to": "7"}, "model.pad_vocab_to is one of 1, 8, 64"),
         ({"train.max_steps": "0"}, "train.max_steps is 0; it must be at least 1"),
         ({"model.hidden_dropout": "1.5"}, "model.hidden_dropout is 1.5; it must be at most 0.99"),

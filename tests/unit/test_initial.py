@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertrain.config import ModelSettings
 from bertrain.model.bert import Bert, Layer
 from bertrain.model.initial import initialise, neighbour_of, position_waves, shift
+from bertrain.settings import ModelSettings
 from tests import helpers, whole_model
 
 

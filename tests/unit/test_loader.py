@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bertrain.config import Settings
 from bertrain.data.batch import Batch
 from bertrain.data.batching import POLICIES
 from bertrain.data.loader import Loader, training_rows
@@ -16,6 +15,7 @@ from bertrain.data.shards import Shards
 from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
+from bertrain.settings import Settings
 from bertrain.train.pretrain import dry_run
 from tests import helpers
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from bertrain.config import OptimizerSettings
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.settings import OptimizerSettings
 from tests import helpers
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bertrain.config import ScheduleSettings
 from bertrain.optim.schedules import learning_rate
+from bertrain.settings import ScheduleSettings
 
 
 def rate(step: int, max_steps: int, **schedule: float) -> float:

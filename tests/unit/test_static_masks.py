@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.config import Settings
 from bertrain.data.batching import POLICIES, Capacity, step_by_sequences
 from bertrain.data.convert import convert
 from bertrain.data.loader import Loader, room_for_static_masks
@@ -19,6 +18,7 @@ from bertrain.data.source import DataSource, open_data
 from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary
 from bertrain.data.write import Example, write_shards
 from bertrain.observe import history
+from bertrain.settings import Settings
 from bertrain.train.evaluate import evaluate
 from bertrain.train.pretrain import pretrain, resume
 from tests import helpers
