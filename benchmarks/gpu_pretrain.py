@@ -41,7 +41,7 @@ from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.observe.metrics import Stopwatch
 from bertrain.optim.arena import Arena
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.rules import build_optimizer
 from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.checkpoint import Progress
@@ -188,7 +188,7 @@ def build(settings: Settings) -> TrainState:
     initialise(model, 1)
     model.to(DEVICE).train()
     arena = Arena(model, split_parts)
-    optimizer = AdaptiveOptimizer(arena, settings.optimizer)
+    optimizer = build_optimizer(arena, settings.optimizer)
     return TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
 
 

@@ -31,7 +31,7 @@ from bertrain.kernels.reduction import column_sums
 from bertrain.model.bert import split_parts
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.rules import build_optimizer
 from bertrain.train.compute import FusedCompute
 from tests import helpers, twins, whole_model
 
@@ -199,7 +199,7 @@ def update(name: str, num_steps: int) -> float:
     )  # fmt: skip
     model, twin = helpers.build_model(settings.model), helpers.build_model(settings.model)
     arenas = [Arena(bert, split_parts) for bert in (model, twin)]
-    optimizers = [AdaptiveOptimizer(arena, settings.optimizer) for arena in arenas]
+    optimizers = [build_optimizer(arena, settings.optimizer) for arena in arenas]
     fused = FusedCompute(model, arenas[0], optimizers[0], settings)
     for number in range(num_steps):
         for name in arenas[0].places:

@@ -1,9 +1,10 @@
 """One flat home for all parameters and another for their gradients.
 
-Every tensor of the model becomes a view into one buffer, its gradient a view into another. What is done to all
-of them alike (zeroing, summing over ranks, the global norm, moments) is then one operation on one buffer whose
-layout never changes. That is why this is used rather than DistributedDataParallel, which rebuilds its buckets
-after the first backward pass and so makes a resumed run add up in another order than an undisturbed one.
+Every tensor of the model becomes a view into one buffer, its gradient a view into another. What is done to all of them
+alike is then one operation on one buffer whose layout never changes: zeroing, norms, moments, sums over ranks (a bucket
+is a range), a sharded optimizer (a shard is a range). That is why this is used rather than DistributedDataParallel,
+which rebuilds its buckets after the first backward pass and so makes a resumed run add up in another order than an
+undisturbed one.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ ALIGNMENT = 64  # elements: each tensor starts on a 256-byte boundary, where vec
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the arena that the optimizer treats as one tensor."""
+    """A stretch of a flat buffer that the optimizer treats as one tensor, or the part of one that lies in a shard."""
 
     start: int
     stop: int
     is_adapted: bool
     """Whether weight decay and layer-wise rates apply: to matrices, not to biases and LayerNorm."""
+    tensor: int
+    """Number of the tensor, the same in every shard."""
 
 
 class Arena:
     """The flat parameters and gradients of a model, whose tensors it turns into views of them."""
 
-    def __init__(self, model: nn.Module, split_parts: Callable[[str], int] = lambda name: 1) -> None:
+    def __init__(self, model: nn.Module, split_parts: Callable[[str], int] = lambda name: 1, shards: int = 1) -> None:
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
         self.places: dict[str, tuple[int, torch.Size]] = {}
@@ -40,8 +43,9 @@ class Arena:
             self.places[name] = size, parameter.shape
             part = parameter.numel() // split_parts(name)
             for start in range(size, size + parameter.numel(), part):
-                self.segments.append(Segment(start, start + part, parameter.ndim > 1))
-            size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+                self.segments.append(Segment(start, start + part, parameter.ndim > 1, len(self.segments)))
+            size = _round_up(size + parameter.numel(), ALIGNMENT)
+        size = _round_up(size, ALIGNMENT * shards)
         self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros_like(self.values)
         for name, parameter in parameters.items():
@@ -63,3 +67,38 @@ class Arena:
         """Copy tensors by name into a flat buffer of this layout."""
         for name in self.places:
             self.view(flat, name).copy_(named[name])
+
+    def shard(self, number: int, shards: int) -> range:
+        """The stretch of the flat buffers that belongs to one of several equal shards."""
+        size = len(self.values) // shards
+        return range(number * size, (number + 1) * size)
+
+    def segments_in(self, span: range) -> list[Segment]:
+        """The tensors, or their parts, that lie in a stretch, counted from its beginning."""
+        return [
+            Segment(
+                max(segment.start, span.start) - span.start,
+                min(segment.stop, span.stop) - span.start,
+                segment.is_adapted,
+                segment.tensor,
+            )
+            for segment in self.segments
+            if segment.start < span.stop and span.start < segment.stop
+        ]
+
+    def buckets(self, size: int, shards: int = 1) -> list[range]:
+        """Stretches of at least `size` elements, the last of the arena first, as a backward pass completes them.
+
+        Each holds whole parameters, except where a shard begins: no bucket lies in two shards.
+        """
+        borders = {self.shard(number, shards).start for number in range(shards)}
+        found, stop = [], len(self.values)
+        for start in sorted({start for start, _ in self.places.values()} | borders, reverse=True):
+            if start in borders or stop - start >= size:
+                found.append(range(start, stop))
+                stop = start
+        return found
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

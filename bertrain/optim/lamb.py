@@ -4,9 +4,7 @@
     u   = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * w
     w  <- w - rate * r * u                   r = |w| / |u| (LAMB), 1 (AdamW)
 
-Decay and r apply to matrices only; r is 1 where either norm is 0. Everything runs on the device: whether a step
-is applied at all (`apply`, 0 or 1) is a tensor that nobody waits for, and a step that is not applied leaves
-weights, moments and the count t exactly as they were.
+Decay and r apply to matrices only; r is 1 where either norm is 0.
 """
 
 from __future__ import annotations
@@ -14,60 +12,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertrain.optim.arena import Arena
-from bertrain.settings import OptimizerSettings
+from bertrain.optim.optimizer import Optimizer
 
 
-class AdaptiveOptimizer:
-    """LAMB or AdamW over an arena, by `settings.name`."""
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay."""
 
-    def __init__(self, arena: Arena, settings: OptimizerSettings) -> None:
-        self.arena, self.settings = arena, settings
-        self.first_moment = torch.zeros_like(arena.values)
-        self.second_moment = torch.zeros_like(arena.values)
-        self.num_applied = torch.zeros((), dtype=torch.float64, device=arena.values.device)
-        self._adapted = [segment for segment in arena.segments if segment.is_adapted]
-        self._weights = [arena.values[segment.start : segment.stop] for segment in self._adapted]
+    BUFFERS = ("first_moment", "second_moment")
 
-    @torch.no_grad()
-    def step(self, learning_rate: float, gradient_scale: Tensor, apply: Tensor) -> None:
-        """One update from `gradient_scale` times the arena's gradients, if `apply` is 1; nothing if it is 0."""
+    def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
         beta1, beta2 = self.settings.beta1, self.settings.beta2
-        values = self.arena.values
-        apply = apply.to(values.dtype)
-        self.num_applied += apply
-        # A gradient that is not finite must not reach the moments, not even multiplied by zero.
-        gradient = torch.where(apply > 0, self.arena.gradients * gradient_scale, 0.0)
-        self.first_moment.lerp_(gradient, apply * (1 - beta1))
-        self.second_moment.lerp_(gradient.square_(), apply * (1 - beta2))
-
+        first, second = self.buffers["first_moment"], self.buffers["second_moment"]
+        first.lerp_(gradient, apply * (1 - beta1))
+        second.lerp_(gradient.square_(), apply * (1 - beta2))
         count = self.num_applied.clamp(min=1)
-        corrected_second = self.second_moment / (1 - beta2**count).to(values.dtype)
-        update = self.first_moment / (1 - beta1**count).to(values.dtype)
+        corrected_second = second / (1 - beta2**count).to(second.dtype)
+        update = first / (1 - beta1**count).to(first.dtype)
         update /= corrected_second.sqrt_().add_(self.settings.epsilon)
-        adapted = [update[segment.start : segment.stop] for segment in self._adapted]
-        torch._foreach_add_(adapted, self._weights, alpha=self.settings.weight_decay)
-        if self.settings.name == "lamb":
-            torch._foreach_mul_(adapted, self._trust_ratios(adapted))
-        values.sub_(update.mul_(apply * learning_rate))
+        adapted = self.slices(update)
+        if adapted:
+            torch._foreach_add_(adapted, self.slices(self.values), alpha=self.settings.weight_decay)
+        self.rescale(adapted)
+        self.values.sub_(update.mul_(apply * learning_rate))
 
-    def _trust_ratios(self, updates: list[Tensor]) -> list[Tensor]:
-        weight_norms = torch.stack(torch._foreach_norm(self._weights))
-        update_norms = torch.stack(torch._foreach_norm(updates))
-        ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
-        return list(ratios.unbind())
+    def rescale(self, updates: list[Tensor]) -> None:
+        """Adapt the updates of the matrices, in place: AdamW leaves them as they are."""
 
-    def state(self) -> dict[str, Tensor]:
-        """Moments by parameter name: what a checkpoint stores, free of layout and world size."""
-        moments = {"first_moment": self.first_moment, "second_moment": self.second_moment}
-        return {
-            f"{kind}/{name}": tensor
-            for kind, flat in moments.items()
-            for name, tensor in self.arena.named(flat).items()
-        }
 
-    def load(self, state: dict[str, Tensor], num_applied: int) -> None:
-        """Put back what `state` gave out."""
-        for kind, flat in (("first_moment", self.first_moment), ("second_moment", self.second_moment)):
-            self.arena.load(flat, {name: state[f"{kind}/{name}"] for name in self.arena.places})
-        self.num_applied.fill_(num_applied)
+class Lamb(AdamW):
+    """Adam whose step of each matrix is as long as the matrix itself."""
+
+    def begin(self) -> None:
+        numbers = [segment.tensor for segment in self.adapted]
+        self._numbers = torch.tensor(numbers, dtype=torch.int64, device=self.values.device)
+
+    def rescale(self, updates: list[Tensor]) -> None:
+        # A tensor's norms are those of all its parts, in whichever rank's shard they lie.
+        squares = torch.zeros(len(self.arena.segments), 2, device=self.values.device)
+        if updates:
+            norms = [torch.stack(torch._foreach_norm(parts)) for parts in (self.slices(self.values), updates)]
+            squares[self._numbers] = torch.stack(norms, 1).square_()
+        self.sum_over_ranks(squares)
+        if updates:
+            torch._foreach_mul_(updates, list(trust_ratios(squares)[self._numbers].unbind()))
+
+
+def trust_ratios(squares: Tensor) -> Tensor:
+    """|w| / |u| from the squared norms [.., 2] of each tensor, 1 where either is 0."""
+    weights, updates = squares.sqrt().unbind(-1)
+    return torch.where((weights > 0) & (updates > 0), weights / updates, 1.0)

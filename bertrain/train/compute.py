@@ -24,7 +24,7 @@ from bertrain.model.fused import FusedBert
 from bertrain.model.heads import pretraining_sums
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.optimizer import Optimizer
 from bertrain.settings import Settings
 from bertrain.train.precision import autocast
 
@@ -59,7 +59,7 @@ class Compute(Protocol):
 class PlainCompute:
     """The specification: the model under autograd, in float32 or under autocast, on any device."""
 
-    def __init__(self, model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> None:
+    def __init__(self, model: Bert, arena: Arena, optimizer: Optimizer, settings: Settings) -> None:
         self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
         self.sums = torch.zeros(4, dtype=torch.float64, device=arena.values.device)
 
@@ -110,7 +110,7 @@ class Captured:
 class FusedCompute:
     """The kernels, in bf16 or FP8. Each shape of bin runs once as it is, then as a CUDA graph."""
 
-    def __init__(self, model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> None:
+    def __init__(self, model: Bert, arena: Arena, optimizer: Optimizer, settings: Settings) -> None:
         self._model = FusedBert(model, arena, fp8=settings.train.precision == "fp8")
         self._arena, self._optimizer, self._settings = arena, optimizer, settings
         device = arena.values.device
@@ -197,8 +197,7 @@ class FusedCompute:
         apply = is_finite(self.sums.sum(), norm)
         optimizer.num_applied += apply
         lamb_step(
-            self._arena.values, self._arena.gradients, optimizer.first_moment, optimizer.second_moment, self._table,
-            self._rate, scale, apply, optimizer.num_applied.clamp(min=1).float(),
+            self._arena.values, self._arena.gradients, *optimizer.buffers.values(), self._table, self._rate, scale, apply, optimizer.num_applied.clamp(min=1).float(),
             weight_decay=settings.weight_decay, beta1=settings.beta1, beta2=settings.beta2, eps=settings.epsilon,
             copy=self._model.copy,
         )  # fmt: skip
@@ -255,7 +254,7 @@ def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
     return usable, f"fused kernels, {precision} ({reason})" if usable else f"plain PyTorch, {precision} ({reason})"
 
 
-def build(model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> PlainCompute | FusedCompute:
+def build(model: Bert, arena: Arena, optimizer: Optimizer, settings: Settings) -> PlainCompute | FusedCompute:
     """What `choose` chose."""
     is_fused, _ = choose(settings, arena.values.device)
     return (FusedCompute if is_fused else PlainCompute)(model, arena, optimizer, settings)

@@ -23,7 +23,8 @@ from bertrain.model.initial import initialise
 from bertrain.observe.console import Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.arena import Arena
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.optimizer import Optimizer
+from bertrain.optim.rules import build_optimizer
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
@@ -41,7 +42,7 @@ class TrainState:
 
     model: Bert
     arena: Arena
-    optimizer: AdaptiveOptimizer
+    optimizer: Optimizer
     compute: compute.Compute
     progress: Progress
 
@@ -155,7 +156,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
         initialise(model, how.seed)
         model.to(ranks.device).train()
         arena = Arena(model, split_parts)
-        optimizer = AdaptiveOptimizer(arena, settings.optimizer)
+        optimizer = build_optimizer(arena, settings.optimizer)
         state = TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
         _restore(state, run, ranks, console)

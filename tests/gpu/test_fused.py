@@ -11,7 +11,7 @@ from bertrain.kernels.backend import available
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.rules import build_optimizer
 from bertrain.settings import Settings
 from bertrain.train.compute import FusedCompute, PlainCompute
 from tests import helpers, twins, whole_model
@@ -105,7 +105,7 @@ class Trainer:
         initialise(model, 1)
         model.to("cuda").train()
         self.arena = Arena(model, split_parts)
-        self.optimizer = AdaptiveOptimizer(self.arena, settings.optimizer)
+        self.optimizer = build_optimizer(self.arena, settings.optimizer)
         self.compute = (FusedCompute if fused else PlainCompute)(model, self.arena, self.optimizer, settings)
         if isinstance(self.compute, FusedCompute) and not graphs:
             self.compute._pool = None
@@ -126,7 +126,7 @@ class Trainer:
 
     def state(self) -> list[torch.Tensor]:
         """Weights, moments, the count of updates and the copies to compute with."""
-        tensors = [self.arena.values, self.optimizer.first_moment, self.optimizer.second_moment]
+        tensors = [self.arena.values, self.optimizer.buffers["first_moment"], self.optimizer.buffers["second_moment"]]
         tensors.append(self.optimizer.num_applied)
         if isinstance(self.compute, FusedCompute):
             tensors.append(self.compute._model.copy)

@@ -11,7 +11,7 @@ from torch import nn
 
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.rules import build_optimizer
 from bertrain.settings import OptimizerSettings
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -31,7 +31,7 @@ def test_twelve_steps_follow_the_reference(name: str) -> None:
     # The reference leaves out tensors by name; here those are exactly the one-dimensional ones.
     adapted = {key for key in names if "LayerNorm" not in key and "bias" not in key}
     assert adapted == {key for key in names if golden[f"init|{key}"].ndim > 1}
-    optimizer = AdaptiveOptimizer(
+    optimizer = build_optimizer(
         arena,
         OptimizerSettings(learning_rate=rate, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=decay),
     )

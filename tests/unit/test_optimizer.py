@@ -12,7 +12,7 @@ from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
-from bertrain.optim.lamb import AdaptiveOptimizer
+from bertrain.optim.rules import build_optimizer
 from bertrain.settings import OptimizerSettings
 from tests import helpers
 
@@ -25,7 +25,7 @@ def small_net() -> nn.Module:
 def test_adamw_equals_torch() -> None:
     ours, theirs = small_net(), small_net()
     arena = Arena(ours)
-    optimizer = AdaptiveOptimizer(arena, OptimizerSettings(name="adamw", epsilon=1e-6, weight_decay=0.1))
+    optimizer = build_optimizer(arena, OptimizerSettings(name="adamw", epsilon=1e-6, weight_decay=0.1))
     matrices = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
     reference = torch.optim.AdamW(
@@ -53,7 +53,7 @@ def test_lamb_treats_query_key_and_value_as_three_tensors() -> None:
     one.gradients[:60] = gradient.flatten()
     three.load(three.gradients, {str(k): gradient[4 * k : 4 * k + 4] for k in range(3)})
     for arena in (one, three):
-        AdaptiveOptimizer(arena, settings).step(0.1, torch.tensor(1.0), torch.tensor(1.0))
+        build_optimizer(arena, settings).step(0.1, torch.tensor(1.0), torch.tensor(1.0))
     torch.testing.assert_close(fused["qkv_weight"], torch.cat(list(parts)))
     assert split_parts("layers.3.qkv.weight") == 3
     assert split_parts("layers.3.qkv.bias") == split_parts("layers.3.expand.weight") == 1
@@ -64,15 +64,18 @@ def test_lamb_treats_query_key_and_value_as_three_tensors() -> None:
 @pytest.mark.parametrize("at_step", [0, 3])
 def test_a_step_that_is_not_finite_changes_nothing(name: str, poison: float, at_step: int) -> None:
     arena = Arena(small_net())
-    optimizer = AdaptiveOptimizer(arena, OptimizerSettings(name=name))  # type: ignore[arg-type]
+    optimizer = build_optimizer(arena, OptimizerSettings(name=name))  # type: ignore[arg-type]
     for step in range(5):
         arena.gradients.normal_(generator=torch.Generator().manual_seed(step))
-        before = [copy.deepcopy(tensor) for tensor in (arena.values, optimizer.first_moment, optimizer.second_moment)]
+        before = [
+            copy.deepcopy(tensor)
+            for tensor in (arena.values, optimizer.buffers["first_moment"], optimizer.buffers["second_moment"])
+        ]
         if step == at_step:
             arena.gradients[3] = poison
         norm, scale = clip_to_norm(arena.gradients, 1.0)
         optimizer.step(0.1, scale, is_finite(torch.tensor(1.0), norm))
-        after = [arena.values, optimizer.first_moment, optimizer.second_moment]
+        after = [arena.values, *optimizer.buffers.values()]
         unchanged = [torch.equal(one, other) for one, other in zip(before, after, strict=True)]
         assert all(unchanged) if step == at_step else not any(unchanged)
     assert optimizer.num_applied == 4

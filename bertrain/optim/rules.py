@@ -1,0 +1,25 @@
+"""The update rules by the names that `optimizer.name` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from bertrain.optim.arena import Arena
+from bertrain.optim.lamb import AdamW, Lamb
+from bertrain.optim.optimizer import Optimizer
+from bertrain.settings import OptimizerSettings
+
+RULES: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW}
+
+
+def build_optimizer(
+    arena: Arena,
+    settings: OptimizerSettings,
+    *,
+    span: range | None = None,
+    sum_over_ranks: Callable[[Tensor], None] = lambda tensor: None,
+) -> Optimizer:
+    """The rule that `settings` name, over the whole arena or a stretch of it."""
+    return RULES[settings.name](arena, settings, span=span, sum_over_ranks=sum_over_ranks)
