@@ -197,7 +197,9 @@ class FusedCompute:
         apply = is_finite(self.sums.sum(), norm)
         optimizer.num_applied += apply
         lamb_step(
-            self._arena.values, self._arena.gradients, *optimizer.buffers.values(), self._table, self._rate, scale, apply, optimizer.num_applied.clamp(min=1).float(),
+            self._arena.values, self._arena.gradients, optimizer.buffers["first_moment"],
+            optimizer.buffers["second_moment"], self._table, self._rate, scale, apply,
+            optimizer.num_applied.clamp(min=1).float(),
             weight_decay=settings.weight_decay, beta1=settings.beta1, beta2=settings.beta2, eps=settings.epsilon,
             copy=self._model.copy,
         )  # fmt: skip
