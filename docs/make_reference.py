@@ -116,7 +116,6 @@ EVALUATION_FIELDS = {
     "constant_accuracy": "share that always guessing the most frequent masked word would get: the yardstick",
     "examples": "held-out examples used",
 }
-
 END_FIELDS = {
     "kind": '`"end"`',
     "step": "after which step",
@@ -294,8 +293,8 @@ def _layouts() -> Iterator[str]:
     yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
     yield from ("", *_named("field", STEP_FIELDS))
     yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
-    yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
     yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
+    yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
     yield from ("## A checkpoint", "")
     yield (
         "A folder `checkpoints/step-00000500`, written beside its place and renamed when it is whole. It knows no "

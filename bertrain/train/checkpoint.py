@@ -98,6 +98,10 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
     """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
     final = folder / checkpoint_name(snapshot.progress.step)
@@ -261,7 +265,7 @@ def find_step(folder: Path, step: int) -> Path:
     """The whole checkpoint of a step, or a refusal that says which there are."""
     path = folder / checkpoint_name(step)
     if not path.is_dir():
-        there = ", ".join(str(int(one.name.removeprefix("step-"))) for one in whole_checkpoints(folder)) or "none"
+        there = ", ".join(str(step_of(one)) for one in whole_checkpoints(folder)) or "none"
         raise UserError(f"{folder} holds no checkpoint of step {step}; there are: {there}")
     damage = find_damage(path)
     if damage is not None:

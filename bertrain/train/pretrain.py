@@ -341,7 +341,7 @@ def _restore(
         for warning in warnings:
             warn(warning)
         checkpoint.tidy(run.checkpoints, newest)
-    step = ranks.from_first(checkpoint.read_progress(newest).step if newest else -1)
+    step = ranks.from_first(checkpoint.step_of(newest) if newest else -1)
     if step >= 0:
         path = run.checkpoints / checkpoint.checkpoint_name(step)
         run.refuse_foreign(path, checkpoint.read_settings(path))
@@ -404,7 +404,9 @@ def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainS
     )
     if shards.predictions is not None:
         console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
-    if not settings.train.budget or run.measured:
+    if settings.train.budget and not run.measured:
+        console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
+    else:
         _warn_of_warm_up(settings)
     if state.progress.step:
         console.say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
