@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from bertrain.errors import UserError
 from bertrain.optim.schedules import learning_rate
 from bertrain.train.agenda import Agenda, mlperf_interval, passes_multiple, time_limit
-from bertrain.train.budget import TIMED_STEPS, WARM_UP_STEPS, measure, settle_budget, without_an_end
+from bertrain.train.budget import TIMED_STEPS, WARM_UP_STEPS, measure, without_an_end
 from bertrain.train.checkpoint import Progress
 from bertrain.train.guard import END, GO_ON, SAVE, STOP
-from bertrain.train.pretrain import pretrain
 from tests import helpers
 
 
@@ -190,25 +187,6 @@ def test_the_length_is_fixed_once_enough_steps_were_timed() -> None:
     known = Agenda(settings, Progress(), {"measured_until": 25})
     assert not known.is_open_ended
     assert steps_where(known, "measures", steps=28) == []
-
-
-def test_a_run_with_a_budget_fixes_its_length_and_is_continued_by_the_same_command(tmp_path: Path) -> None:
-    data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    asked = {"train__budget": "10m", "log__every_steps": 100}
-    pretrain(helpers.tiny_settings(**asked, train__max_samples=30 * 24), data, run)
-    config = json.loads((run / "config.json").read_text())
-    fixed, measured = config["settings"]["train"]["max_steps"], config["measured"]
-    assert measured["max_steps"] == fixed > 25
-    assert measured["measured_until"] == WARM_UP_STEPS + TIMED_STEPS
-    assert pretrain(helpers.tiny_settings(**asked, train__max_samples=35 * 24), data, run).step == 35
-    assert json.loads((run / "config.json").read_text())["settings"]["train"]["max_steps"] == fixed
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rates = [line["learning_rate"] for line in steps if line["kind"] == "step"]
-    assert rates[2:25] == [1e-3] * 23
-    assert rates[25:] == [1e-3 * (1 - step / fixed) for step in range(25, 35)]
-    with pytest.raises(UserError, match=r"differs in .*train\.budget"):
-        pretrain(helpers.tiny_settings(train__budget="20m"), data, run)
-    assert settle_budget(helpers.tiny_settings(**asked), run).train.max_steps == fixed
 
 
 def test_a_budget_and_a_fixed_end_of_the_decay_contradict_each_other() -> None:

@@ -100,21 +100,6 @@ def test_a_target_ends_the_run_and_the_best_is_kept(tmp_path: Path) -> None:
     assert (run / "checkpoints" / "best.json").read_text() == stated
 
 
-def test_a_lost_best_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    settings = small(
-        evaluate__data=data, evaluate__every_samples=32, evaluate__max_examples=24,
-        checkpoint__keep_best=True,
-    )  # fmt: skip
-    pretrain(settings, data, run)
-    best = json.loads((run / "checkpoints" / "best.json").read_text())["step"]
-    shutil.rmtree(run / "checkpoints" / f"step-{best:08d}")
-    pretrain(settings, data, run)
-    assert f"the best checkpoint, of step {best}, is lost (manifest.json is missing)" in capsys.readouterr().err or (
-        best == 8 and checkpoint.read_best(run / "checkpoints") == 8
-    )
-
-
 def test_held_out_batches_are_kept_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bertrain.data.loader import Loader
 
