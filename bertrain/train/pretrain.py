@@ -230,10 +230,9 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
             if due.saves:
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
-                state.progress = agenda.stamp(state.progress)
                 snapshot = state.snapshot()
                 if ranks.is_first and metrics.failure is None:
-                    saver.save(snapshot)
+                    saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
             ending = due.ending
             if ending or verdict == STOP:
                 break
