@@ -53,14 +53,18 @@ class Agenda:
         self.settings = settings
         self._measured_until: int | None = (measured or {}).get("measured_until")
         self._keeps_time, self._now = keeps_time, now
-        self._seconds_before, self._started = progress.seconds, now()
-        self._last_save = self._started
+        self._seconds_before = progress.seconds
+        self.start_clock()
         self._num_timed = 0
         self._best_step, self._best_accuracy = progress.best_step, progress.best_accuracy
         self._left_out = parse_steps(settings.train.skip_steps, "train.skip_steps")
         self.evaluation_interval = evaluation_interval(settings.evaluate, settings.batch.sequences)
 
     # --- before and during a step ------------------------------------------------------------------
+
+    def start_clock(self) -> None:
+        """Count time from here: what was built and warmed up before does not count."""
+        self._started = self._last_save = self._now()
 
     @property
     def is_open_ended(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -19,43 +19,21 @@ from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, UserError
-from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initial import initialise
-from bertrain.observe.console import Console, warn
+from bertrain.model.bert import Bert
+from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
-from bertrain.optim.arena import Arena
-from bertrain.optim.optimizer import Optimizer
-from bertrain.optim.rules import build_optimizer
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.agenda import Agenda
 from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
-from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
+from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import choose_precision, make_deterministic
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
-
-
-@dataclass
-class TrainState:
-    """All that a step changes."""
-
-    model: Bert
-    arena: Arena
-    optimizer: Optimizer
-    compute: compute.Compute
-    progress: Progress
-
-    def snapshot(self) -> Snapshot:
-        """A copy off the device, which a checkpoint is written from."""
-        return Snapshot(
-            model=copy_to_host(self.arena.named(self.arena.values)),
-            optimizer=copy_to_host(self.optimizer.state() | self.compute.state()),
-            progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
-        )
+from bertrain.train.state import TrainState
 
 
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
@@ -163,12 +141,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
 
         # --- build, and restore ------------------------------------------------------------------
-        model = Bert(settings.model)
-        initialise(model, how.seed)
-        model.to(ranks.device).train()
-        arena = Arena(model, split_parts)
-        optimizer = build_optimizer(arena, settings.optimizer)
-        state = TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
+        state = TrainState.build(settings, ranks)
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
         _restore(state, run, ranks, console, from_step)
         first_step = state.progress.step
@@ -183,6 +156,9 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         skipped = SkippedSteps(how.max_skipped_steps)
         stopwatch = Stopwatch(ranks.device)
         agenda = Agenda(settings, state.progress, run.measured, keeps_time=ranks.is_first)
+        ending = agenda.why_over(state.progress)
+        if not ending:
+            state.warm_up(loader.step(first_step, state.progress.samples))
         last_step = None if agenda.is_open_ended else agenda.last_step
         metrics = Metrics(
             run.folder,
@@ -199,7 +175,8 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
-        verdict, ending = GO_ON, agenda.why_over(state.progress)
+        verdict = GO_ON
+        agenda.start_clock()
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
             stopwatch.mark()
             before = state.progress
@@ -220,7 +197,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
-                result = evaluate_model(model, held_out, ranks, how)
+                result = evaluate_model(state.model, held_out, ranks, how)
                 metrics.evaluation(done, state.progress.samples, result)
                 due = agenda.judge(due, state.progress, result["mlm_accuracy"])
             if due.measures:
@@ -231,7 +208,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             if due.saves:
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
                 snapshot = state.snapshot()
-                if ranks.is_first and metrics.failure is None:
+                if snapshot is not None and metrics.failure is None:
                     saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
             ending = due.ending
             if ending or verdict == STOP:
@@ -265,9 +242,12 @@ def train_step(
     """
     work = state.compute
     work.begin(len(step.bins))
-    for batch in step.bins:
-        work.add_bin(batch, step)
-    ranks.sum(state.arena.gradients, work.sums)
+    state.exchange.begin()
+    for number, batch in enumerate(step.bins, start=1):
+        work.add_bin(batch, step, is_last=number == len(step.bins))
+    stopwatch.mark()
+    state.exchange.finish()
+    ranks.sum(work.sums)
     ranks.maximum(*work.peaks)
     stopwatch.mark()
 
@@ -296,8 +276,8 @@ def train_step(
 
 def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> StepRecord:
     """Pass over a step: its examples count as seen, and nothing is computed or changed."""
-    stopwatch.mark()
-    stopwatch.mark()
+    for _ in PHASES[1:]:
+        stopwatch.mark()
     state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
     return StepRecord(
         step=step.number + 1,
