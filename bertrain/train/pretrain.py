@@ -159,6 +159,8 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         ending = agenda.why_over(state.progress)
         if not ending:
             state.warm_up(loader.step(first_step, state.progress.samples))
+        if not ending and keeping.enabled:
+            state.make_room_for_snapshots()
         last_step = None if agenda.is_open_ended else agenda.last_step
         metrics = Metrics(
             run.folder,
@@ -207,6 +209,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
             if due.saves:
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
+                saver.wait()  # the snapshot before this one is in the memory that this one takes
                 snapshot = state.snapshot()
                 if snapshot is not None and metrics.failure is None:
                     saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
