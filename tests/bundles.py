@@ -34,16 +34,16 @@ def masked(data: bytes) -> int:
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def block(entries: list[tuple[bytes, bytes]]) -> bytes:
-    """Keys and values of a block; every sixteenth key is spelled out."""
+def block(entries: list[tuple[bytes, bytes]], *, restart_every: int = 16) -> bytes:
+    """Keys and values of a block; every so many keys, one is spelled out."""
     out, restarts, last = b"", [], b""
     for number, (key, value) in enumerate(entries):
         shared = 0
-        if number % 16 == 0:
+        if number % restart_every == 0:
             restarts.append(len(out))
         else:
-            while shared < min(len(key), len(last)) and key[shared] == last[shared]:
-                shared += 1
+            pairs = zip(key, last, strict=False)
+            shared = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(key), len(last)))
         out += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         last = key
     restarts = restarts or [0]

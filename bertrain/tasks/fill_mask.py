@@ -23,7 +23,7 @@ class Guess:
 
 
 def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list[list[list[Guess]]]:
-    """The `top` guesses for each [MASK] of each sentence, by the weights of a run or of any form `show_weights` knows."""
+    """The `top` guesses for each [MASK] of each sentence, by weights of any form that `show_weights` knows."""
     weights = read_weights(source)
     if weights.vocabulary is None:
         raise UserError(f"{source} has no vocabulary (vocab.txt) to read and write words with")
