@@ -8,6 +8,7 @@ bytes can describe a tensor of any size.
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ def load(path: Path) -> dict[str, Any]:
     if is_archive:
         _verify_archive(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a damaged file, a sentence says more
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # whatever a damaged program can come to
         raise UserError(_why_not(path, error)) from None
     _check_names(content, path)
