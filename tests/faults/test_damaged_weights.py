@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,19 @@ def test_the_verbs_end_in_a_sentence(folder: Path, tmp_path: Path) -> None:
     for name in ("a.pt", "b.pt"):
         (tmp_path / name).write_bytes(b"")
     assert "holds several files of PyTorch's (a.pt, b.pt); name one" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "nvidia"])
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(to: str, tmp_path: Path) -> None:
+    """The nearest thing to one: the system refuses to write a file of more than 2,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"could not write .*; nothing was left there"):
+            export(GOOGLE, tmp_path / "out", to=to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
