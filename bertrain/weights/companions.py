@@ -20,8 +20,8 @@ def find_settings(folder: Path, config: Path | None = None) -> ModelSettings | N
     path = config or next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
     if path is None:
         return None
-    settings = model_from_bert_config(path)
     described = read_json(path)
+    settings = model_from_bert_config(path)
     if described.get("model_type", "bert") != "bert":
         raise UserError(f"{path} describes a {described['model_type']!r}, which is another model than BERT")
     if described.get("position_embedding_type", "absolute") != "absolute":

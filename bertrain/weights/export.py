@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertrain.errors import UserError
 from bertrain.weights import huggingface, nvidia
-from bertrain.weights.source import build_model, open_source, read_weights
+from bertrain.weights.source import open_source, read_weights, refuse_incomplete
 from bertrain.weights.tensors import ENCODER, Kind, Weights, gather, in_a_sentence
 
 FORMATS = ("huggingface", "nvidia")
@@ -73,7 +73,7 @@ def export(source: str | Path, out: str | Path, *, to: str = "huggingface", pad_
     if to not in FORMATS:
         raise UserError(f"--to is one of {', '.join(FORMATS)}, not {to!r}")
     weights = read_weights(source)
-    build_model(weights)  # refuses weights that are not whole, by name
+    refuse_incomplete(weights)
     if to == "nvidia":
         if weights.missing:
             raise UserError(

@@ -13,7 +13,7 @@ from torch import Tensor
 from bertrain.errors import UserError
 from bertrain.weights.huggingface import bert_config
 from bertrain.weights.source import open_source, read_weights
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, parameter_shapes
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes
 
 Verdict = Literal["equal", "close", "different", "only in A", "only in B"]
 
@@ -71,7 +71,7 @@ def show_weights(source: str | Path) -> Shown:
     missing = None
     if opened.settings is not None:
         found = {place.ours for place in placed}
-        missing = tuple(name for name in parameter_shapes(opened.settings) if name not in found)
+        missing = tuple(name for name in expected_shapes(opened, opened.settings) if name not in found)
     return Shown(
         kind=opened.kind,
         origin=opened.origin,

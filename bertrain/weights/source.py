@@ -22,6 +22,7 @@ from bertrain.weights.tensors import (
     combined_digest,
     gather,
     in_a_sentence,
+    parameter_shapes,
 )
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
@@ -43,6 +44,9 @@ def open_source(source: str | Path, *, config: Path | None = None, vocab: Path |
     `config` and `vocab` stand in for the bert_config.json (or config.json) and the vocab.txt beside the weights.
     """
     path = Path(source)
+    files = huggingface.find_files(path)
+    if files:
+        return huggingface.open_files(files, config=config, vocab=vocab)
     prefix = tf1.find_prefix(path)
     if prefix is not None:
         return tf1.open_checkpoint(prefix, config=config, vocab=vocab)
@@ -50,9 +54,6 @@ def open_source(source: str | Path, *, config: Path | None = None, vocab: Path |
         raise UserError(f"no run and no weights at {path}")
     if path.is_file():
         return _open_file(path, config, vocab)
-    files = huggingface.find_files(path)
-    if files:
-        return huggingface.open_files(files, config=config, vocab=vocab)
     pickles = sorted(file for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
     if len(pickles) > 1:
         names = ", ".join(file.name for file in pickles)
@@ -97,14 +98,19 @@ def _stored(name: str, tensor: Tensor) -> Stored:
 
 def build_model(weights: Weights) -> Bert:
     """The model with these weights, ready to predict; every tensor must be there."""
+    refuse_incomplete(weights)
     model = Bert(weights.settings)
-    missing = [name for name in model.state_dict() if name not in weights.tensors]
+    model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
+    return model.eval()
+
+
+def refuse_incomplete(weights: Weights) -> None:
+    """Refuse weights without a masked-word head, or with holes."""
+    missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
         raise UserError(
             f"{weights.origin} lacks {len(missing)} tensors of a pre-training model: {in_a_sentence(missing)}"
         )
-    model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
-    return model.eval()
 
 
 def fill_in(parameters: dict[str, Tensor], weights: Weights) -> list[str]:

@@ -23,6 +23,8 @@ PADDED_BY_VOCABULARY = ("embeddings.words.weight", "masked_words.bias")
 """Tensors with a row for each word, which may have rows of padding after them."""
 PADDING_LIMIT = 64
 """More rows than this beyond the words are no padding but another vocabulary."""
+MOST_LAYERS = 1000
+"""A config that asks for more is damaged, and would take long to follow."""
 ENCODER = ("embeddings.", "layers.")
 NAMES_IN_A_SENTENCE = 8
 
@@ -88,7 +90,7 @@ def gather(source: Source) -> Weights:
             f"no bert_config.json (or config.json) lies beside {source.origin}; put it there, or make a folder with "
             "`bertrain weights import --config FILE`"
         )
-    shapes = parameter_shapes(replace(source.settings, nsp=True))
+    shapes = expected_shapes(source, replace(source.settings, nsp=True))
     placed: dict[Place, tuple[str, Tensor]] = {}
     left_over: list[str] = []
     skipped: list[str] = []
@@ -182,6 +184,19 @@ def _check_vocabulary(weights: Weights) -> None:
             f"the vocabulary of {weights.origin} has {words:,} words, and its model {rows:,}; "
             "one of vocab.txt and the config belongs to other weights"
         )
+
+
+def expected_shapes(source: Source, settings: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the config beside a source asks for, unless it asks for nonsense."""
+    if settings.num_layers <= MOST_LAYERS:
+        try:
+            return parameter_shapes(settings)
+        except (RuntimeError, TypeError):  # sizes beyond what torch can count
+            pass
+    raise UserError(
+        f"the config of {source.origin} describes a model of {settings.num_layers:,} layers, {settings.hidden_size:,} "
+        "wide, which cannot be right"
+    )
 
 
 def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:

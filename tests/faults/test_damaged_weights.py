@@ -149,10 +149,13 @@ def test_what_lies_beside_the_weights(folder: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "positions; BERT's are absolute"),
         ({"num_attention_heads": 3}, "not a multiple of"),
         ({"hidden_size": "wide"}, "is a whole number"),
+        ({"num_hidden_layers": 10**9}, "a model of 1,000,000,000 layers, 4 wide, which cannot be right"),
+        ({"hidden_size": 2**40}, "2 layers, 1,099,511,627,776 wide, which cannot be right"),
+        ({"hidden_size": 2**70}, "wide, which cannot be right"),
     ):
         config.write_text(json.dumps(described | changes))
         assert sentence in refusal(folder)
-    for content in (b"\xff\xfe{}", b"{", b"[]"):
+    for content in (b"\xff\xfe{}", b"{", b"[]", b"[" * 100_000):
         config.write_bytes(content)
         assert str(config) in refusal(folder)
     config.unlink()

@@ -238,7 +238,7 @@ def test_what_was_imported_serves_transformers(imported: Path) -> None:
     assert [guess["score"] for guess in theirs] == pytest.approx([guess.probability for guess in ours], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "legacy", "old names", "no prefix"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "legacy", "old names", "no prefix", "beside TensorFlow's"])
 def test_spellings_of_hugging_face(imported: Path, name: str, tmp_path: Path) -> None:
     folder = companions(imported, tmp_path / "folder")
     tensors = load_file(imported / "model.safetensors")
@@ -253,6 +253,8 @@ def test_spellings_of_hugging_face(imported: Path, name: str, tmp_path: Path) ->
         tensors["embeddings.position_ids"] = torch.arange(16)[None]
         left = {tensor.name for tensor in compare_weights(imported, imported) if "masked" in tensor.name}
         left |= {"next_sentence.classify.weight", "next_sentence.classify.bias"}
+    if name == "beside TensorFlow's":  # as some publish both
+        shutil.copy(MLPERF / "model.ckpt-28252.index", folder)
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=name != "legacy")
     compared = compare_weights(imported, folder)
     assert {tensor.name for tensor in compared if tensor.verdict == "only in A"} == left
@@ -290,6 +292,18 @@ def test_models_in_several_files(imported: Path, suffix: str, tmp_path: Path) ->
     index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(UserError, match="which is not one of its folder"):
         read_weights(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_types_are_widened(imported: Path, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = companions(imported, tmp_path / "folder")
+    narrow = {name: tensor.to(dtype) for name, tensor in load_file(imported / "model.safetensors").items()}
+    save_file(narrow, folder / "model.safetensors")
+    assert {tensor.dtype for tensor in show_weights(folder).tensors} == {str(dtype)[6:]}
+    assert show_weights(folder).nbytes == show_weights(imported).nbytes // 2
+    import_weights(folder, tmp_path / "wide")
+    wide = load_file(tmp_path / "wide" / "model.safetensors")
+    assert all(torch.equal(wide[name], tensor.float()) for name, tensor in narrow.items())
 
 
 def test_the_rule_of_cases_follows_the_words(imported: Path, tmp_path: Path) -> None:
