@@ -19,6 +19,7 @@ _HOMES = {
     "UserError": "errors",
     "benchmark": "train.benchmark",
     "bin_by_length": "data.convert",
+    "compare_weights": "weights.inspect",
     "convert": "data.convert",
     "data_stats": "data.stats",
     "doctor": "doctor",
@@ -29,6 +30,7 @@ _HOMES = {
     "export": "weights.export",
     "extract": "data.extract",
     "fill_mask": "tasks.fill_mask",
+    "import_weights": "weights.export",
     "inspect_data": "data.inspect",
     "mlperf_data": "data.mlperf_data",
     "pack": "data.pack",
@@ -38,6 +40,7 @@ _HOMES = {
     "report": "observe.report",
     "resolve": "config",
     "resume": "train.pretrain",
+    "show_weights": "weights.inspect",
     "train_vocabulary": "data.tokenizer",
     "verify": "data.verify",
 }

@@ -15,6 +15,7 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_weights import Checkpoint, weights_app
 from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
 from bertrain.settings import Settings
 
@@ -29,7 +30,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-weights_app = typer.Typer(help="Weights in and out.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(weights_app, name="weights")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -44,7 +44,6 @@ MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help=
 SkipSteps = Annotated[
     str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
 ]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="newest, best, or the number of a step")]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,7 +63,7 @@ def pretrain(
     run: Annotated[Path | None, typer.Option(help="the run folder to make or continue")] = None,
     settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
     init: Annotated[
-        Path | None, typer.Option(help="a run, or a Hugging Face folder, whose weights to begin with")
+        Path | None, typer.Option(help="a run, or weights of any form that `weights show` knows, to begin with")
     ] = None,
     nproc: RankCount = 1,
     max_steps: Annotated[str | None, typer.Option("--max-steps", metavar="N", help="train.max_steps")] = None,
@@ -199,7 +198,7 @@ def evaluate(
 
 @app.command("fill-mask")
 def fill_mask(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="a run, or a Hugging Face folder")],
+    source: AnyWeights,
     sentences: Annotated[list[str], typer.Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
     top: Annotated[int, typer.Option(min=1, help="guesses for each mask")] = 5,
     as_json: AsJson = False,
@@ -220,24 +219,6 @@ def fill_mask(
         print(sentence)
         for guesses in masks:
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
-
-
-@weights_app.command("export")
-def weights_export(
-    run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", help="the folder to make")],
-    to: Annotated[str, typer.Option(help="the format: huggingface")] = "huggingface",
-    checkpoint: Checkpoint = "newest",
-) -> None:
-    """Hand a run's weights over in a form that others load.
-
-    Example: bertrain weights export runs/tiny --to huggingface --out exported/tiny
-    """
-    from bertrain.weights.export import export
-
-    print(
-        f"{export(run, out, to=to, which=checkpoint)}: load it with transformers.AutoModelForMaskedLM.from_pretrained"
-    )
 
 
 @app.command()
