@@ -15,7 +15,7 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
-from bertrain.cli_weights import Checkpoint, weights_app
+from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
 from bertrain.settings import Settings
 
