@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertrain.kernels.arithmetic import exp2
+from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2
 from bertrain.kernels.backend import jit, tl
 from bertrain.kernels.random import (
     attention_keep,
@@ -112,6 +112,20 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 
 @jit
+def _pinned(operand):
+    """A 16-bit operand that a product takes from registers, complete before the product begins.
+
+    Left to itself the compiler computes parts of it between the instructions of the product; the assembler then
+    makes each of these wait for the one before.
+    """
+    if HAS_ASSEMBLY and operand.dtype != tl.float32:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [operand], dtype=operand.dtype, is_pure=False, pack=2
+        )
+    return operand
+
+
+@jit
 def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -139,6 +153,27 @@ def _forward_careful(
     return reference, total, result
 
 
+@jit
+def _forward_step(
+    query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, zero, total, result,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Sums of weights and of weighted values, one tile of keys further."""
+    columns = tl.arange(0, BN)[None, :]
+    keys = keys_in.load([start + column, (H + head) * D])
+    values = keys_in.load([start + column, (2 * H + head) * D])
+    weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2)
+    if EDGE:  # the last keys belong to a neighbour
+        weights = tl.where(column + columns < length, weights, 0.0)
+    total += tl.sum(weights, axis=1)
+    if THRESHOLD > 0:
+        keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
+        weights = tl.where(keep, weights, zero)
+    result = tl.dot(_pinned(weights.to(values.dtype)), values, result, input_precision=PRECISION)
+    return total, result
+
+
 @jit(do_not_specialize=["site"])
 def _attention_forward_kernel(
     qkv, keys_in, out, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
@@ -157,20 +192,19 @@ def _attention_forward_kernel(
     reference = tl.zeros([BM], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
-    columns = tl.arange(0, BN)[None, :]
     if not CAREFUL:
-        for column in tl.range(0, length, BN, num_stages=STAGES):
-            keys = keys_in.load([start + column, (H + head) * D])
-            values = keys_in.load([start + column, (2 * H + head) * D])
-            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-            weights = exp2(scores * scale_log2)
-            if column + BN > length:  # these keys belong to a neighbour
-                weights = tl.where(column + columns < length, weights, 0.0)
-            total += tl.sum(weights, axis=1)
-            if THRESHOLD > 0:
-                keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
-                weights = tl.where(keep, weights, zero)
-            result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
+        # The keys at the edge come first and apart, since a branch inside the loop would keep its products from
+        # overlapping.
+        last = (length - 1) // BN * BN
+        total, result = _forward_step(
+            query, keys_in, start, length, last, first_row, head, key_of_head, scale_log2, zero, total, result,
+            H, D, BM, BN, THRESHOLD, PRECISION, True,
+        )  # fmt: skip
+        for column in tl.range(0, last, BN, num_stages=STAGES):
+            total, result = _forward_step(
+                query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, zero, total, result,
+                H, D, BM, BN, THRESHOLD, PRECISION, False,
+            )  # fmt: skip
     # A row that left that range (never seen in a healthy model) sends its tile through the careful loop.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
     if tl.max(extreme.to(tl.int32), axis=0) > 0:
@@ -205,6 +239,26 @@ def _score_gradient(
     return dropped, weights * (gradient - delta)
 
 
+@jit
+def _query_step(
+    query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta, scale_log2, zero,
+    dquery, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the queries, one tile of keys further."""
+    columns = tl.arange(0, BN)[None, :]
+    keys = keys_in.load([start + column, (H + head) * D])
+    values = keys_in.load([start + column, (2 * H + head) * D])
+    _dropped, dscores = _score_gradient(
+        query, tl.trans(keys), dresult, tl.trans(values), row_lse[:, None], row_delta[:, None],
+        key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns,
+        scale_log2, zero, THRESHOLD, PRECISION,
+    )  # fmt: skip
+    if EDGE:  # the last keys belong to a neighbour
+        dscores = tl.where(column + columns < length, dscores, 0.0)
+    return tl.dot(_pinned(dscores.to(keys.dtype)), keys, dquery, input_precision=PRECISION)
+
+
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
     qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse_pitch, scale_log2, zero,
@@ -229,18 +283,16 @@ def _backward_query_kernel(
     tl.store(delta + of_tile, row_delta)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
     dquery = tl.zeros([BM, D], dtype=tl.float32)
-    columns = tl.arange(0, BN)[None, :]
-    for column in tl.range(0, length, BN, num_stages=STAGES):
-        keys = keys_in.load([start + column, (H + head) * D])
-        values = keys_in.load([start + column, (2 * H + head) * D])
-        _dropped, dscores = _score_gradient(
-            query, tl.trans(keys), dresult, tl.trans(values), row_lse[:, None], row_delta[:, None],
-            key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns,
-            scale_log2, zero, THRESHOLD, PRECISION,
+    last = (length - 1) // BN * BN
+    dquery = _query_step(
+        query, dresult, keys_in, start, length, last, first_row, head, key_of_head, row_lse, row_delta,
+        scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, True,
+    )  # fmt: skip
+    for column in tl.range(0, last, BN, num_stages=STAGES):
+        dquery = _query_step(
+            query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta,
+            scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, False,
         )  # fmt: skip
-        if column + BN > length:  # these keys belong to a neighbour
-            dscores = tl.where(column + columns < length, dscores, 0.0)
-        dquery = tl.dot(dscores.to(keys.dtype), keys, dquery, input_precision=PRECISION)
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
     tl.store(partials, tl.sum(dquery, axis=0))  # rows past the sequence are zero
@@ -263,6 +315,7 @@ def _backward_key_kernel(
         tl.store(partials, tl.zeros([D], dtype=tl.float32))
         tl.store(partials + H * D, tl.zeros([D], dtype=tl.float32))
         return
+    tl.assume(length > 0)  # a path around the loop would keep its products from overlapping
     keys = keys_in.load([start + first_column, (H + head) * D])
     values = keys_in.load([start + first_column, (2 * H + head) * D])
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
@@ -278,8 +331,8 @@ def _backward_key_kernel(
             key_of_head, row, tl.arange(0, BM)[None, :], first_column, tl.arange(0, BN)[:, None],
             scale_log2, zero, THRESHOLD, PRECISION,
         )  # fmt: skip
-        dvalues = tl.dot(dropped.to(dresult.dtype), dresult, dvalues, input_precision=PRECISION)
-        dkeys = tl.dot(dscores.to(query.dtype), query, dkeys, input_precision=PRECISION)
+        dvalues = tl.dot(_pinned(dropped.to(dresult.dtype)), dresult, dvalues, input_precision=PRECISION)
+        dkeys = tl.dot(_pinned(dscores.to(query.dtype)), query, dkeys, input_precision=PRECISION)
     columns = first_column + tl.arange(0, BN)
     inside = (columns < length)[:, None]
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
