@@ -110,8 +110,8 @@ def layernorm_both_ways(
     inputs: Sequence[Tensor], dy: Tensor, second: Tensor | None, p: float, seed: Tensor, site: int
 ) -> Tensors:
     x, bias, residual, weight, ln_bias = inputs
-    y, statistics = dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, p, seed, site, NORM_EPS)
-    dx, dresidual, partials = dropout_add_layernorm_backward(
+    y, statistics, _ = dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, p, seed, site, NORM_EPS)
+    dx, dresidual, partials, _ = dropout_add_layernorm_backward(
         dy, second, x, bias, residual, weight, statistics, p, seed, site
     )
     dbias, dweight, dln_bias = reduced(partials)

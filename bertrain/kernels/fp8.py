@@ -34,6 +34,26 @@ class Eight(NamedTuple):
     columns: torch.Tensor
 
 
+class Bytes(NamedTuple):
+    """A matrix in 8 bits as it lies, and how large it was, from kernels that have no room to transpose it."""
+
+    rows: torch.Tensor
+    peaks: torch.Tensor  # one entry per program
+
+
+def empty_bytes(like: torch.Tensor, cast: Cast | None, num_programs: int) -> Bytes:
+    """Room for them; a tensor that nobody touches where nothing is to be cast."""
+    if cast is None:
+        return Bytes(like, like)
+    peaks = torch.empty(num_programs, dtype=torch.float32, device=like.device)
+    return Bytes(torch.empty(like.shape, dtype=cast.dtype, device=like.device), peaks)
+
+
+def limit_and_scale(cast: Cast | None, stand_in: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The format's largest number and the scale; 0 and a tensor that nobody reads where nothing is to be cast."""
+    return (0.0, stand_in) if cast is None else (LARGEST[cast.dtype], cast.scale)
+
+
 def empty_both_ways(like: torch.Tensor, cast: Cast | None) -> Eight:
     """Room for the 8-bit copies; a tensor that nobody touches where nothing is to be cast."""
     if cast is None:
@@ -203,6 +223,62 @@ def cast_both_ways(values: torch.Tensor, cast: Cast, out: Eight | None = None) -
         N=width, QUADS=quads, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
     return eight
+
+
+@jit
+def _side_by_side(a, b, c, d):
+    """Bytes of four tensors in one 32-bit word, a lowest."""
+    if HAS_ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 ab0, ab1, cd0, cd1; prmt.b32 ab0, $4, $5, 0x5140; prmt.b32 ab1, $4, $5, 0x7362;"
+            " prmt.b32 cd0, $6, $7, 0x5140; prmt.b32 cd1, $6, $7, 0x7362;"
+            " prmt.b32 $0, ab0, cd0, 0x5410; prmt.b32 $1, ab0, cd0, 0x7632;"
+            " prmt.b32 $2, ab1, cd1, 0x5410; prmt.b32 $3, ab1, cd1, 0x7632; }",
+            "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=4,
+        )  # fmt: skip
+    low = (a.to(tl.int32) & 255) | ((b.to(tl.int32) & 255) << 8)
+    return low | ((c.to(tl.int32) & 255) << 16) | (d.to(tl.int32) << 24)
+
+
+@jit
+def _turn_kernel(
+    rows, out_t, peaks, largest, num_rows, num_peaks,
+    N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    num_programs = tl.num_programs(0) * tl.num_programs(1)
+    peak = tl.zeros([BLOCK], dtype=tl.float32)
+    for first in range(program * BLOCK, num_peaks, num_programs * BLOCK):
+        entries = first + tl.arange(0, BLOCK)
+        peak = tl.maximum(peak, tl.load(peaks + entries, mask=entries < num_peaks, other=0.0))
+    tl.store(largest + program, tl.max(peak, axis=0))
+    rows = rows.to(tl.pointer_type(tl.int8), bitcast=True)
+    out_t = out_t.to(tl.pointer_type(tl.int32), bitcast=True)
+    first_column = tl.program_id(0) * COLUMNS
+    out_t += tl.cast(first_column, tl.int64) * (num_rows // 16 * 4)
+    for first in range(tl.program_id(1) * 4 * QUADS, num_rows, tl.num_programs(1) * 4 * QUADS):
+        places, places_t, inside = _places(first, first_column, num_rows, N, QUADS, COLUMNS)
+        tile = rows + tl.cast(first, tl.int64) * N + places
+        a, b = tl.load(tile, mask=inside, other=0), tl.load(tile + N, mask=inside, other=0)
+        c, d = tl.load(tile + 2 * N, mask=inside, other=0), tl.load(tile + 3 * N, mask=inside, other=0)
+        tl.store(out_t + places_t, _side_by_side(a, b, c, d), mask=inside)
+
+
+TURN = (32, 64, 4, 8)  # as CAST
+
+
+def turn(given: Bytes, cast: Cast) -> Eight:
+    """The same bytes transposed as well; takes up the peaks."""
+    num_rows, width = given.rows.shape
+    columns_first = torch.empty(width, num_rows, dtype=cast.dtype, device=given.rows.device)
+    quads, columns, warps, per_multiprocessor = TURN
+    num_programs = num_multiprocessors(given.rows.device) * per_multiprocessor
+    grid = grid_of(num_rows, width, 4 * quads, columns, num_programs)
+    _turn_kernel[grid](
+        given.rows, columns_first, given.peaks, cast.largest, num_rows, given.peaks.numel(),
+        N=width, QUADS=quads, COLUMNS=columns, BLOCK=128, num_warps=warps,
+    )  # fmt: skip
+    return Eight(given.rows, columns_first)
 
 
 @jit

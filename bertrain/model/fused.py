@@ -24,7 +24,7 @@ from bertrain.data.batch import IGNORED, Batch
 from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
 from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
-from bertrain.kernels.fp8 import Cast, Eight, Scales, cast_both_ways, empty_both_ways
+from bertrain.kernels.fp8 import Bytes, Cast, Eight, Scales, cast_both_ways, empty_both_ways, turn
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
@@ -177,70 +177,74 @@ class FusedLayer:
     def _cast(self, run: Run, place: int) -> Cast | None:
         return None if run.scales is None else run.scales.cast(self._site(place))
 
-    def _operand(self, run: Run, place: int, full: Tensor, eight: Eight | None = None) -> Operand:
-        """A tensor as a product takes it; cast here if the kernel that made it did not."""
+    def _operand(self, run: Run, place: int, full: Tensor, eight: Eight | Bytes | None = None) -> Operand:
+        """A tensor as a product takes it; cast or transposed here if the kernel that made it did not."""
         if run.scales is None:
             return Operand(full)
         cast = run.scales.cast(self._site(place))
-        return Operand(full, eight or cast_both_ways(full, cast), run.scales.inverse(self._site(place)))
+        if eight is None:
+            eight = cast_both_ways(full, cast)
+        elif isinstance(eight, Bytes):
+            eight = turn(eight, cast)
+        return Operand(full, eight, run.scales.inverse(self._site(place)))
 
     def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Saved]:
         """The layer's output for all rows, or for `rows`."""
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
+        is_last = rows is not None
         attended, lse = ragged_attention_forward(qkv, run.tiles, self.attention_dropout, run.seed, self._site(0))
         picked, residual = attended.flatten(1), x.full
         if rows is not None:
             picked, residual = picked[rows], residual[rows]
         picked_operand = self._operand(run, 0, picked)
         projected = self.attention_out.product(picked_operand)
-        middle, middle_statistics = dropout_add_layernorm_forward(
+        middle, middle_statistics, middle8 = dropout_add_layernorm_forward(
             projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
-            run.seed, self._site(1), self.eps,
+            run.seed, self._site(1), self.eps, self._cast(run, 1),
         )  # fmt: skip
-        middle_operand = self._operand(run, 1, middle)
+        middle_operand = self._operand(run, 1, middle, middle8)
         expanded = self.expand.product(middle_operand)
         activated, activated8 = bias_gelu_forward(
             expanded, self.expand_bias, self._cast(run, 2), full=not run.in_eight_bits
         )
         activated_operand = self._operand(run, 2, activated, activated8)
         contracted = self.contract.product(activated_operand)
-        output, output_statistics = dropout_add_layernorm_forward(
+        output, output_statistics, output8 = dropout_add_layernorm_forward(
             contracted, self.output_norm[0], middle, self.output_norm[1], self.output_norm[2], self.hidden_dropout,
-            run.seed, self._site(3), self.eps,
+            run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
         )  # fmt: skip
         saved = Saved(
             x, rows, residual, qkv, attended, lse, picked_operand, projected, middle_operand, middle_statistics,
             expanded, activated_operand, contracted, output_statistics,
         )  # fmt: skip
-        is_last = rows is not None
-        return Operand(output) if is_last else self._operand(run, 3, output), saved
+        return Operand(output) if is_last else self._operand(run, 3, output, output8), saved
 
     def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, run: Run) -> tuple[Tensor, Tensor]:
         """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
-        accumulate = run.accumulate
-        dcontracted, dmiddle_residual, sums = dropout_add_layernorm_backward(
+        accumulate, full = run.accumulate, not run.in_eight_bits
+        dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
             dy, second, saved.contracted, self.output_norm[0], saved.middle.full, self.output_norm[1],
-            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3),
+            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3), self._cast(run, 4), full=full,
         )  # fmt: skip
         column_sums(sums, self.output_gradients, accumulate=accumulate)
-        dcontracted_operand = self._operand(run, 4, dcontracted)
+        dcontracted_operand = self._operand(run, 4, dcontracted, dcontracted8)
         self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
         dactivated = self.contract.input_gradient(dcontracted_operand)
 
         dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=not run.in_eight_bits
+            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=full
         )
         column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
         dexpanded_operand = self._operand(run, 5, dexpanded, dexpanded8)
         self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
         dmiddle = self.expand.input_gradient(dexpanded_operand)
 
-        dprojected, dresidual, sums = dropout_add_layernorm_backward(
+        dprojected, dresidual, sums, dprojected8 = dropout_add_layernorm_backward(
             dmiddle, dmiddle_residual, saved.projected, self.middle_norm[0], saved.residual, self.middle_norm[1],
-            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1),
+            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1), self._cast(run, 6), full=full,
         )  # fmt: skip
         column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        dprojected_operand = self._operand(run, 6, dprojected)
+        dprojected_operand = self._operand(run, 6, dprojected, dprojected8)
         self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
         dattended = self.attention_out.input_gradient(dprojected_operand)
         if saved.rows is not None:  # rows that nobody read have no gradient
