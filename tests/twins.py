@@ -84,8 +84,8 @@ def reduced(partials: Tensor) -> Tensors:
 def attention_both_ways(qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int) -> Tensors:
     """The result, the gradients of queries, keys and values, and those of a bias added to each of the three."""
     tiles = plan_attention(cu_seqlens, len(qkv))
-    out, lse = ragged_attention_forward(qkv, tiles, p, seed, site)
-    dqkv, partials = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
+    out, lse, _ = ragged_attention_forward(qkv, tiles, p, seed, site)
+    dqkv, partials, _ = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
     return out, *dqkv.unbind(1), torch.stack(reduced(partials))
 
 

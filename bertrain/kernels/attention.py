@@ -23,6 +23,7 @@ import torch
 
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2
 from bertrain.kernels.backend import jit, tl
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -112,6 +113,24 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 
 @jit
+def _store(
+    out, out8, values, factor, start, head, rows, pitch, inside,
+    D: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of one head in the type of `out`, in 8 bits, or both."""
+    if FULL:
+        tl.store(_block(out, start, head, rows, pitch, D), values.to(out.dtype.element_ty), mask=inside)
+    if LIMIT > 0:
+        out8 = out8.to(tl.pointer_type(tl.int8), bitcast=True)
+        tl.store(_block(out8, start, head, rows, pitch, D), quantise(values * factor, LIMIT), mask=inside)
+
+
+@jit
+def _peak(values, inside):
+    return tl.max(tl.max(tl.where(inside, tl.abs(values), 0.0), axis=1), axis=0)
+
+
+@jit
 def _pinned(operand):
     """A 16-bit operand that a product takes from registers, complete before the product begins.
 
@@ -176,12 +195,15 @@ def _forward_step(
 
 @jit(do_not_specialize=["site"])
 def _attention_forward_kernel(
-    qkv, keys_in, out, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, out8, scale, peaks, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, CAREFUL: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    CAREFUL: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     if length == 0:
+        if LIMIT > 0:
+            tl.store(peaks + tl.program_id(0), 0.0)
         return
     rows = first_row + tl.arange(0, BM)
     inside = rows < length
@@ -213,7 +235,11 @@ def _attention_forward_kernel(
             H, D, BM, BN, THRESHOLD, PRECISION,
         )  # fmt: skip
     result = result * (INVERSE_KEEP / total)[:, None]
-    tl.store(_block(out, start, head, rows, H * D, D), result.to(out.dtype.element_ty), mask=inside[:, None])
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        tl.store(peaks + tl.program_id(0), _peak(result, inside[:, None]))
+    _store(out, out8, result, factor, start, head, rows, H * D, inside[:, None], D, True, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
     row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
     tl.store(lse + head * lse_pitch + tile * BM + tl.arange(0, BM), row_lse)
@@ -261,15 +287,19 @@ def _query_step(
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, dout, lse, delta, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, lse_pitch,
+    scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     partials += (tile * 3 * H + head) * D + tl.arange(0, D)
     if length == 0:
         tl.store(partials, tl.zeros([D], dtype=tl.float32))
+        if LIMIT > 0:
+            tl.store(peaks + tl.program_id(0), 0.0)
         return
     rows = first_row + tl.arange(0, BM)
     inside = (rows < length)[:, None]
@@ -294,15 +324,21 @@ def _backward_query_kernel(
             scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, False,
         )  # fmt: skip
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
-    tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        tl.store(peaks + tl.program_id(0), _peak(dquery, inside))
+    _store(dqkv, dqkv8, dquery, factor, start, head, rows, 3 * H * D, inside, D, FULL, LIMIT)
     tl.store(partials, tl.sum(dquery, axis=0))  # rows past the sequence are zero
 
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, partials, tiles, seed, site, scale_log2, zero,
+    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site,
+    scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values: the tile stays, queries stream past.
 
@@ -314,6 +350,8 @@ def _backward_key_kernel(
     if length == 0:
         tl.store(partials, tl.zeros([D], dtype=tl.float32))
         tl.store(partials + H * D, tl.zeros([D], dtype=tl.float32))
+        if LIMIT > 0:
+            tl.store(peaks + tl.program_id(0), 0.0)
         return
     tl.assume(length > 0)  # a path around the loop would keep its products from overlapping
     keys = keys_in.load([start + first_column, (H + head) * D])
@@ -336,11 +374,15 @@ def _backward_key_kernel(
     columns = first_column + tl.arange(0, BN)
     inside = (columns < length)[:, None]
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
-    tl.store(_block(dqkv, start, H + head, columns, 3 * H * D, D), dkeys.to(dqkv.dtype.element_ty), mask=inside)
-    tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
     dvalues = dvalues * INVERSE_KEEP
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys, inside), _peak(dvalues, inside)))
+    _store(dqkv, dqkv8, dkeys, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
+    tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
     tl.store(partials + H * D, tl.sum(tl.where(inside, dvalues, 0.0), axis=0))
-    tl.store(_block(dqkv, start, 2 * H + head, columns, 3 * H * D, D), dvalues.to(dqkv.dtype.element_ty), mask=inside)
+    _store(dqkv, dqkv8, dvalues, factor, start, 2 * H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
 
 
 class _Config(NamedTuple):
@@ -406,9 +448,10 @@ def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def ragged_attention_forward(
-    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax attention within each sequence of a flat batch: out [T, H, D], and the log-sums for the backward.
+    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int, cast: Cast | None = None
+) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
+    """Softmax attention within each sequence of a flat batch: out [T, H, D], the log-sums for the backward, and out
+    in 8 bits [T, H D] if `cast`.
 
     qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
     tensor of one element on the device; `site` tells layers apart, so that their masks differ.
@@ -419,10 +462,14 @@ def ragged_attention_forward(
     lse_pitch = tiles.shape[0] * TILE  # stored by tile, not by token, so that every read of it is aligned
     lse = torch.empty(num_heads, lse_pitch, dtype=torch.float32, device=qkv.device)
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, lse, tiles, seed, site, lse_pitch)
+    eight = empty_bytes(out.flatten(1), cast, tiles.shape[0] * num_heads)
+    limit, scale = limit_and_scale(cast, lse)
+    arguments = (qkv, keys_in, out, eight.rows, scale, eight.peaks, lse, tiles, seed, site, lse_pitch)
     careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
-    _launch(_attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, CAREFUL=careful)
-    return out, lse
+    _launch(
+        _attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, CAREFUL=careful
+    )  # fmt: skip
+    return out, lse, eight
 
 
 def ragged_attention_backward(
@@ -434,19 +481,28 @@ def ragged_attention_backward(
     dropout_p: float,
     seed: torch.Tensor,
     site: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient dqkv [T, 3, H, D], every row written, and partial sums [n, 3, H D] of it for the bias gradient."""
-    head_dim = qkv.shape[3]
-    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
+    cast: Cast | None = None,
+    *,
+    full: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
+    """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 3, H D] of it for the bias gradient, and it
+    in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`."""
+    num_heads, head_dim = qkv.shape[2:]
+    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv) if full else qkv
+    num_programs = tiles.shape[0] * num_heads
+    eight = empty_bytes(qkv.flatten(1), cast, 2 * num_programs)
+    limit, scale = limit_and_scale(cast, lse)
     partials = torch.empty(tiles.shape[0], 3, qkv.shape[2] * head_dim, dtype=torch.float32, device=qkv.device)
     config = _config(qkv, "query")  # first: it leaves delta
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse.shape[1])
-    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
+    to = (dqkv, eight.rows, scale, eight.peaks)
+    arguments = (qkv, keys_in, out, dout, lse, delta, *to, partials, tiles, seed, site, lse.shape[1])
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
     config = _config(qkv, "key")
     queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
     dout_in = _descriptor(dout, config.rows, head_dim)
     lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
-    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, partials, tiles, seed, site)
-    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p)
-    return dqkv, partials
+    to = (dqkv, eight.rows, scale, eight.peaks[num_programs:] if cast is not None else eight.peaks)
+    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, *to, partials, tiles, seed, site)
+    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
+    return dqkv, partials, eight

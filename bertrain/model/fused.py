@@ -192,11 +192,13 @@ class FusedLayer:
         """The layer's output for all rows, or for `rows`."""
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
         is_last = rows is not None
-        attended, lse = ragged_attention_forward(qkv, run.tiles, self.attention_dropout, run.seed, self._site(0))
+        attended, lse, attended8 = ragged_attention_forward(
+            qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), None if is_last else self._cast(run, 0)
+        )
         picked, residual = attended.flatten(1), x.full
         if rows is not None:
             picked, residual = picked[rows], residual[rows]
-        picked_operand = self._operand(run, 0, picked)
+        picked_operand = self._operand(run, 0, picked, None if is_last else attended8)
         projected = self.attention_out.product(picked_operand)
         middle, middle_statistics, middle8 = dropout_add_layernorm_forward(
             projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
@@ -251,12 +253,12 @@ class FusedLayer:
             dattended = _spread(dattended, saved.rows, len(saved.qkv))
             dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
 
-        dqkv, sums = ragged_attention_backward(
+        dqkv, sums, dqkv8 = ragged_attention_backward(
             saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
-            run.seed, self._site(0),
+            run.seed, self._site(0), self._cast(run, 7), full=full,
         )  # fmt: skip
         column_sums(sums, list(self.qkv_bias_gradient.chunk(3)), accumulate=accumulate)
-        dqkv_operand = self._operand(run, 7, dqkv.flatten(1))
+        dqkv_operand = self._operand(run, 7, dqkv.flatten(1), dqkv8)
         self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
         return self.qkv.input_gradient(dqkv_operand), dresidual
 
