@@ -23,7 +23,7 @@ from bertrain.kernels import layernorm as layernorm_kernels
 from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_plain
 from bertrain.kernels.backend import available
 from bertrain.kernels.embedding import embed_plain, position_gradient
-from bertrain.kernels.fp8 import LARGEST, Scales, cast_both_ways, empty_both_ways
+from bertrain.kernels.fp8 import LARGEST, Bytes, Scales, cast_both_ways, cast_plain, empty_both_ways, turn
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
@@ -252,6 +252,27 @@ def gelu_eight() -> float:
     again, only = bias_gelu_forward(x, bias, twins.cast_at(1.0, torch.float8_e4m3fn, "cpu"), full=False)
     assert again is x, "nothing else is written where only 8 bits were asked for"
     return float((only.rows.view(torch.uint8) != first.rows.view(torch.uint8)).sum())
+
+
+@case("bytes turned", 0, 80, 100)
+@case("bytes turned, many tiles", 0, 304, 144)
+def turned(num_rows: int, width: int) -> float:
+    values = twins.held_exactly(num_rows, width, torch.float8_e5m2, "cpu")
+    rule, peaks = twins.cast_at(1.0, torch.float8_e5m2, "cpu"), torch.rand(3000)
+    eight = turn(Bytes(cast_plain(values, rule.scale, rule.dtype), peaks), rule)
+    assert rule.largest.max() == peaks.max()
+    return float(not twins.is_cast_of(*eight, values, rule))
+
+
+@case("LayerNorm in 8 bits", 0.125, lambda: twins.layernorm_in_bytes(33, 96, torch.float32, "cpu"))
+@case("attention in 8 bits", 0.125, lambda: twins.attention_in_bytes([21, 1, 70, 0, 4], 2, 16, torch.float32, "cpu"))
+def rows_in_bytes(run: Callable[[], twins.Written]) -> float:
+    """The bytes stand for what was written in full, but for the interpreter's rounding; the peaks are exact."""
+    errors = []
+    for full, (rows, peaks), rule in run():
+        assert peaks.max() == full.abs().max()
+        errors.append(twins.error(rows.float() / rule.scale, full))
+    return max(errors)
 
 
 @case("scales", 0)
