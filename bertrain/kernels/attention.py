@@ -36,6 +36,9 @@ LOG2_E = 1.4426950408889634
 # Rows of a tile: what one program owns. Small tiles won on Hopper, since four or five programs on a
 # multiprocessor hide one another's waits better than one large program hides its own.
 TILE = 64
+# The backward reads a row's log-sum and its delta (see there) together, so they stand together: CHUNK of the one, CHUNK
+# of the other, tile after tile, which makes every read aligned and both of them one.
+CHUNK = 32
 
 
 def ragged_attention_plain(
@@ -145,6 +148,13 @@ def _pinned(operand):
 
 
 @jit
+def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
+    """Where the log-sums of a tile's rows stand; the delta of a row stands CHUNK further."""
+    rows = tl.arange(0, BM)
+    return sums + head * pitch + tile * (2 * BM) + ((rows // CHUNK) * (2 * CHUNK) + rows % CHUNK)
+
+
+@jit
 def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -195,10 +205,10 @@ def _forward_step(
 
 @jit(do_not_specialize=["site"])
 def _attention_forward_kernel(
-    qkv, keys_in, out, out8, scale, peaks, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, out8, scale, peaks, sums, tiles, seed, site, pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
     INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    CAREFUL: tl.constexpr,
+    CHUNK: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     if length == 0:
@@ -242,7 +252,7 @@ def _attention_forward_kernel(
     _store(out, out8, result, factor, start, head, rows, H * D, inside[:, None], D, True, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
     row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
-    tl.store(lse + head * lse_pitch + tile * BM + tl.arange(0, BM), row_lse)
+    tl.store(_of_rows(sums, pitch, head, tile, BM, CHUNK), row_lse)
 
 
 @jit
@@ -287,11 +297,10 @@ def _query_step(
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, lse, delta, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, lse_pitch,
-    scale_log2, zero,
+    qkv, keys_in, out, dout, sums, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
     INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    FULL: tl.constexpr,
+    CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
@@ -307,10 +316,10 @@ def _backward_query_kernel(
     query = tl.load(_block(qkv, start, head, rows, 3 * H * D, D), mask=inside, other=0.0)
     dresult = tl.load(_block(dout, start, head, rows, H * D, D), mask=inside, other=0.0)
     result = tl.load(_block(out, start, head, rows, H * D, D), mask=inside, other=0.0)
-    of_tile = head * lse_pitch + tile * BM + tl.arange(0, BM)
-    row_lse = tl.load(lse + of_tile)
+    of_rows = _of_rows(sums, pitch, head, tile, BM, CHUNK)
+    row_lse = tl.load(of_rows)
     row_delta = tl.sum(result.to(tl.float32) * dresult.to(tl.float32), axis=1) / INVERSE_KEEP
-    tl.store(delta + of_tile, row_delta)
+    tl.store(of_rows + CHUNK, row_delta)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
     dquery = tl.zeros([BM, D], dtype=tl.float32)
     last = (length - 1) // BN * BN
@@ -334,11 +343,10 @@ def _backward_query_kernel(
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site,
-    scale_log2, zero,
+    queries_in, keys_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
     INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    FULL: tl.constexpr,
+    CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values: the tile stays, queries stream past.
 
@@ -362,8 +370,9 @@ def _backward_key_kernel(
     for row in tl.range(0, length, BM, num_stages=STAGES):
         query = queries_in.load([start + row, head * D])
         dresult = dout_in.load([start + row, head * D])
-        row_lse = lse_in.load([head, first_tile * BN + row])
-        row_delta = delta_in.load([head, first_tile * BN + row])
+        chunks = tl.reshape(sums_in.load([head, (first_tile * BN + row) * 2]), [BM // CHUNK, 2, CHUNK])
+        row_lse, row_delta = tl.split(tl.permute(chunks, [0, 2, 1]))
+        row_lse, row_delta = tl.reshape(row_lse, [1, BM]), tl.reshape(row_delta, [1, BM])
         dropped, dscores = _score_gradient(
             keys, tl.trans(query), values, tl.trans(dresult), row_lse, row_delta,
             key_of_head, row, tl.arange(0, BM)[None, :], first_column, tl.arange(0, BN)[:, None],
@@ -421,7 +430,7 @@ def _launch(
     # weights behind their conversion to 16 bits, which doubles its cost.
     kernel[(num_tiles * num_heads,)](
         *arguments, LOG2_E / math.sqrt(head_dim), 0.0, H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
-        THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages,
+        THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages, CHUNK=CHUNK,
         num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 
@@ -450,8 +459,8 @@ def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
 def ragged_attention_forward(
     qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int, cast: Cast | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
-    """Softmax attention within each sequence of a flat batch: out [T, H, D], the log-sums for the backward, and out
-    in 8 bits [T, H D] if `cast`.
+    """Softmax attention within each sequence of a flat batch: out [T, H, D], the log-sums for the backward with room
+    for what it leaves beside them, and out in 8 bits [T, H D] if `cast`.
 
     qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
     tensor of one element on the device; `site` tells layers apart, so that their masks differ.
@@ -459,23 +468,22 @@ def ragged_attention_forward(
     num_tokens, _, num_heads, head_dim = qkv.shape
     config = _config(qkv, "forward")
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    lse_pitch = tiles.shape[0] * TILE  # stored by tile, not by token, so that every read of it is aligned
-    lse = torch.empty(num_heads, lse_pitch, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(num_heads, tiles.shape[0] * TILE * 2, dtype=torch.float32, device=qkv.device)
     keys_in = _descriptor(qkv, config.columns, head_dim)
     eight = empty_bytes(out.flatten(1), cast, tiles.shape[0] * num_heads)
-    limit, scale = limit_and_scale(cast, lse)
-    arguments = (qkv, keys_in, out, eight.rows, scale, eight.peaks, lse, tiles, seed, site, lse_pitch)
+    limit, scale = limit_and_scale(cast, sums)
+    arguments = (qkv, keys_in, out, eight.rows, scale, eight.peaks, sums, tiles, seed, site, sums.shape[1])
     careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
     _launch(
         _attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, CAREFUL=careful
     )  # fmt: skip
-    return out, lse, eight
+    return out, sums, eight
 
 
 def ragged_attention_backward(
     qkv: torch.Tensor,
     out: torch.Tensor,
-    lse: torch.Tensor,
+    sums: torch.Tensor,
     dout: torch.Tensor,
     tiles: torch.Tensor,
     dropout_p: float,
@@ -488,21 +496,21 @@ def ragged_attention_backward(
     """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 3, H D] of it for the bias gradient, and it
     in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`."""
     num_heads, head_dim = qkv.shape[2:]
-    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv) if full else qkv
+    dqkv = torch.empty_like(qkv) if full else qkv
     num_programs = tiles.shape[0] * num_heads
     eight = empty_bytes(qkv.flatten(1), cast, 2 * num_programs)
-    limit, scale = limit_and_scale(cast, lse)
+    limit, scale = limit_and_scale(cast, sums)
     partials = torch.empty(tiles.shape[0], 3, qkv.shape[2] * head_dim, dtype=torch.float32, device=qkv.device)
     config = _config(qkv, "query")  # first: it leaves delta
     keys_in = _descriptor(qkv, config.columns, head_dim)
     to = (dqkv, eight.rows, scale, eight.peaks)
-    arguments = (qkv, keys_in, out, dout, lse, delta, *to, partials, tiles, seed, site, lse.shape[1])
+    arguments = (qkv, keys_in, out, dout, sums, *to, partials, tiles, seed, site, sums.shape[1])
     _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
     config = _config(qkv, "key")
     queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
     dout_in = _descriptor(dout, config.rows, head_dim)
-    lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
+    sums_in = _descriptor(sums, 1, 2 * config.rows)
     to = (dqkv, eight.rows, scale, eight.peaks[num_programs:] if cast is not None else eight.peaks)
-    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, *to, partials, tiles, seed, site)
+    key_arguments = (queries_in, keys_in, dout_in, sums_in, *to, partials, tiles, seed, site)
     _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
     return dqkv, partials, eight
