@@ -203,7 +203,7 @@ def _cast_both_ways_kernel(
 
 
 PROGRAMS = 4096  # no kernel here is launched as more
-CAST = (16, 64, 4, 16)  # fours of rows, columns and warps of a tile; programs per multiprocessor
+CAST = (32, 64, 8, 12)  # fours of rows, columns and warps of a tile; programs per multiprocessor
 
 
 def grid_of(num_rows: int, width: int, rows: int, columns: int, num_programs: int) -> tuple[int, int]:
@@ -264,7 +264,7 @@ def _turn_kernel(
         tl.store(out_t + places_t, _side_by_side(a, b, c, d), mask=inside)
 
 
-TURN = (32, 64, 4, 8)  # as CAST
+TURN = (32, 128, 8, 8)  # as CAST
 
 
 def turn(given: Bytes, cast: Cast) -> Eight:

@@ -142,8 +142,8 @@ def _gelu_backward_eight_kernel(
 # Measured on an H200.
 FORWARD = (8, 512, 4)
 BACKWARD = (2, 1024, 4, 4, 3)
-FORWARD_EIGHT = (16, 64, 4, 6, 1)
-BACKWARD_EIGHT = (16, 64, 4, 5, 1)
+FORWARD_EIGHT = (8, 128, 4, 5, 1)
+BACKWARD_EIGHT = (16, 128, 8, 2, 3)
 
 
 def bias_gelu_forward(
