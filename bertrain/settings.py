@@ -132,8 +132,13 @@ class OptimizerSettings:
     name: Literal["lamb", "adamw", "madgrad", "acclip"] = setting("lamb", "update rule")
     learning_rate: float = setting(4e-4, "base learning rate, scaled by the schedule", minimum=0)
     beta1: float = setting(0.9, "decay of the first moment; madgrad: its momentum", minimum=0, maximum=0.999999)
-    beta2: float = setting(0.999, "decay of the second moment", minimum=0, maximum=0.999999)
-    epsilon: float = setting(1e-6, "added to the root of the second moment", minimum=0)
+    beta2: float = setting(
+        0.999,
+        "decay of the second moment; acclip: of its clip level too; madgrad has none",
+        minimum=0,
+        maximum=0.999999,
+    )
+    epsilon: float = setting(1e-6, "added to the root of the second moment; madgrad: to its cube root", minimum=0)
     weight_decay: float = setting(0.01, "decoupled decay; biases and LayerNorm are left out", minimum=0)
     clip_norm: float = setting(1.0, "clip gradients to this norm; 0: never", minimum=0)
     clipping: Literal["global", "local", "bucket"] = setting(

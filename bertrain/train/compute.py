@@ -225,6 +225,8 @@ def _copy_into(buffers: Batch, batch: Batch) -> None:
 def why_unfit(settings: Settings) -> str:
     """What of these settings the kernels cannot compute; nothing where they can."""
     head_size, precision = settings.model.head_size, settings.train.precision
+    if settings.optimizer.name not in ("lamb", "adamw"):
+        return f"the kernels update by lamb or adamw, not by {settings.optimizer.name}"
     if head_size not in (16, 32, 64, 128):
         return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
     if precision == "fp8":

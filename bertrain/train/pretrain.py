@@ -283,6 +283,7 @@ def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Consol
     else:
         if run.init:
             _begin_with(state, run, console)
+            state.optimizer.begin()
         state.compute.restore({})
 
 
