@@ -67,7 +67,7 @@ ENVIRONMENT_FIELDS = {
 }
 CHECKPOINT = {
     "model.safetensors": "weights by parameter name, fp32",
-    "optimizer.safetensors": "both moments by parameter name: `first_moment/NAME`, `second_moment/NAME`",
+    "optimizer.safetensors": "the optimizer's buffers by parameter name, such as `first_moment/NAME`",
     "state.json": "the counters below; there is no random state to keep",
     "manifest.json": "size and SHA-256 of the three; written last",
 }
