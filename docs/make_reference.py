@@ -93,6 +93,11 @@ STEP_FIELDS = {
     "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
     "tokens_per_s": "real tokens per second, all ranks together",
     "seconds": "time of `data` (waiting for it), `forward_backward` (with the sum over ranks) and `optimizer`",
+    "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from the lengths in their bins",
+}
+RANK_FIELDS = {
+    "rank_tokens": "tokens that each rank computes in this step, junk included",
+    "rank_attention": "for each rank, the squares of the lengths of its sequences, junk included, added up",
 }
 EVALUATION_FIELDS = {
     "kind": '`"evaluation"`',
@@ -277,6 +282,7 @@ def _layouts() -> Iterator[str]:
     yield from ("### metrics.jsonl", "")
     yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
     yield from ("", *_named("field", STEP_FIELDS))
+    yield from ("With several ranks also:", "", *_named("field", RANK_FIELDS))
     yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
     yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
     yield from ("## A checkpoint", "")

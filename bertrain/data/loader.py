@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bertrain.data.balance import Balance, weigh
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
@@ -21,6 +22,7 @@ from bertrain.settings import Settings
 
 EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
 EVALUATION_STEP = 1024  # examples dealt into bins together
+MOST_STEPS_AHEAD, MOST_EXAMPLES_AHEAD = 8, 4096  # that `balance_ahead` deals out, but at least a step
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Step:
     number: int
     bins: list[Batch]
     """The bins of this rank; none, where there are fewer bins than ranks."""
-    num_bins: int
+    balance: Balance
     num_tokens: int
     num_sequences: int
     num_predictions: int
     first_position: int
+
+    @property
+    def num_bins(self) -> int:
+        return self.balance.num_bins
 
     @property
     def next_position(self) -> int:
@@ -79,6 +85,41 @@ class Loader:
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example stands at `position` of the endless order."""
+        epochs, rows = self._rows(position)
+        seed = self._settings.train.seed
+        mask_keys = np.zeros(len(rows), dtype=np.uint64)
+        for epoch in np.unique(epochs):
+            mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
+        lengths, predictions, bins = self._deal(rows)
+        own = range(self.rank, len(bins), self.world)
+        return Step(
+            number=number,
+            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
+            balance=self._weigh(bins, lengths, predictions),
+            num_tokens=int(lengths.sum()),
+            num_sequences=len(rows),
+            num_predictions=int(predictions.sum()),
+            first_position=position,
+        )
+
+    def balance_ahead(self, position: int) -> list[Balance]:
+        """How the next few steps lie on the ranks, from lengths alone: no example is read."""
+        found: list[Balance] = []
+        dealt = 0
+        while not found or (len(found) < MOST_STEPS_AHEAD and dealt < MOST_EXAMPLES_AHEAD):
+            _, rows = self._rows(position + dealt)
+            lengths, predictions, bins = self._deal(rows)
+            found.append(self._weigh(bins, lengths, predictions))
+            dealt += len(rows)
+        return found
+
+    def with_budget(self, token_budget: int) -> Loader:
+        """This loader, if its bins were of so many tokens."""
+        batch = replace(self._settings.batch, token_budget=token_budget)
+        return Loader(self.shards, replace(self._settings, batch=batch), rank=self.rank, world=self.world)
+
+    def _rows(self, position: int) -> tuple[Ints, Ints]:
+        """Epochs and rows of the step that begins at `position`."""
         batch, seed = self._settings.batch, self._settings.train.seed
         part = training_rows(self.shards, self._settings)
         if batch.sequences:
@@ -87,20 +128,23 @@ class Loader:
             lengths_of_part = self.shards.lengths[part.start : part.stop]
             epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
         rows += part.start
-        mask_keys = np.zeros(len(rows), dtype=np.uint64)
-        for epoch in np.unique(epochs):
-            mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
+        return epochs, rows
+
+    def _deal(self, rows: Ints) -> tuple[Ints, Ints, list[Ints]]:
+        """Length and number of predictions of each row, and the bins, as indices into `rows`."""
         lengths, predictions = self._sizes(rows)
-        bins = self._policy.deal(lengths, predictions, self.capacity, self._max_seq_length)
-        own = range(self.rank, len(bins), self.world)
-        return Step(
-            number=number,
-            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
-            num_bins=len(bins),
-            num_tokens=int(lengths.sum()),
-            num_sequences=len(rows),
-            num_predictions=int(predictions.sum()),
-            first_position=position,
+        return lengths, predictions, self._policy.deal(lengths, predictions, self.capacity, self._max_seq_length)
+
+    def _weigh(self, bins: list[Ints], lengths: Ints, predictions: Ints) -> Balance:
+        return weigh(
+            bins,
+            lengths,
+            predictions,
+            policy=self._policy,
+            capacity=self.capacity,
+            max_seq_length=self._max_seq_length,
+            model=self._settings.model,
+            ranks=self.world,
         )
 
     def steps(self, number: int, position: int, stop: int, *, ahead: int = 2) -> Iterator[Step]:
@@ -149,7 +193,7 @@ class Loader:
         number = 0
         for first in range(0, count, EVALUATION_STEP):
             rows = chosen[first : first + EVALUATION_STEP]
-            for bin in self._policy.deal(*self._sizes(rows), self.capacity, self._max_seq_length):
+            for bin in self._deal(rows)[2]:
                 if number % self.world == self.rank:
                     yield self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
                 number += 1

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text
 
@@ -70,6 +71,7 @@ class StepRecord:
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
     verdict: Tensor  # gradient norm, and 1 if the step was applied
+    balance: Balance
     marks: list[Any] = field(default_factory=list)
 
 
@@ -143,6 +145,7 @@ class Metrics:
             "applied": bool(applied),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
+            **_balance_fields(record.balance),
         }
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -180,6 +183,14 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: boo
     if nsp:
         result |= {"nsp_loss": nsp_loss / num_sequences, "nsp_accuracy": nsp_correct / num_sequences}
     return result
+
+
+def _balance_fields(balance: Balance) -> dict[str, Any]:
+    """The idle share, and what each rank computed, where there are several."""
+    fields: dict[str, Any] = {"idle_share": balance.idle_share}
+    if len(balance.work) > 1:
+        fields |= {"rank_tokens": balance.tokens, "rank_attention": balance.attention}
+    return fields
 
 
 def drop_after(path: Path, step: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from bertrain.config import override
+from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
@@ -166,6 +167,8 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
         if ranks.is_first:
             run.write_config(run.folder)
             _announce(run, shards, ranks, state, console)
+            if ranks.world > 1:
+                console.say(f"balance: {_describe_balance(loader, settings, state.progress)}")
         saver = Saver(run.checkpoints, settings.checkpoint.keep)
         stack.callback(saver.wait)
         skipped = SkippedSteps(how.max_skipped_steps)
@@ -261,6 +264,7 @@ def train_step(
         learning_rate=rate,
         sums=work.sums.clone(),
         verdict=verdict,
+        balance=step.balance,
         marks=stopwatch.lap(),
     )
 
@@ -363,6 +367,18 @@ def _describe_step(settings: Settings) -> str:
     return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
 
 
+def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
+    """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
+    ahead, better = loader.balance_ahead(progress.samples), None
+    if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
+        better = better_budget(
+            lambda budget: loader.with_budget(budget).balance_ahead(0),
+            settings.batch.token_budget,
+            settings.data.max_seq_length,
+        )
+    return describe_balance(ahead, better)
+
+
 def _count(model: Bert) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -392,6 +408,7 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
+        *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
         f"steps: {settings.train.max_steps:,}, about "
         f"{settings.train.max_steps * step.num_sequences / len(part):.1f} epochs",
     ]
