@@ -24,6 +24,9 @@ GRAIN = 64  # a token budget that is a multiple of this is replaced by another s
 MOST_GROWTH = 8  # a token budget more than so many times the present one is not looked for
 
 
+Sizes = tuple[Ints, Ints]  # lengths and numbers of predictions of a step's examples
+
+
 @dataclass(frozen=True)
 class Balance:
     """What each rank computes in a step."""

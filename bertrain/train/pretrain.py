@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -369,13 +370,10 @@ def _describe_step(settings: Settings) -> str:
 
 def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
     """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
-    ahead, better = loader.balance_ahead(progress.samples), None
+    steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
+    ahead, better = loader.balances(steps, budget), None
     if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
-        better = better_budget(
-            lambda budget: loader.with_budget(budget).balance_ahead(0),
-            settings.batch.token_budget,
-            settings.data.max_seq_length,
-        )
+        better = better_budget(partial(loader.balances, steps), budget, settings.data.max_seq_length)
     return describe_balance(ahead, better)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,12 +108,13 @@ def test_a_better_budget_is_found_and_true(shards: Shards) -> None:
     settings = helpers.tiny_settings(batch__token_budget=520)
     loader = Loader(shards, settings, world=4)
     assert loader.step(0, 0).num_bins == 3
-    better = better_budget(lambda budget: loader.with_budget(budget).balance_ahead(0), 520, 64)
+    steps = loader.sizes_ahead(0)
+    better = better_budget(partial(loader.balances, steps), 520, 64)
     assert better is not None
     budget, promised = better
     then = Loader(shards, helpers.tiny_settings(batch__token_budget=budget), world=4)
     assert [then.step(k, 24 * k).balance for k in range(len(promised))] == promised
-    assert mean_idle_share(promised) < 0.05 < 0.2 < mean_idle_share(loader.balance_ahead(0))
+    assert mean_idle_share(promised) < 0.05 < 0.2 < mean_idle_share(loader.balances(steps, 520))
 
     told = next(line for line in dry_run(settings, shards.folder, world=4).splitlines() if line.startswith("balance"))
     assert f"; --batch.token_budget {budget} makes 4 bins" in told
@@ -123,7 +125,7 @@ def test_a_better_budget_is_found_and_true(shards: Shards) -> None:
 
 def test_no_budget_helps_where_there_are_more_ranks_than_examples(shards: Shards) -> None:
     loader = Loader(shards, helpers.tiny_settings(batch__sequences=3), world=32)
-    assert better_budget(lambda budget: loader.with_budget(budget).balance_ahead(0), 64, 64) is None
+    assert better_budget(partial(loader.balances, loader.sizes_ahead(0)), 64, 64) is None
 
 
 def test_one_rank_waits_for_nobody(shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
