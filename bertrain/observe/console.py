@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-PHASES = ("data", "forward_backward", "optimizer")
+PHASES = ("data", "forward_backward", "reduction", "optimizer")
 
 
 def warn(message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_to_norm, is_finite
+from bertrain.optim.clipping import clip_factor, is_finite
 from bertrain.optim.rules import RULES, build_optimizer
 from bertrain.settings import OptimizerSettings
 from tests import helpers
@@ -26,8 +26,8 @@ def trained(name: str, device: str) -> Arena:
     try:
         for step, gradient in enumerate(gradients):
             arena.gradients.copy_(gradient)
-            norm, scale = clip_to_norm(arena.gradients, 1.0)
-            optimizer.step(1e-3 * step, scale, is_finite(norm, norm))
+            norm = arena.gradients.norm()
+            optimizer.step(1e-3 * step, clip_factor(norm, 1.0), is_finite(norm, norm))
     finally:
         torch.cuda.set_sync_debug_mode(mode)
     assert optimizer.num_applied == 5

@@ -82,7 +82,6 @@ def test_fp8_is_refused_where_it_is_not_possible() -> None:
         ({"model__num_heads": 1}, ""),
         ({"model__hidden_size": 48}, "heads of 24 are not 16, 32, 64 or 128 wide"),
         ({"model__num_heads": 4}, "heads of 8 are not 16, 32, 64 or 128 wide"),
-        ({"optimizer__name": "madgrad"}, "the kernels update by lamb or adamw, not by madgrad"),
         ({"batch__token_budget": 250}, ""),
         ({"batch__token_budget": 250, "train__precision": "fp8"}, "batch.token_budget 250 is not a multiple of 64"),
         (
