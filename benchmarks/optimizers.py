@@ -53,15 +53,16 @@ def train(folder: Path, rule: str, rate: float, seed: int, steps: int) -> dict[s
     settings = bertrain.resolve("bert-demo", [(key, str(value)) for key, value in overrides.items()])
     bertrain.pretrain(settings, folder / "data", run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    held_out = lines.pop()
-    seconds = {phase: sum(line["seconds"][phase] for line in lines) for phase in lines[0]["seconds"]}
+    steps_done = [line for line in lines if line["kind"] == "step"]
+    held_out = next(line for line in lines if line["kind"] == "evaluation")
+    seconds = {phase: sum(step["seconds"][phase] for step in steps_done) for phase in steps_done[0]["seconds"]}
     result = {
         "rule": rule,
         "rate": rate,
         "seed": seed,
         "held_out_loss": round(held_out["loss"], 4),
         "held_out_accuracy": round(held_out["mlm_accuracy"], 5),
-        "steps_not_applied": sum(not line["applied"] for line in lines),
+        "steps_not_applied": sum(not step["applied"] for step in steps_done),
         "update_share": round(seconds["optimizer"] / sum(seconds.values()), 3),
     }
     print(result, flush=True)

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from bertrain.optim.optimizer import Optimizer
 
+START = "start"  # the buffer that begins as a copy of the weights
+
 
 class Madgrad(Optimizer):
     """Steps from where the weights began, along the sum of all gradients."""
 
-    BUFFERS = ("gradient_sum", "square_sum", "start")
+    BUFFERS = ("gradient_sum", "square_sum", START)
 
     def begin(self) -> None:
-        self.buffers["start"].copy_(self.values)
+        self.buffers[START].copy_(self.values)
 
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
         settings = self.settings

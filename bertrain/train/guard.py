@@ -9,8 +9,8 @@ from types import FrameType
 
 from bertrain.errors import AgreedError
 
-GO_ON, STOP, FAIL = 0, 1, 2
-"""What a rank brings to the agreement after each step; the largest decides for all."""
+GO_ON, SAVE, END, STOP, FAIL = range(5)
+"""What a rank brings to the agreement after each step; the largest decides for all. SAVE and END are of the clock."""
 
 
 class StopSignal:

@@ -97,9 +97,10 @@ def test_the_metrics_say_what_each_rank_computes(data: Path, tmp_path: Path) -> 
     assert done.stdout.count("balance: 3 bins on 2 ranks: 25.") == 1
     loader = Loader(Shards.open(data), helpers.tiny_settings(**settings), world=2)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 3
-    for number, line in enumerate(lines):
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert len(steps) == 3
+    for number, step in enumerate(steps):
         balance = loader.step(number, 24 * number).balance
-        assert (line["rank_tokens"], line["rank_attention"]) == (balance.tokens, balance.attention)
-        assert line["idle_share"] == pytest.approx(balance.idle_share)
+        assert (step["rank_tokens"], step["rank_attention"]) == (balance.tokens, balance.attention)
+        assert step["idle_share"] == pytest.approx(balance.idle_share)
         assert f"; ranks idle {balance.idle_share:.1%}" in done.stdout

@@ -263,7 +263,8 @@ def test_the_plots_are_whole_coloured_by_the_page_and_alone(trained: Path) -> No
         assert "var(--muted)" in inside
         assert "font" not in inside
         assert "<style" not in inside
-    first, last = (metrics(trained / "whole")[index]["mlm_loss"] for index in (0, -2))
+    steps = [record for record in metrics(trained / "whole") if record["kind"] == "step"]
+    first, last = (steps[index]["mlm_loss"] for index in (0, -1))
     assert f"Masked-word loss by step: from {first:.4g} to {last:.4g}" in page.labels()
     assert "Pale lines" not in page.text
     assert "Rings are held-out evaluations." in page.text
