@@ -132,8 +132,13 @@ class OptimizerSettings:
     name: Literal["lamb", "adamw", "madgrad", "acclip"] = setting("lamb", "update rule")
     learning_rate: float = setting(4e-4, "base learning rate, scaled by the schedule", minimum=0)
     beta1: float = setting(0.9, "decay of the first moment; madgrad: its momentum", minimum=0, maximum=0.999999)
-    beta2: float = setting(0.999, "decay of the second moment", minimum=0, maximum=0.999999)
-    epsilon: float = setting(1e-6, "added to the root of the second moment", minimum=0)
+    beta2: float = setting(
+        0.999,
+        "decay of the second moment; acclip: of its clip level too; madgrad has none",
+        minimum=0,
+        maximum=0.999999,
+    )
+    epsilon: float = setting(1e-6, "added to the root of the second moment; madgrad: to its cube root", minimum=0)
     weight_decay: float = setting(0.01, "decoupled decay; biases and LayerNorm are left out", minimum=0)
     clip_norm: float = setting(1.0, "clip gradients to this norm; 0: never", minimum=0)
     clipping: Literal["global", "local", "bucket"] = setting(
@@ -155,12 +160,46 @@ class ScheduleSettings:
     start_warmup_step: int = setting(0, "where the warm-up line starts; negative: it begins part way up", maximum=0)
     decay: Literal["polynomial", "linear", "square-root", "cosine", "constant"] = setting(
         "polynomial",
-        "how the rate falls with the share s of decay_steps done. polynomial: (1 - s) ^ power; linear: 1 - s; "
+        "how the rate falls with the share s of the decay done. polynomial: (1 - s) ^ power; linear: 1 - s; "
         "square-root: sqrt(1 - s); cosine: (1 + cos(pi s)) / 2; constant: not at all",
+    )
+    decay_start: int = setting(
+        0,
+        "step that the decay counts from; the base rate until then. 0: as in MLPerf's reference, the rate jumps down "
+        "onto the decay when the warm-up ends; the step at which it ends: no jump",
+        minimum=0,
     )
     decay_steps: int = setting(0, "step at which the decay ends; 0: train.max_steps", minimum=0)
     power: float = setting(1.0, "exponent of the polynomial decay", minimum=0)
-    floor: float = setting(0.0, "share of the base rate that the decay ends at", minimum=0, maximum=1)
+    floor: float = setting(0.0, "share of the base rate that the decay ends at, and stays at", minimum=0, maximum=1)
+
+    def check(self) -> ScheduleSettings:
+        """Refuse a decay that contradicts itself; returns itself."""
+        warmup_end = self.warmup_steps + self.start_warmup_step
+        if 0 < self.decay_steps < warmup_end:
+            raise UserError(
+                f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {self.decay_steps}, "
+                "where the decay has ended"
+            )
+        if 0 < self.decay_steps <= self.decay_start:
+            raise UserError(
+                f"schedule.decay_steps {self.decay_steps} is where the decay ends, and schedule.decay_start "
+                f"{self.decay_start} where it begins; make the first the larger one"
+            )
+        if self.decay == "constant":
+            for name in ("decay_start", "decay_steps", "floor"):
+                if getattr(self, name):
+                    raise UserError(
+                        f"schedule.{name} {getattr(self, name)} is for a rate that falls, and schedule.decay is "
+                        f"constant; set --schedule.{name} 0 or another decay"
+                    )
+        exponent = {"polynomial": self.power, "square-root": 0.5}.get(self.decay, 1.0)
+        if self.power not in (1.0, exponent):
+            raise UserError(
+                f"schedule.power {self.power} is for schedule.decay polynomial, and the decay is {self.decay}; "
+                "set --schedule.power 1 beside it"
+            )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,16 +376,11 @@ class Settings:
         parse_steps(self.train.skip_steps, "train.skip_steps")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
+        self.schedule.check()
         if self.train.budget and self.schedule.decay_steps:
             raise UserError(
                 f"train.budget {self.train.budget} sets where the decay ends; leave schedule.decay_steps "
                 f"{self.schedule.decay_steps} out"
-            )
-        warmup_end = self.schedule.warmup_steps + self.schedule.start_warmup_step
-        if 0 < self.schedule.decay_steps < warmup_end:
-            raise UserError(
-                f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {self.schedule.decay_steps}, "
-                "where the rate has reached zero"
             )
         evaluate = self.evaluate
         for name, asked in (

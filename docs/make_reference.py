@@ -69,7 +69,7 @@ ENVIRONMENT_FIELDS = {
 }
 CHECKPOINT = {
     "model.safetensors": "weights by parameter name, fp32",
-    "optimizer.safetensors": "both moments by parameter name: `first_moment/NAME`, `second_moment/NAME`",
+    "optimizer.safetensors": "the optimizer's buffers by parameter name, such as `first_moment/NAME`",
     "state.json": "the counters and settings below; there is no random state to keep",
     "manifest.json": "size and SHA-256 of the three; written last",
 }
@@ -102,6 +102,11 @@ STEP_FIELDS = {
     "spike": "true where the loss stood far above those of the steps before",
     "tokens_per_s": "real tokens per second, all ranks together",
     "seconds": "time of `data` (waiting for it), `forward_backward` (with the sum over ranks) and `optimizer`",
+    "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from lengths; null where skipped",
+}
+RANK_FIELDS = {
+    "rank_tokens": "tokens that each rank computes in this step, junk included",
+    "rank_attention": "for each rank, the squares of the lengths of its sequences, junk included, added up",
 }
 EVALUATION_FIELDS = {
     "kind": '`"evaluation"`',
@@ -292,6 +297,7 @@ def _layouts() -> Iterator[str]:
     yield from ("### metrics.jsonl", "")
     yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
     yield from ("", *_named("field", STEP_FIELDS))
+    yield from ("With several ranks also:", "", *_named("field", RANK_FIELDS))
     yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
     yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
     yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))

@@ -9,7 +9,7 @@
                     layouts, hdf5, ragged, tfrecord, index, foreign             other people's (source opens either)
     any to any      convert, pack, mlperf_data                                  order, files and packs of them
     to look at      inspect, stats, verify
-    for training    batching, packing, nnls, masking, batch, loader             steps, bins and the Batch
+    for training    batching, packing, nnls, masking, batch, loader, balance    steps, bins and the Batch
 
 `choices` names what options leave open. Nothing is imported here.
 """

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bertrain.data.balance import Balance, Sizes, weigh
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
@@ -21,6 +22,7 @@ from bertrain.settings import Settings
 
 EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
 EVALUATION_STEP = 1024  # examples dealt into bins together
+MOST_STEPS_AHEAD, MOST_EXAMPLES_AHEAD = 8, 4096  # that `sizes_ahead` looks at, but at least a step
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Step:
     number: int
     bins: list[Batch]
     """The bins of this rank; none, where there are fewer bins than ranks."""
-    num_bins: int
+    balance: Balance
     num_tokens: int
     num_sequences: int
     num_predictions: int
     first_position: int
+
+    @property
+    def num_bins(self) -> int:
+        return self.balance.num_bins
 
     @property
     def next_position(self) -> int:
@@ -66,19 +72,58 @@ class Loader:
             probability=settings.data.mask_probability,
             continues_word=words.continues_word if settings.data.whole_word else None,
         )
-        self.capacity: Capacity = capacity_for(
-            settings.batch.token_budget,
+        self.capacity = self._capacity(settings.batch.token_budget)
+
+    def _capacity(self, token_budget: int) -> Capacity:
+        settings, shards = self._settings, self.shards
+        capacity = capacity_for(
+            token_budget,
             bin_sequences=settings.batch.bin_sequences,
             mean_length=self._max_seq_length if self._policy.pads_each else self._mean_length,
             max_predictions=settings.data.max_predictions,
             mask_probability=settings.data.mask_probability,
         )
-        if shards.predictions is not None:
-            room = room_for_static_masks(shards.lengths, shards.predictions, self.capacity)
-            self.capacity = replace(self.capacity, predictions=room)
+        if shards.predictions is None:
+            return capacity
+        return replace(capacity, predictions=room_for_static_masks(shards.lengths, shards.predictions, capacity))
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example stands at `position` of the endless order."""
+        epochs, rows = self._rows(position)
+        seed = self._settings.train.seed
+        mask_keys = np.zeros(len(rows), dtype=np.uint64)
+        for epoch in np.unique(epochs):
+            mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
+        lengths, predictions = sizes = self._sizes(rows)
+        bins = self._deal(sizes, self.capacity)
+        own = range(self.rank, len(bins), self.world)
+        return Step(
+            number=number,
+            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
+            balance=self._weigh(bins, sizes, self.capacity),
+            num_tokens=int(lengths.sum()),
+            num_sequences=len(rows),
+            num_predictions=int(predictions.sum()),
+            first_position=position,
+        )
+
+    def sizes_ahead(self, position: int) -> list[Sizes]:
+        """Lengths and numbers of predictions of the next few steps; no example is read."""
+        found: list[Sizes] = []
+        dealt = 0
+        while not found or (len(found) < MOST_STEPS_AHEAD and dealt < MOST_EXAMPLES_AHEAD):
+            _, rows = self._rows(position + dealt)
+            found.append(self._sizes(rows))
+            dealt += len(rows)
+        return found
+
+    def balances(self, steps: list[Sizes], token_budget: int) -> list[Balance]:
+        """How steps of these sizes would lie on the ranks, dealt into bins of `token_budget`."""
+        capacity = self._capacity(token_budget)
+        return [self._weigh(self._deal(sizes, capacity), sizes, capacity) for sizes in steps]
+
+    def _rows(self, position: int) -> tuple[Ints, Ints]:
+        """Epochs and rows of the step that begins at `position`."""
         batch, seed = self._settings.batch, self._settings.train.seed
         part = training_rows(self.shards, self._settings)
         if batch.sequences:
@@ -87,20 +132,20 @@ class Loader:
             lengths_of_part = self.shards.lengths[part.start : part.stop]
             epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
         rows += part.start
-        mask_keys = np.zeros(len(rows), dtype=np.uint64)
-        for epoch in np.unique(epochs):
-            mask_keys[epochs == epoch] = derive(seed, "mask", int(epoch))
-        lengths, predictions = self._sizes(rows)
-        bins = self._policy.deal(lengths, predictions, self.capacity, self._max_seq_length)
-        own = range(self.rank, len(bins), self.world)
-        return Step(
-            number=number,
-            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
-            num_bins=len(bins),
-            num_tokens=int(lengths.sum()),
-            num_sequences=len(rows),
-            num_predictions=int(predictions.sum()),
-            first_position=position,
+        return epochs, rows
+
+    def _deal(self, sizes: Sizes, capacity: Capacity) -> list[Ints]:
+        return self._policy.deal(*sizes, capacity, self._max_seq_length)
+
+    def _weigh(self, bins: list[Ints], sizes: Sizes, capacity: Capacity) -> Balance:
+        return weigh(
+            bins,
+            *sizes,
+            policy=self._policy,
+            capacity=capacity,
+            max_seq_length=self._max_seq_length,
+            model=self._settings.model,
+            ranks=self.world,
         )
 
     def steps(self, number: int, position: int, stop: int, *, ahead: int = 2) -> Iterator[Step]:
@@ -149,12 +194,12 @@ class Loader:
         number = 0
         for first in range(0, count, EVALUATION_STEP):
             rows = chosen[first : first + EVALUATION_STEP]
-            for bin in self._policy.deal(*self._sizes(rows), self.capacity, self._max_seq_length):
+            for bin in self._deal(self._sizes(rows), self.capacity):
                 if number % self.world == self.rank:
                     yield self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
                 number += 1
 
-    def _sizes(self, rows: Ints) -> tuple[Ints, Ints]:
+    def _sizes(self, rows: Ints) -> Sizes:
         """Length and number of predictions of each row."""
         lengths = self.shards.lengths[rows].astype(np.int64)
         if self.shards.predictions is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bertrain.data.balance import imbalance, per_rank
 from bertrain.data.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
 from bertrain.data.masking import Ints, count_predictions
 from bertrain.data.packing import count_lengths
@@ -151,8 +152,10 @@ def measure_policy(
             policy.shape_of(lengths[members], predictions[members], capacity, max_seq_length).tokens for members in bins
         )
         bins_made.append(len(bins))
-        token_worst.append(_imbalance(bins, lengths, ranks))
-        attention_worst.append(_imbalance(bins, lengths**2, ranks))
+        of_bins = [(lengths[members].sum(), np.square(lengths[members]).sum()) for members in bins]
+        tokens, attention = per_rank(of_bins, ranks).T
+        token_worst.append(imbalance(tokens))
+        attention_worst.append(imbalance(attention))
     return PolicyStats(
         policy=name,
         padding=1 - real / computed,
@@ -161,14 +164,6 @@ def measure_policy(
         token_imbalance=float(np.mean(token_worst)),
         attention_imbalance=float(np.mean(attention_worst)),
     )
-
-
-def _imbalance(bins: list[Ints], cost: Ints, ranks: int) -> float:
-    """The busiest rank's cost over the mean, bins going round the ranks."""
-    per_rank = np.zeros(ranks)
-    for number, members in enumerate(bins):
-        per_rank[number % ranks] += cost[members].sum()
-    return float(per_rank.max() / per_rank.mean())
 
 
 def _unknown_share(shards: DataSource) -> float:

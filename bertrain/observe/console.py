@@ -64,7 +64,7 @@ class Console:
             self._bar.update(self._task, completed=records[-1]["step"], total=last_step, **shown)
         else:
             self.say(console_line(records, last_step))
-        self.detail(f"  gradient norm {records[-1]['gradient_norm']:.3g}; {time_shares(records)}")
+        self.detail(f"  gradient norm {records[-1]['gradient_norm']:.3g}; {time_shares(records)}{idle_ranks(records)}")
 
     def stop(self) -> None:
         if self._bar is not None:
@@ -111,6 +111,11 @@ def time_shares(records: list[dict[str, Any]]) -> str:
         f"{phase.replace('_', '+')} {sum(record['seconds'][phase] for record in records) / total:.0%}"
         for phase in PHASES
     )
+
+
+def idle_ranks(records: list[dict[str, Any]]) -> str:
+    """Which share of their time the ranks wait for the busiest, where there are several."""
+    return f"; ranks idle {_mean(records, 'idle_share'):.1%}" if "rank_tokens" in records[-1] else ""
 
 
 def seconds_left(records: list[dict[str, Any]], last_step: int) -> float:

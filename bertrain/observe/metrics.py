@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text, warn
 from bertrain.observe.spikes import WINDOW, SpikeWatch
@@ -75,6 +76,7 @@ class StepRecord:
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
     verdict: Tensor  # gradient norm, and 1 if the step was applied
     marks: list[Any] = field(default_factory=list)
+    balance: Balance | None = None  # where nothing was computed, there is none
     skipped: bool = False  # left out on request
 
 
@@ -166,6 +168,7 @@ class Metrics:
             "spike": self._watch(record.step, figures["loss"]),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
+            **_balance_fields(record.balance),
         }
 
     def _watch(self, step: int, loss: float) -> bool:
@@ -214,6 +217,14 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: boo
     if nsp:
         result |= {"nsp_loss": nsp_loss / num_sequences, "nsp_accuracy": nsp_correct / num_sequences}
     return result
+
+
+def _balance_fields(balance: Balance | None) -> dict[str, Any]:
+    """The idle share, and what each rank computed, where there are several."""
+    fields: dict[str, Any] = {"idle_share": balance.idle_share if balance else None}
+    if balance is not None and len(balance.work) > 1:
+        fields |= {"rank_tokens": balance.tokens, "rank_attention": balance.attention}
+    return fields
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:

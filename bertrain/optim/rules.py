@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from bertrain.optim.acclip import AcClip
 from bertrain.optim.arena import Arena
 from bertrain.optim.lamb import AdamW, Lamb
+from bertrain.optim.madgrad import Madgrad
 from bertrain.optim.optimizer import Optimizer
 from bertrain.settings import OptimizerSettings
 
-RULES: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW}
+RULES: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW, "madgrad": Madgrad, "acclip": AcClip}
 
 
 def build_optimizer(

@@ -1,18 +1,38 @@
-"""The learning rate of a step: linear warm-up, then polynomial decay."""
+"""The learning rate of a step: linear warm-up, then decay. A pure function of the step's number."""
 
 from __future__ import annotations
+
+import math
 
 from bertrain.settings import ScheduleSettings
 
 
 def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps: int) -> float:
-    """The rate of `step` (the first is 0), as MLPerf's reference sets it.
+    """The rate of `step`; the first is 0.
 
-    While step - start_warmup_step < warmup_steps the rate rises along base * (step - start) / warmup_steps; then
-    it *jumps onto* the decay line base * (1 - step / decay_steps) ** power, which counts from step 0 too.
+    While step - start_warmup_step < warmup_steps, it rises along base * (step - start_warmup_step) / warmup_steps. Then
+    it *jumps onto* the decay, which counts from decay_start, whatever the warm-up: with 0 from the first step, as
+    MLPerf's reference has it; with the step at which the warm-up ends there is no jump. From decay_steps on the rate is
+    base * floor.
     """
     since_start = step - schedule.start_warmup_step
     if since_start < schedule.warmup_steps:
         return base * since_start / schedule.warmup_steps
-    decay_steps = schedule.decay_steps or max_steps
-    return base * (1 - min(step, decay_steps) / decay_steps) ** schedule.power
+    length = (schedule.decay_steps or max_steps) - schedule.decay_start
+    share = min(max(step - schedule.decay_start, 0) / max(length, 1), 1.0)
+    return base * (schedule.floor + (1 - schedule.floor) * remaining(share, schedule))
+
+
+def remaining(share: float, schedule: ScheduleSettings) -> float:
+    """What a decay leaves, from 1 to 0, when `share` of it is done."""
+    match schedule.decay:
+        case "polynomial":
+            return (1 - share) ** schedule.power
+        case "linear":
+            return 1 - share
+        case "square-root":
+            return math.sqrt(1 - share)
+        case "cosine":
+            return (1 + math.cos(math.pi * share)) / 2
+        case "constant":
+            return 1.0

@@ -18,6 +18,7 @@ from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert
 from bertrain.observe.console import Console
 from bertrain.optim.arena import Arena
+from bertrain.optim.madgrad import START
 from bertrain.optim.optimizer import Optimizer
 from bertrain.settings import Settings
 from bertrain.train import checkpoint
@@ -41,8 +42,7 @@ def check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
         parameters = dict(Bert(settings.model).named_parameters())
     check_fit(parameters, weights, extends_positions=how.init_positions == "extend")
     if how.init_optimizer == "keep":
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        read_moments(init, settings.optimizer.name, shapes)
+        read_moments(init, settings.optimizer.name, parameters)
     return weights.fingerprint
 
 
@@ -63,8 +63,7 @@ def begin_with(arena: Arena, optimizer: Optimizer, run: Run, console: Console) -
             console.say(f"  {kind}: {', '.join(names)}")
     optimizer.begin()
     if how.init_optimizer == "keep":
-        shapes = {name: shape for name, (_, shape) in arena.places.items()}
-        moments, num_applied = read_moments(run.init, run.settings.optimizer.name, shapes)
+        moments, num_applied = read_moments(run.init, run.settings.optimizer.name, parameters)
         optimizer.load(moments, num_applied)
         console.say(f"  optimizer: its state there, after {num_applied:,} updates, is kept")
     else:
@@ -79,11 +78,11 @@ def _fresh_positions(parameters: Mapping[str, Tensor], weights: Weights) -> list
     return [f"positions {there} to {here - 1}"] if there < here else []
 
 
-def read_moments(init: str, name: str, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tensor], int]:
-    """The optimizer's state in the newest checkpoint of the run `init`, for a model of these shapes, and its updates.
+def read_moments(init: str, name: str, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """The optimizer's state in the newest checkpoint of the run `init`, for a model of `parameters`, and its updates.
 
-    Rows that are not there (of more positions, or of padding) are zero, as in a fresh optimizer. Raises UserError for
-    what is no run, a run of another optimizer than `name`, and a tensor that does not fit.
+    Rows that are not there (of more positions, or of padding) are as in a fresh optimizer. Raises UserError for what
+    is no run, a run of another optimizer than `name`, and a tensor that does not fit.
     """
     if not (Path(init) / "config.json").is_file() or not (Path(init) / "checkpoints").is_dir():
         raise UserError(f"train.init_optimizer keep wants a run of bertrain, and {init} holds weights alone; use reset")
@@ -100,14 +99,16 @@ def read_moments(init: str, name: str, shapes: Mapping[str, torch.Size]) -> tupl
     kept = {}
     snapshot = checkpoint.read_checkpoint(newest)
     for key, tensor in snapshot.optimizer.items():
-        parameter = key.partition("/")[2]
-        if parameter in shapes:
-            kept[key] = _fitted(key, tensor, parameter, shapes[parameter])
+        kind, _, parameter = key.partition("/")
+        if parameter in parameters:
+            fresh = parameters[parameter].detach() if kind == START else torch.zeros_like(parameters[parameter])
+            kept[key] = _fitted(key, tensor, parameter, fresh)
     return kept, snapshot.progress.updates
 
 
-def _fitted(key: str, tensor: Tensor, parameter: str, shape: torch.Size) -> Tensor:
-    """A moment in the shape of its parameter here, where it may have other rows."""
+def _fitted(key: str, tensor: Tensor, parameter: str, fresh: Tensor) -> Tensor:
+    """A moment in the shape of its parameter here, which may have other rows: those of `fresh`."""
+    shape = fresh.shape
     if tensor.shape == shape:
         return tensor
     may_have_other_rows = parameter in (*PADDED_BY_VOCABULARY, POSITIONS)
@@ -116,6 +117,6 @@ def _fitted(key: str, tensor: Tensor, parameter: str, shape: torch.Size) -> Tens
             f"the optimizer's state to begin with does not fit: {key} is {tuple(tensor.shape)}, not {tuple(shape)}; "
             "use train.init_optimizer reset"
         )
-    fitted = torch.zeros(shape, dtype=tensor.dtype)
+    fitted = fresh.clone()
     fitted[: len(tensor)] = tensor[: len(fitted)]
     return fitted

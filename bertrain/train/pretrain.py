@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from bertrain.config import override
+from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
@@ -150,6 +152,8 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         if ranks.is_first:
             run.write_config(run.folder)
             _announce(run, shards, ranks, state, console)
+            if ranks.world > 1:
+                console.say(f"balance: {_describe_balance(loader, settings, state.progress)}")
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -273,6 +277,7 @@ def train_step(
         learning_rate=rate,
         sums=work.sums.clone(),
         verdict=verdict,
+        balance=step.balance,
         marks=stopwatch.lap(),
     )
 
@@ -414,6 +419,15 @@ def _describe_step(settings: Settings) -> str:
     return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
 
 
+def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
+    """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
+    steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
+    ahead, better = loader.balances(steps, budget), None
+    if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
+        better = better_budget(partial(loader.balances, steps), budget, settings.data.max_seq_length)
+    return describe_balance(ahead, better)
+
+
 def _count(model: Bert) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -443,6 +457,7 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
+        *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
         _describe_length(settings, step.num_sequences / len(part)),
     ]
     return "\n".join(lines)

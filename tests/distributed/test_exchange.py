@@ -20,6 +20,7 @@ from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.initial import initialise
 from bertrain.observe.metrics import Stopwatch
+from bertrain.optim.rules import RULES
 from bertrain.settings import Settings
 from bertrain.train import exchange
 from bertrain.train.parallel import Ranks
@@ -119,7 +120,7 @@ def check_gentle_clipping_is_none(data: Path, ranks: Ranks) -> None:
 
 def check_sharded(data: Path, ranks: Ranks) -> None:
     """The sharded optimizer trains as the whole one does, on a share of its memory, and saves the same checkpoint."""
-    for rule in ("lamb", "adamw"):
+    for rule in RULES:
         states = []
         for sharded in (False, True):
             settings = helpers.tiny_settings(**SETTINGS, optimizer__name=rule, optimizer__sharded=sharded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,22 @@ def test_dropout_is_on_where_it_is_said_to_be(data: Path, tmp_path: Path) -> Non
         tmp_path / "off",
     )
     assert helpers.losses(tmp_path / "on") != helpers.losses(tmp_path / "off")
+
+
+def test_the_metrics_say_what_each_rank_computes(data: Path, tmp_path: Path) -> None:
+    """As the loader knows it, on both ranks; and the run says at its start how idle they will be."""
+    settings = {"batch__token_budget": 520, "train__max_steps": 3, "log__every_steps": 1, "log__level": "verbose"}
+    run = tmp_path / "run"
+    done = helpers.bertrain(
+        "pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", 2, *helpers.tiny_arguments(**settings)
+    )
+    assert done.stdout.count("balance: 3 bins on 2 ranks: 25.") == 1
+    loader = Loader(Shards.open(data), helpers.tiny_settings(**settings), world=2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert len(steps) == 3
+    for number, step in enumerate(steps):
+        balance = loader.step(number, 24 * number).balance
+        assert (step["rank_tokens"], step["rank_attention"]) == (balance.tokens, balance.attention)
+        assert step["idle_share"] == pytest.approx(balance.idle_share)
+        assert f"; ranks idle {balance.idle_share:.1%}" in done.stdout

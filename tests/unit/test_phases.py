@@ -120,3 +120,21 @@ def test_what_cannot_be_kept_is_refused(first: Path, tmp_path: Path) -> None:
     assert "holds weights alone; use reset" in refused(tmp_path / "exported", **keep)
     assert refused("", **keep) == "train.init_optimizer keep is about a run to begin with, and there is no --init"
     assert "train.init_positions extend" in refused("", train__init_positions="extend")
+
+
+def test_a_kept_madgrad_begins_new_positions_where_they_are(tmp_path: Path) -> None:
+    """Its state holds where the weights began; positions that were not there begin as they were initialised."""
+    short = helpers.make_data(tmp_path / "short", max_seq_length=64)
+    long = helpers.make_data(tmp_path / "long", max_seq_length=96)
+    first, second = tmp_path / "first", tmp_path / "second"
+    common = {"optimizer__name": "madgrad", "batch__sequences": 8, "train__max_steps": 2}
+    pretrain(helpers.tiny_settings(**common), short, first)
+    settings = helpers.tiny_settings(**common | SECOND, train__init_optimizer="keep")
+    pretrain(settings, long, second, init=str(first))
+    starts = [checkpoint.read_checkpoint(run / "checkpoints" / "step-00000002").optimizer for run in (first, second)]
+    before, after = (start[f"start/{POSITIONS}"] for start in starts)
+    fresh = Bert(settings.model)
+    initialise(fresh, settings.train.seed)
+    assert torch.equal(after[:64], before)
+    assert torch.equal(after[64:], dict(fresh.named_parameters())[POSITIONS].detach()[64:])
+    assert after[64:].abs().max() > 0

@@ -1,15 +1,28 @@
-"""The learning rate against numbers worked out by hand from MLPerf's published configurations."""
+"""The learning rate: by hand from published configurations, in closed form, and what holds whatever the settings."""
 
 from __future__ import annotations
 
-import pytest
+import math
+from itertools import pairwise
+from typing import Any, get_args, get_type_hints
 
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from bertrain.config import resolve
+from bertrain.errors import UserError
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import ScheduleSettings
 
+DECAYS = get_args(get_type_hints(ScheduleSettings)["decay"])
 
-def rate(step: int, max_steps: int, **schedule: float) -> float:
-    return learning_rate(step, 1.0, ScheduleSettings(**schedule), max_steps)  # type: ignore[arg-type]
+
+def rate(step: int, max_steps: int, **schedule: Any) -> float:
+    return learning_rate(step, 1.0, ScheduleSettings(**schedule).check(), max_steps)
+
+
+# --- published ------------------------------------------------------------------------------------------
 
 
 def test_no_warm_up_is_a_straight_line_to_zero() -> None:
@@ -36,3 +49,159 @@ def test_decay_reaches_zero_where_it_is_told_to_and_stays_there() -> None:
     assert rate(50, 100, decay_steps=50) == 0.0
     assert rate(80, 100, decay_steps=50) == 0.0
     assert rate(25, 100, decay_steps=50, power=0.5) == pytest.approx(0.5**0.5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "start", "max_steps", "step", "expected"),
+    [
+        (0, 0, 3680, 0, 1.0),  # H100 1x8x48: no warm-up
+        (0, 0, 3680, 1840, 0.5),
+        (10000, -9500, 1024, 0, 0.95),  # H100 64x8x3: nearly up, for 500 steps
+        (10000, -9500, 1024, 499, 0.9999),
+        (10000, -9500, 1024, 500, 1 - 500 / 1024),
+        (256, -76, 820, 0, 76 / 256),  # A100 128x8x2
+        (256, -76, 820, 180, 1 - 180 / 820),
+        (170200, -200000, 600, 0, 1.0),  # GB200 128x4x8: a start beyond the warm-up's length switches it off
+        (0, -700, 700, 350, 0.5),  # the reference's convergence points at 6,144
+    ],
+)
+def test_nvidias_configurations(warmup: int, start: int, max_steps: int, step: int, expected: float) -> None:
+    assert rate(step, max_steps, warmup_steps=warmup, start_warmup_step=start) == pytest.approx(expected, abs=1e-12)
+
+
+def test_samsungs_configuration() -> None:
+    """3.93e-4, 82 steps of warm-up from -16, a line from step 82 to 4.945e-5 at step 179 of 299.
+
+    Theirs runs above the base rate from the end of the warm-up, at step 66, until step 82; ours stays at it.
+    """
+    base, end = 3.9299421615882676e-4, 4.94549e-5
+    schedule = ScheduleSettings(
+        warmup_steps=82, start_warmup_step=-16, decay="linear", decay_start=82, decay_steps=179, floor=end / base
+    ).check()
+    rates = [learning_rate(step, base, schedule, 299) for step in range(299)]
+    assert rates[0] == pytest.approx(base * 16 / 82)
+    assert rates[65] == pytest.approx(3.88e-4, rel=1e-3)
+    assert rates[66:83] == pytest.approx([base] * 17)
+    assert rates[130] == pytest.approx(end + (base - end) * (1 - 48 / 97))
+    assert rates[179:] == pytest.approx([end] * 120)
+
+
+# --- closed form ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"decay": "linear"}, [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        ({"decay": "polynomial", "power": 2.0}, [1.0, 0.5625, 0.25, 0.0625, 0.0, 0.0]),
+        ({"decay": "square-root"}, [1.0, math.sqrt(3) / 2, math.sqrt(0.5), 0.5, 0.0, 0.0]),
+        ({"decay": "cosine"}, [1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]),
+        ({"decay": "constant"}, [1.0] * 6),
+        ({"decay": "linear", "floor": 0.2}, [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ({"decay": "cosine", "floor": 0.5}, [1.0, (6 + math.sqrt(2)) / 8, 0.75, (6 - math.sqrt(2)) / 8, 0.5, 0.5]),
+        ({"decay": "linear", "decay_steps": 2}, [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]),
+        ({"decay": "linear", "decay_start": 2}, [1.0, 1.0, 1.0, 0.5, 0.0, 0.0]),
+        ({"decay": "linear", "warmup_steps": 2, "decay_start": 2}, [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]),
+        ({"decay": "linear", "warmup_steps": 2}, [0.0, 0.5, 0.5, 0.25, 0.0, 0.0]),
+        ({"decay": "constant", "warmup_steps": 2}, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
+        ({"decay": "linear", "decay_start": 9}, [1.0] * 6),  # the run ends before the decay begins
+    ],
+)
+def test_decays_of_four_steps(schedule: dict[str, Any], expected: list[float]) -> None:
+    assert [rate(step, 4, **schedule) for step in range(6)] == pytest.approx(expected, abs=1e-12)
+
+
+def test_names_of_powers() -> None:
+    """linear and square-root are polynomials of powers 1 and 1/2, by names that cannot be mistyped."""
+    for name, power in (("linear", 1.0), ("square-root", 0.5)):
+        for step in range(100):
+            assert rate(step, 90, decay=name) == pytest.approx(rate(step, 90, decay="polynomial", power=power))
+
+
+# --- whatever the settings --------------------------------------------------------------------------------
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> ScheduleSettings:
+    """Any schedule that is not refused."""
+    decay = draw(st.sampled_from(DECAYS))
+    falls = {}
+    if decay != "constant":
+        falls = {
+            "decay_start": draw(st.integers(0, 60)),
+            "decay_steps": draw(st.sampled_from([0, 1, 30, 61, 100])),
+            "floor": draw(st.floats(0, 1)),
+        }
+    schedule = ScheduleSettings(
+        decay=decay,
+        warmup_steps=draw(st.integers(0, 300)),
+        start_warmup_step=-draw(st.integers(0, 400)),
+        power=draw(st.floats(0, 4)) if decay == "polynomial" else 1.0,
+        **falls,  # type: ignore[arg-type]
+    )
+    try:
+        return schedule.check()
+    except UserError:
+        assume(False)
+        raise
+
+
+@given(schedules(), st.floats(1e-6, 1.0), st.integers(1, 120))
+def test_the_rate_stays_between_floor_and_base_and_never_rises_again(
+    schedule: ScheduleSettings, base: float, max_steps: int
+) -> None:
+    rates = [learning_rate(step, base, schedule, max_steps) for step in range(max_steps + 5)]
+    assert all(0 <= one <= base for one in rates)
+    warmup_end = max(0, schedule.warmup_steps + schedule.start_warmup_step)
+    assert all(one < other for one, other in pairwise(rates[:warmup_end]))
+    falling = rates[warmup_end:]
+    assert all(one >= other for one, other in pairwise(falling))
+    assert all(one >= schedule.floor * base * (1 - 1e-12) for one in falling)
+
+
+# --- contradictions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            {"decay": "cosine", "power": "2"},
+            "schedule.power 2.0 is for schedule.decay polynomial, and the decay is cosine; "
+            "set --schedule.power 1 beside it",
+        ),
+        (
+            {"decay": "linear", "power": "0.5"},
+            "schedule.power 0.5 is for schedule.decay polynomial, and the decay is linear; "
+            "set --schedule.power 1 beside it",
+        ),
+        (
+            {"decay": "constant", "floor": "0.1"},
+            "schedule.floor 0.1 is for a rate that falls, and schedule.decay is constant; "
+            "set --schedule.floor 0 or another decay",
+        ),
+        (
+            {"decay": "constant", "decay_steps": "500"},
+            "schedule.decay_steps 500 is for a rate that falls, and schedule.decay is constant; "
+            "set --schedule.decay_steps 0 or another decay",
+        ),
+        (
+            {"warmup_steps": "0", "decay_start": "50", "decay_steps": "50"},
+            "schedule.decay_steps 50 is where the decay ends, and schedule.decay_start 50 where it begins; "
+            "make the first the larger one",
+        ),
+        (
+            {"warmup_steps": "100", "decay_steps": "50"},
+            "the warm-up ends at step 100, after schedule.decay_steps 50, where the decay has ended",
+        ),
+    ],
+)
+def test_contradictions_are_refused(overrides: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve("bert-tiny", [(f"schedule.{name}", value) for name, value in overrides.items()])
+    assert str(caught.value) == sentence
+
+
+def test_a_power_that_says_the_same_is_no_contradiction() -> None:
+    """A recipe's power of 1/2 agrees with a square root."""
+    assert resolve("bert-large-phase1", [("schedule.decay", "square-root")]).schedule.power == 0.5
