@@ -15,7 +15,14 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
-from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
+from bertrain.errors import (
+    EXIT_LOST_RANK,
+    EXIT_USER_ERROR,
+    AgreedError,
+    LostRankError,
+    SaidElsewhereError,
+    UserError,
+)
 from bertrain.settings import Settings
 
 EXIT_INTERRUPTED = 130
@@ -39,6 +46,10 @@ DataFolder = Annotated[
 ]
 Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
+Restarts = Annotated[
+    int,
+    typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -61,6 +72,7 @@ def pretrain(
         Path | None, typer.Option(help="a run, or a Hugging Face folder, whose weights to begin with")
     ] = None,
     nproc: RankCount = 1,
+    restarts: Restarts = 0,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
     benchmark: Annotated[
@@ -101,9 +113,9 @@ def pretrain(
     from bertrain.train import pretrain as training
 
     beginning = str(init or "")
-    if nproc > 1 and not under_launcher():
+    if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=beginning, world=nproc)
-        start_ranks(nproc)
+        start_ranks(nproc, restarts, run)
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
@@ -125,7 +137,7 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
 
 
 @app.command(context_settings=OVERRIDES)
-def resume(context: typer.Context, run: RunFolder, nproc: RankCount = 1) -> None:
+def resume(context: typer.Context, run: RunFolder, nproc: RankCount = 1, restarts: Restarts = 0) -> None:
     """Continue a run from its newest whole checkpoint, on any number of ranks.
 
     Settings that do not shape the training can be given anew as --section.field VALUE.
@@ -137,8 +149,8 @@ def resume(context: typer.Context, run: RunFolder, nproc: RankCount = 1) -> None
 
     overrides = parse_overrides(context.args)
     config.override(Run.open(run).settings, overrides)
-    if nproc > 1 and not under_launcher():
-        start_ranks(nproc)
+    if (nproc > 1 or restarts) and not under_launcher():
+        start_ranks(nproc, restarts, run)
     finish(run, training.resume(run, overrides).step)
 
 
@@ -297,11 +309,17 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def start_ranks(nproc: int) -> None:
-    """Run this same command as several ranks, and end as they end."""
+def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:
+    """Run this same command as several ranks, and end as they end; a new checkpoint in `run` is progress."""
     from bertrain.launch.local import run_ranks
 
-    raise SystemExit(run_ranks(nproc, sys.argv[1:]))
+    def newest_step() -> int:
+        from bertrain.train.checkpoint import whole_checkpoints
+
+        steps = [int(path.name.partition("-")[2]) for path in whole_checkpoints(run / "checkpoints")] if run else []
+        return max(steps, default=0)
+
+    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=newest_step))
 
 
 def finish(run: Path, step: int) -> None:
@@ -320,7 +338,7 @@ def is_first_rank() -> bool:
 
 
 def main() -> None:
-    """Run the command line; a user's error ends in one sentence and exit code 2."""
+    """Run the command line; a user's error ends in one sentence and exit code 2 (bertrain/errors.py has the others)."""
     # Threads that wait by spinning take the core from whoever else is on the machine: with another busy process on
     # two cores, training ran at 6,000 tokens/s spinning and at 21,000 sleeping; alone, at 24,000 and 21,000.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -338,7 +356,10 @@ def main() -> None:
         is_ours_to_say = not isinstance(error, AgreedError) or is_first_rank()
         if is_ours_to_say and not isinstance(error, SaidElsewhereError):
             print(f"bertrain: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
+        raise SystemExit(error.exit_code) from None
+    except LostRankError as error:
+        print(f"bertrain: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions

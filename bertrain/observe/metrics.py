@@ -1,4 +1,5 @@
-"""What a run records of itself: metrics.jsonl (every step, once), TensorBoard, and what the console shows.
+"""What a run records of itself: metrics.jsonl (every step once, evaluations, where each rank's time went), TensorBoard,
+and what the console shows.
 
 Numbers that live on the device are kept there until a line is due; only then is the device waited for.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text
+from bertrain.train.stragglers import RankTimes
 
 
 class Stopwatch:
@@ -71,6 +73,7 @@ class StepRecord:
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
     verdict: Tensor  # gradient norm, and 1 if the step was applied
     marks: list[Any] = field(default_factory=list)
+    own_tokens: int = 0  # of this rank alone
 
 
 class Metrics:
@@ -86,9 +89,10 @@ class Metrics:
         last_step: int,
         tensorboard: bool,
         is_writer: bool,
+        rank_times: RankTimes | None = None,
     ) -> None:
         self._stopwatch, self._console = stopwatch, console
-        self._last_step, self._is_writer = last_step, is_writer
+        self._last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
         self._waiting: list[StepRecord] = []
         self._file: TextIO | None = None
         self._board: Any = None
@@ -109,6 +113,11 @@ class Metrics:
         if not self._waiting:
             return []
         records = [self._finish(record) for record in self._waiting]
+        if self._rank_times is not None:
+            for record, waiting in zip(records, self._waiting, strict=True):
+                self._rank_times.note(record["step"], record["seconds"], waiting.own_tokens)
+            for arrived in self._rank_times.arrived():
+                self._write(arrived)
         self._waiting.clear()
         if self._is_writer:
             for record in records:
@@ -124,6 +133,9 @@ class Metrics:
 
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
+        if self._rank_times is not None:
+            for arrived in self._rank_times.close():
+                self._write(arrived)
         for sink in (self._file, self._board):
             if sink is not None:
                 with suppress(OSError):

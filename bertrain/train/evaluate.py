@@ -54,7 +54,9 @@ def evaluate_model(
     words = torch.zeros(model.settings.vocab_size, dtype=torch.float64, device=ranks.device)
     hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # right ones, and all
     mask_id = loader.shards.vocabulary.id_of("[MASK]")
+    ranks.whereabouts.enter("evaluation")
     for batch in loader.evaluation(max_examples):
+        ranks.whereabouts.move()
         moved = batch.to(ranks.device)
         with autocast(settings, ranks.device):
             outputs = model(moved)

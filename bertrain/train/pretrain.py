@@ -17,7 +17,8 @@ from bertrain.config import override
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
-from bertrain.errors import AgreedError, UserError
+from bertrain.errors import AgreedError, RequeueError, UserError
+from bertrain.launch.local import say_that_it_goes_on
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.observe.console import Console, warn
@@ -30,9 +31,11 @@ from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
 from bertrain.train.evaluate import evaluate_model
-from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
+from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import choose_precision, make_deterministic
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
+from bertrain.train.stragglers import RankTimes
+from bertrain.train.watchdog import SAVING
 from bertrain.weights.source import check_fit, fill_in, read_weights
 
 
@@ -178,6 +181,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
             last_step=how.max_steps,
             tensorboard=settings.log.tensorboard,
             is_writer=ranks.is_first,
+            rank_times=_rank_times(ranks, settings),
         )
         stack.callback(metrics.close)
         console.start(first_step, how.max_steps)
@@ -185,7 +189,8 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
-        verdict = GO_ON
+        verdict, here = GO_ON, ranks.whereabouts
+        here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, how.max_steps):
             stopwatch.mark()
             metrics.add(train_step(state, step, settings, ranks, stopwatch))
@@ -193,37 +198,44 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
             evaluates = evaluation is not None and (is_last or _is_due(step, settings.evaluate.every_samples))
             is_due = is_last or (settings.checkpoint.every_steps > 0 and done % settings.checkpoint.every_steps == 0)
 
+            if done == first_step + 1 and ranks.is_first:
+                say_that_it_goes_on(done)
             if evaluates or is_due or done % settings.log.every_steps == 0:
+                here.enter("reading results")
                 skipped.note(metrics.flush(), done)
             if evaluation is not None and evaluates:
                 result = evaluate_model(model, evaluation, ranks, how, settings.evaluate.max_examples)
                 metrics.evaluation(done, state.progress.samples, result)
 
             # Ranks agree on what comes next, so that none is left waiting for another.
-            mine = FAIL if saver.failure or metrics.failure else STOP if stop_signal.received else GO_ON
-            verdict = ranks.largest(mine)
+            here.enter("agreeing on what comes next")
+            verdict = ranks.largest(FAIL if saver.failure or metrics.failure else stop_signal.verdict)
             if verdict == FAIL:
                 break
-            if saves and (is_due or verdict == STOP):
+            if saves and (is_due or verdict in (STOP, REQUEUE)):
+                here.enter(SAVING)
                 skipped.note(metrics.flush(), done)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
                 if ranks.is_first and metrics.failure is None:
                     saver.save(state.snapshot())
-            if verdict == STOP:
+            if verdict in (STOP, REQUEUE):
                 break
+            here.enter("data", done + 1)
             stopwatch.start()
 
         # --- the end -----------------------------------------------------------------------------
+        here.enter(SAVING)
         saver.wait()
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):
             raise failure
         if ranks.largest(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
-        if verdict == STOP and state.progress.step < how.max_steps:
+        if verdict in (STOP, REQUEUE) and state.progress.step < how.max_steps:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
             kept = f", which is saved; continue with `bertrain resume {run.folder}`" if saves else ""
-            raise AgreedError(f"stopped by {name} after step {state.progress.step}{kept}")
+            stopped = RequeueError if verdict == REQUEUE else AgreedError
+            raise stopped(f"stopped by {name} after step {state.progress.step}{kept}")
         return state.progress
 
 
@@ -234,14 +246,20 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
-    work = state.compute
+    work, here = state.compute, ranks.whereabouts
+    here.enter("forward and backward", step.number + 1)
     work.begin(len(step.bins))
     for batch in step.bins:
         work.add_bin(batch, step)
+        here.move()
+    stopwatch.mark()
+
+    here.enter("sum over ranks")
     ranks.sum(state.arena.gradients, work.sums)
     ranks.maximum(*work.peaks)
     stopwatch.mark()
 
+    here.enter("update")
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
     verdict = work.update(rate)
     stopwatch.mark()
@@ -262,6 +280,7 @@ def train_step(
         sums=work.sums.clone(),
         verdict=verdict,
         marks=stopwatch.lap(),
+        own_tokens=sum(batch.num_tokens for batch in step.bins),
     )
 
 
@@ -298,6 +317,18 @@ def _begin_with(state: TrainState, run: Run, console: Console) -> None:
     for kind, names in (("initialised afresh", initialised), ("left over", left_over)):
         if names:
             console.say(f"  {kind}: {', '.join(names)}")
+
+
+def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
+    if ranks.store is None:
+        return None
+    return RankTimes(
+        rank=ranks.rank,
+        world=ranks.world,
+        store=ranks.store,
+        every_steps=settings.log.every_steps,
+        factor=settings.log.straggler_factor,
+    )
 
 
 def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
