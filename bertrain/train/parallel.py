@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertrain.errors import LostRankError, SaidElsewhereError, UserError
+from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
 from bertrain.notation import parse_duration
 from bertrain.settings import TrainSettings
 from bertrain.train.watchdog import Watchdog, Whereabouts
@@ -28,6 +28,7 @@ from bertrain.train.watchdog import Watchdog, Whereabouts
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The backends' own, which ends a wait in a traceback: the watchdog, which can name a rank, comes long before it."""
 SAID = "bertrain/said"  # where a rank that ends in a sentence leaves word of it
+BEGUN = "bertrain/begun"  # left in the store once all ranks are connected
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     torch.set_num_threads(settings.threads or max(1, cores // local_world))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = next(rendezvous("env://"))[0] if world > 1 else None
+    store = _fresh_store() if world > 1 else None
     whereabouts, seconds = Whereabouts(), parse_duration(settings.hang_timeout, "train.hang_timeout")
     watchdog = (
         Watchdog(whereabouts, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
@@ -120,11 +121,27 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
             watchdog.stop()
 
 
+def _fresh_store() -> Store:
+    """The store of this start of the ranks.
+
+    torchrun's agent keeps one store through all of its restarts, and torch's own words of the ranks before, their
+    addresses among them, are then taken for those of the new ones. Nobody would ever meet; so that is refused.
+    """
+    store: Store = next(rendezvous("env://"))[0]
+    if store.check([BEGUN]):
+        raise AgreedError(
+            "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
+        )
+    return store
+
+
 @contextmanager
 def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[None]:
     """Connect the ranks; what ends one of them is told apart from what befalls the others in consequence."""
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
+        store.set(BEGUN, "1")
         yield
     except UserError:
         store.set(SAID, str(rank))  # before this rank's connections break, which the others will stumble over

@@ -27,8 +27,8 @@ from torch.distributed.distributed_c10d import Store
 from bertrain.observe.console import PHASES, warn
 
 OWN_PHASES = ("data", "forward_backward")
-IN_A_ROW = 3
-"""Log lines that a rank must be slow for, before it is named: one may have been disturbed once."""
+IN_A_ROW, LEAST_S = 3, 5.0
+"""Log lines and seconds that a rank must be slow for, before it is named: it may have been disturbed once."""
 KEY = "bertrain/times"
 MOST_WAIT_S, LAST_WAIT_S = 60.0, 2.0  # for the others' figures, while training and at its end
 
@@ -60,7 +60,8 @@ class RankTimes:
         self._store: Store = store.clone()  # type: ignore[attr-defined] # a connection of its own: another's may be busy
         self._waiting: list[tuple[dict[str, float], int]] = []
         self._complete: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._slow_for = dict.fromkeys(range(world), 0)
+        self._slow_for = {rank: (0, 0.0) for rank in range(world)}  # log lines, seconds
+        self._warned: set[int] = set()
         self._ending = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bertrain-times")
 
@@ -109,12 +110,18 @@ class RankTimes:
     def _warn(self, times: Sequence[dict[str, Any]]) -> None:
         slow = slow_ranks(times, self._factor) if self._factor else {}
         for entry in times:
-            rank = entry["rank"]
-            self._slow_for[rank] = self._slow_for[rank] + 1 if rank in slow else 0
-            if self._slow_for[rank] == IN_A_ROW:
+            rank, (lines, seconds) = entry["rank"], self._slow_for[entry["rank"]]
+            if rank not in slow:
+                self._slow_for[rank] = 0, 0.0
+                self._warned.discard(rank)
+                continue
+            lines, seconds = lines + 1, seconds + self._every_steps * sum(entry["seconds"].values())
+            self._slow_for[rank] = lines, seconds
+            if lines >= IN_A_ROW and seconds >= LEAST_S and rank not in self._warned:
+                self._warned.add(rank)
                 warn(
                     f"rank {rank} on host {entry['host']} takes {slow[rank]:.1f} times as long over a token as the "
-                    f"ranks' median, for {IN_A_ROW} log lines in a row; the others wait for it (log.straggler_factor "
+                    f"ranks' median, for {lines} log lines in a row; the others wait for it (log.straggler_factor "
                     f"{self._factor:g})"
                 )
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
@@ -111,6 +112,8 @@ def sentence(words: Sequence[Word], mute: Sequence[bool], timeout: str) -> str:
 
 
 def _describe(word: Word, is_mute: bool) -> str:
+    if not word.process:
+        return f"rank {word.rank} cannot be asked"
     moved = "has not moved, nor answered," if is_mute else "has not moved"
     since = "since it was started" if word.place == STARTING else f"since step {word.step}, in {word.place}"
     return f"rank {word.rank} on host {word.host} {moved} {since}"
@@ -127,8 +130,11 @@ class Watchdog:
         # A connection of its own, since another's may be busy; torch's annotations do not know of it.
         self._store: Store | None = store.clone() if store is not None else None  # type: ignore[attr-defined]
         self._interval = min(10.0, max(0.05, seconds / 20))
+        if self._store is not None:
+            self._store.set_timeout(timedelta(seconds=self._interval))  # a rank may keep it that has stopped itself
         self._host, self._beat = platform.node(), 0
-        self._worked, self._worked_at = time.process_time(), time.monotonic()
+        self._worked = time.process_time()
+        self._looked_at = self._moved_at = time.monotonic()
         self._heard: dict[int, tuple[Word, float]] = {}
         self._ended = threading.Event()
         self._leave_word()
@@ -161,12 +167,14 @@ class Watchdog:
         return word
 
     def _still_for(self) -> float:
-        """Seconds since this rank moved."""
+        """Seconds since this rank moved, or began to be watched anew."""
         now, worked = time.monotonic(), time.process_time()
-        if worked - self._worked > BUSY_SHARE * self._interval and self._whereabouts.may_take_long:
-            self._worked_at = now
-        self._worked = worked
-        return now - max(self._worked_at, self._whereabouts.now[2])
+        was_stopped = now - self._looked_at > 5 * self._interval  # and this thread with it: Ctrl-Z, or a machine asleep
+        is_busy = worked - self._worked > BUSY_SHARE * self._interval and self._whereabouts.may_take_long
+        if was_stopped or is_busy:
+            self._moved_at = now
+        self._looked_at, self._worked = now, worked
+        return now - max(self._moved_at, self._whereabouts.now[2])
 
     def _listen(self, own: Word) -> tuple[list[Word], list[bool]]:
         """The words of all ranks, and of each whether it is no longer heard of."""
@@ -182,7 +190,7 @@ class Watchdog:
         return words, mute
 
     def _read(self, rank: int) -> Word:
-        """The newest word of another rank; one it never left is one from its start."""
+        """The newest word of another rank; without a process, where it left none or the store cannot be reached."""
         key = f"{WORD}/{rank}"
         with suppress(Exception):
             if self._store is not None and self._store.check([key]):
