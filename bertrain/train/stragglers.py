@@ -60,7 +60,7 @@ class RankTimes:
         self._store: Store = store.clone()  # type: ignore[attr-defined] # a connection of its own: another's may be busy
         self._waiting: list[tuple[dict[str, float], int]] = []
         self._complete: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._slow_for = {rank: (0, 0.0) for rank in range(world)}  # log lines, seconds
+        self._slow_for = dict.fromkeys(range(world), (0, 0.0))  # log lines, seconds
         self._warned: set[int] = set()
         self._ending = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bertrain-times")
