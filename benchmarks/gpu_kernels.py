@@ -246,8 +246,11 @@ def compare_lamb() -> list[dict]:
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + size)
-    flags = [(size > HIDDEN, size > HIDDEN) for size in sizes]
-    table = lamb.LambTable.build(offsets, flags, "cuda")
+    parts = [
+        lamb.Part(start, start + size, number, size > HIDDEN, size > HIDDEN)
+        for number, (start, size) in enumerate(zip(offsets, sizes, strict=False))
+    ]
+    table = lamb.LambTable.build(parts, len(parts), "cuda")
     buffers = [0.02 * torch.randn(offsets[-1], device="cuda") for _ in range(4)]
     buffers[3].square_()
     copy = torch.empty(offsets[-1], dtype=torch.bfloat16, device="cuda")

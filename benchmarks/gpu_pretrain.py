@@ -37,14 +37,9 @@ from bertrain.data.loader import Loader, Step
 from bertrain.data.shards import Shards
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.data.write import Example, write_shards
-from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initial import initialise
 from bertrain.observe.metrics import Stopwatch
-from bertrain.optim.arena import Arena
-from bertrain.optim.rules import build_optimizer
 from bertrain.settings import Settings
-from bertrain.train import compute, parallel
-from bertrain.train.checkpoint import Progress
+from bertrain.train import parallel
 from bertrain.train.pretrain import TrainState, train_step
 
 DEVICE = torch.device("cuda")
@@ -183,15 +178,6 @@ def time_steps(action: Any, steps: list[Step], warm_up: int) -> tuple[list[float
     return ms, statistics.mean(step.num_tokens for step in steps[warm_up:]), start_up
 
 
-def build(settings: Settings) -> TrainState:
-    model = Bert(settings.model)
-    initialise(model, 1)
-    model.to(DEVICE).train()
-    arena = Arena(model, split_parts)
-    optimizer = build_optimizer(arena, settings.optimizer)
-    return TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
-
-
 def bertrain(
     shards: Shards, workload: Workload, budget: int, precision: str, count: int, *, profile: bool
 ) -> dict[str, Any]:
@@ -200,7 +186,7 @@ def bertrain(
     steps = [replace(steps[i % len(steps)], number=i) for i in range(count)]
     ranks, watch = parallel.Ranks(0, 1, DEVICE), Stopwatch(DEVICE)
     begin = time.perf_counter()
-    state = build(settings)
+    state = TrainState.build(settings, ranks)
     records = []
 
     def action(step: Step) -> None:

@@ -28,11 +28,10 @@ from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_ge
 from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
-from bertrain.model.bert import split_parts
-from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_to_norm
-from bertrain.optim.rules import build_optimizer
+from bertrain.optim.clipping import clip_factor
 from bertrain.train.compute import FusedCompute
+from bertrain.train.parallel import Ranks
+from bertrain.train.state import TrainState
 from tests import helpers, twins, whole_model
 
 SEED = torch.tensor([2**40 + 5])
@@ -197,20 +196,19 @@ def update(name: str, num_steps: int) -> float:
         optimizer__name=name, model__hidden_size=16, model__num_heads=1, model__intermediate_size=32,
         model__max_positions=64, model__num_layers=1, train__precision="bf16",
     )  # fmt: skip
-    model, twin = helpers.build_model(settings.model), helpers.build_model(settings.model)
-    arenas = [Arena(bert, split_parts) for bert in (model, twin)]
-    optimizers = [build_optimizer(arena, settings.optimizer) for arena in arenas]
-    fused = FusedCompute(model, arenas[0], optimizers[0], settings)
+    fused, twin = (TrainState.build(settings, Ranks(0, 1, torch.device("cpu"))) for _ in range(2))
+    fused.compute = FusedCompute(fused.model, fused.arena, fused.optimizer, fused.exchange, fused.ranks, settings)
+    arenas = [fused.arena, twin.arena]
     for number in range(num_steps):
         for name in arenas[0].places:
             gradient = torch.randn(arenas[0].places[name][1])
             for arena in arenas:
                 arena.view(arena.gradients, name).copy_(gradient)
-        norm, scale = clip_to_norm(arenas[1].gradients, settings.optimizer.clip_norm)
-        verdict = fused.update(1e-2 * (number + 1))
-        optimizers[1].step(1e-2 * (number + 1), scale, torch.tensor(1.0))
+        norm = arenas[1].gradients.norm()
+        verdict = fused.compute.update(1e-2 * (number + 1))
+        twin.optimizer.step(1e-2 * (number + 1), clip_factor(norm, settings.optimizer.clip_norm), torch.tensor(1.0))
         assert verdict.tolist() == [norm.item(), 1.0]
-    assert optimizers[0].num_applied == num_steps
+    assert fused.optimizer.num_applied == num_steps
     changed = tuple(arenas[0].named(arenas[0].values).values())
     return twins.largest_error(changed, tuple(arenas[1].named(arenas[1].values).values()))
 

@@ -17,7 +17,7 @@ from bertrain.kernels.cross_entropy import cross_entropy, cross_entropy_plain
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
 from bertrain.kernels.fp8 import Cast, cast_plain
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
-from bertrain.kernels.lamb import LambTable, lamb_step, lamb_step_plain
+from bertrain.kernels.lamb import LambTable, Part, lamb_step, lamb_step_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
 
@@ -199,7 +199,9 @@ class LambCase:
         offsets = [0]
         for size in self.sizes:
             offsets.append(offsets[-1] + -(-size // padding) * padding)
-        self.table = LambTable.build(offsets, list(self.flags), device)
+        bounds = zip(offsets, offsets[1:], self.flags, strict=False)
+        parts = [Part(start, stop, number, *flags) for number, (start, stop, flags) in enumerate(bounds)]
+        self.table = LambTable.build(parts, len(parts), device)
         self.gradients = torch.randn(offsets[-1], device=device)
         moments = torch.randn(offsets[-1], device=device), torch.randn(offsets[-1], device=device).square()
         self.buffers = [torch.randn(offsets[-1], device=device), self.gradients.clone(), *moments]

@@ -1,16 +1,18 @@
 """LAMB over flat float32 buffers: two passes and a tiny reduction for all tensors together, no host sync.
 
-Parameters, gradients and both moments are one flat buffer each; tensor i is the range offsets[i]:offsets[i+1].
-The first pass updates the moments and writes the update over the gradient, with partial sums of squares per
-chunk; one small kernel adds them up per tensor, always in the same order; the second pass applies the update,
-scaled by the tensor's trust ratio, and can write the 16-bit copy of the weights that the next step computes with.
-Learning rate, clip coefficient, step count and the `apply` flag are read on the device, so that the whole step
-can live in a CUDA graph; with apply = 0 nothing is changed.
+Parameters, gradients and both moments are one flat buffer each, the whole of a model's or a rank's shard of it; a
+tensor, or what of it lies there, is a range. The first pass updates the moments and writes the update over the
+gradient, with partial sums of squares per chunk; one small kernel adds them up per tensor, always in the same order
+(and ranks add theirs, where tensors are cut); the second pass applies the update, scaled by the tensor's trust ratio,
+and can write the 16-bit copy of the weights that the next step computes with. Learning rate, clip coefficient, step
+count and the `apply` flag are read on the device, so that the whole step can live in a CUDA graph; with apply = 0
+nothing is changed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,34 +23,40 @@ CHUNK = 4096  # elements one program handles; chunks never straddle tensors
 
 
 @dataclass(frozen=True)
+class Part:
+    """What of a tensor lies in the buffers: elements start .. stop. Each tensor has one part at the most."""
+
+    start: int
+    stop: int
+    tensor: int
+    decay: bool
+    adapt: bool
+
+
+@dataclass(frozen=True)
 class LambTable:
     """Which chunk belongs to which tensor; made once per model by `build`."""
 
-    offsets: tuple[int, ...]
-    flags: tuple[tuple[bool, bool], ...]  # (decay, adapt) per tensor
-    chunks: torch.Tensor  # [num_chunks, 4] int64: first element, end of tensor, decay, tensor number
+    parts: tuple[Part, ...]
+    chunks: torch.Tensor  # [num_chunks, 4] int64: first element, end of part, decay, tensor number
     tensors: torch.Tensor  # [num_tensors, 4] int64: first chunk, end of chunks, adapt, unused
-    aligned: bool  # every tensor starts at a multiple of 16 elements, so that loads can be wide
+    aligned: bool  # every part starts and ends at a multiple of 16 elements, so that loads can be wide
 
     @staticmethod
-    def build(offsets: list[int], flags: list[tuple[bool, bool]], device: torch.device | str) -> LambTable:
-        """From offsets [num_tensors + 1] and a pair (decay, adapt) per tensor.
-
-        Padding every tensor to a multiple of 16 elements (with zeros) makes the passes faster.
-        """
+    def build(parts: list[Part], num_tensors: int, device: torch.device | str) -> LambTable:
+        """From the parts in their order. Ends that are multiples of 16 elements make the passes faster."""
         chunks: list[list[int]] = []
-        tensors: list[list[int]] = []
-        for number, (decay, adapt) in enumerate(flags):
+        tensors = [[0, 0, 0, 0] for _ in range(num_tensors)]  # no chunk of those that lie elsewhere
+        for part in parts:
             first_chunk = len(chunks)
-            start, end = offsets[number], offsets[number + 1]
-            chunks += [[first, end, int(decay), number] for first in range(start, end, CHUNK)]
-            tensors.append([first_chunk, len(chunks), int(adapt), 0])
+            starts = range(part.start, part.stop, CHUNK)
+            chunks += [[start, part.stop, int(part.decay), part.tensor] for start in starts]
+            tensors[part.tensor] = [first_chunk, len(chunks), int(part.adapt), 0]
         return LambTable(
-            tuple(offsets),
-            tuple(flags),
+            tuple(parts),
             torch.tensor(chunks, dtype=torch.int64, device=device),
             torch.tensor(tensors, dtype=torch.int64, device=device),
-            all(offset % 16 == 0 for offset in offsets),
+            all(part.start % 16 == 0 and part.stop % 16 == 0 for part in parts),
         )
 
 
@@ -77,13 +85,12 @@ def lamb_step_plain(
     first_moments.lerp_(gradients, 1 - beta1)
     second_moments.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
     gradients.copy_((first_moments / correction1) / ((second_moments / correction2).sqrt() + eps))
-    for number, (decay, adapt) in enumerate(table.flags):
-        span = slice(table.offsets[number], table.offsets[number + 1])
-        weights, update = parameters[span], gradients[span]
-        if decay:
+    for part in table.parts:
+        weights, update = parameters[part.start : part.stop], gradients[part.start : part.stop]
+        if part.decay:
             update.add_(weights, alpha=weight_decay)
         ratio = weights.norm() / update.norm()
-        if not adapt or weights.norm() == 0 or update.norm() == 0:
+        if not part.adapt or weights.norm() == 0 or update.norm() == 0:
             ratio = torch.ones_like(ratio)
         weights.sub_(update * (learning_rate.to(ratio.dtype) * ratio))
 
@@ -137,32 +144,32 @@ def _lamb_update_kernel(
 
 
 @jit
-def _lamb_ratio_kernel(partials, tensors, ratios, apply, BLOCK: tl.constexpr):
-    if tl.load(apply) == 0:
-        return
+def _lamb_squares_kernel(partials, tensors, squares, BLOCK: tl.constexpr):
     entry = tensors + tl.program_id(0) * 4
-    start, end, adapt = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    start, end = tl.load(entry), tl.load(entry + 1)
     weight_squares = tl.zeros([BLOCK], dtype=tl.float32)
     update_squares = tl.zeros([BLOCK], dtype=tl.float32)
     for first in range(start, end, BLOCK):
         places = first + tl.arange(0, BLOCK)
         weight_squares += tl.load(partials + places * 2, mask=places < end, other=0.0)
         update_squares += tl.load(partials + places * 2 + 1, mask=places < end, other=0.0)
-    weight_norm = tl.sqrt(tl.sum(weight_squares, axis=0))
-    update_norm = tl.sqrt(tl.sum(update_squares, axis=0))
-    usable = (adapt != 0) & (weight_norm > 0) & (update_norm > 0)
-    tl.store(ratios + tl.program_id(0), tl.where(usable, weight_norm / tl.where(usable, update_norm, 1.0), 1.0))
+    tl.store(squares + tl.program_id(0) * 2, tl.sum(weight_squares, axis=0))
+    tl.store(squares + tl.program_id(0) * 2 + 1, tl.sum(update_squares, axis=0))
 
 
 @jit
 def _lamb_apply_kernel(
-    parameters, updates, copy, chunks, ratios, learning_rate, apply,
+    parameters, updates, copy, chunks, tensors, squares, learning_rate, apply,
     COPY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(apply) == 0:
         return
     start, end, _decay, number = _chunk(chunks, ALIGNED)
-    rate = tl.load(learning_rate) * tl.load(ratios + number)
+    adapt = tl.load(tensors + number * 4 + 2)
+    weight_norm = tl.sqrt(tl.load(squares + number * 2))
+    update_norm = tl.sqrt(tl.load(squares + number * 2 + 1))
+    usable = (adapt != 0) & (weight_norm > 0) & (update_norm > 0)
+    rate = tl.load(learning_rate) * tl.where(usable, weight_norm / tl.where(usable, update_norm, 1.0), 1.0)
     for first in range(0, CHUNK, BLOCK):
         places = start + first + tl.arange(0, BLOCK)
         mask = places < end
@@ -189,6 +196,7 @@ def lamb_step(
     beta2: float = 0.999,
     eps: float = 1e-6,
     copy: torch.Tensor | None = None,
+    sum_over_ranks: Callable[[torch.Tensor], None] = lambda squares: None,
 ) -> None:
     """One LAMB step in place over flat float32 buffers; `gradients` is overwritten with the update.
 
@@ -205,15 +213,17 @@ def lamb_step(
             copy.copy_(parameters)
         return
     num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
-    partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=parameters.device)
-    ratios = torch.empty(num_tensors, dtype=torch.float32, device=parameters.device)
+    # Where nothing is applied, or a tensor has no part here, zeros travel.
+    partials = torch.zeros(num_chunks, 2, dtype=torch.float32, device=parameters.device)
+    squares = torch.empty(num_tensors, 2, dtype=torch.float32, device=parameters.device)
     _lamb_update_kernel[(num_chunks,)](
         parameters, gradients, first_moments, second_moments, table.chunks, partials, clip, apply, step,
         WEIGHT_DECAY=weight_decay, BETA1=beta1, BETA2=beta2, EPS=eps, LOG_BETA1=math.log(beta1),
         LOG_BETA2=math.log(beta2), ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    _lamb_ratio_kernel[(num_tensors,)](partials, table.tensors, ratios, apply, BLOCK=1024, num_warps=4)
+    _lamb_squares_kernel[(num_tensors,)](partials, table.tensors, squares, BLOCK=1024, num_warps=4)
+    sum_over_ranks(squares)
     _lamb_apply_kernel[(num_chunks,)](
-        parameters, gradients, parameters if copy is None else copy, table.chunks, ratios, learning_rate, apply,
-        COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+        parameters, gradients, parameters if copy is None else copy, table.chunks, table.tensors, squares,
+        learning_rate, apply, COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip

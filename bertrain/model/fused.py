@@ -13,6 +13,7 @@ Letters as in bert.py. A tensor's gradient is called d and its name.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -311,12 +312,24 @@ class FusedBert:
     def _gradient(self, name: str) -> Tensor:
         return self.arena.view(self.arena.gradients, name)
 
+    def first_place(self, layer: int) -> int:
+        """Where a layer's parameters begin in the arena; those of later layers and of the heads lie behind them."""
+        return min(place for name, (place, _) in self.arena.places.items() if name.startswith(f"layers.{layer}."))
+
     def forward_backward(
-        self, batch: Batch, seed: Tensor, mlm_scale: Tensor, nsp_scale: Tensor, accumulate: bool
-    ) -> Tensor:
+        self,
+        batch: Batch,
+        seed: Tensor,
+        mlm_scale: Tensor,
+        nsp_scale: Tensor,
+        accumulate: bool,
+        pauses: frozenset[int] = frozenset(),
+    ) -> Generator[int, None, Tensor]:
         """Sums [4] of one bin: MLM and NSP loss, MLM and NSP right answers.
 
         The gradient is that of mlm_scale * (MLM loss) + nsp_scale * (NSP loss); `accumulate` adds it to what is there.
+        After the backward pass of each layer in `pauses`, work stops with the place of the arena from which on every
+        gradient is complete.
         """
         num_tokens = len(batch.input_ids)
         run = Run(plan_attention(batch.cu_seqlens, num_tokens), seed, accumulate, self.scales)
@@ -357,6 +370,8 @@ class FusedBert:
         second: Tensor | None = None
         for layer in reversed(self.layers):
             dy, second = layer.backward(dy, second, saved.pop(), run)
+            if layer.number in pauses:
+                yield self.first_place(layer.number)
         assert second is not None
         dsum, sums = embed_backward(dy, second, tables, ids, norm[0], statistics, settings.hidden_dropout, seed, site)
         segments = self._gradient("embeddings.segments.weight")

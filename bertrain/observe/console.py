@@ -100,13 +100,11 @@ def brief(records: list[dict[str, Any]]) -> str:
 
 
 def time_shares(records: list[dict[str, Any]]) -> str:
-    """Which share of the time went into each phase; one rank has nothing to reduce, and nothing is said of that."""
+    """Which share of the time went into each phase."""
     total = max(_seconds(records), 1e-9)
-    shares = {phase: sum(record["seconds"].get(phase, 0.0) for record in records) / total for phase in PHASES}
     return " ".join(
-        f"{phase.replace('_', '+')} {share:.0%}"
-        for phase, share in shares.items()
-        if phase != "reduction" or share >= 0.005
+        f"{phase.replace('_', '+')} {sum(record['seconds'][phase] for record in records) / total:.0%}"
+        for phase in PHASES
     )
 
 

@@ -41,8 +41,8 @@ class History:
         return np.array([step.get(field) for step in self.steps], dtype=np.float64)
 
     def phase(self, phase: str) -> Floats:
-        """Seconds of one phase of every step; none where an older version did not tell it apart."""
-        return np.array([step["seconds"].get(phase, 0.0) for step in self.steps], dtype=np.float64)
+        """Seconds of one phase of every step."""
+        return np.array([step["seconds"][phase] for step in self.steps], dtype=np.float64)
 
     @cached_property
     def summary(self) -> Summary:

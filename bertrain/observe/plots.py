@@ -30,7 +30,7 @@ from bertrain.observe.history import (
 
 NUM_COLOURS = 8  # --run-0 to --run-7 in report.css
 PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
-PHASE_NAMES = ["data", "forward + backward", "sum over ranks", "optimizer"]
+PHASE_NAMES = ["data", "forward + backward", "reduction", "optimizer"]
 
 # matplotlib is given colours that nothing else uses; in the finished SVG they become variables of report.css.
 INK, RULE, SURFACE = "#010000", "#010001", "#010002"
@@ -211,7 +211,7 @@ def framed(title: str, note: str, svg: str, key: str = "") -> str:
     return f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(note)}</p>{key}</figcaption>{svg}</figure>"
 
 
-def phase_key(values: Sequence[str] = ("",) * len(PHASES)) -> str:
+def phase_key(values: Sequence[str] = ("",) * len(PHASE_NAMES)) -> str:
     items = (
         f'<li><i class="swatch phase-{number}"></i>{name} <b>{values[number]}</b></li>'
         for number, name in enumerate(PHASE_NAMES)

@@ -1,4 +1,4 @@
-"""Clipping to a global norm, and the test for a step that must not be applied. Nothing waits for the device."""
+"""How much to shorten a gradient, and whether to use it at all. Nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 
-def clip_to_norm(gradients: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Norm of the flat gradients, and the factor that brings it down to `limit` (1 where it is below, or limit 0)."""
-    norm = torch.linalg.vector_norm(gradients)
-    if limit == 0:
-        return norm, torch.ones_like(norm)
-    return norm, limit / norm.clamp(min=limit)
+def clip_factor(norm: Tensor, limit: Tensor | float) -> Tensor:
+    """What brings a vector of this norm down to `limit`; 1 where it is below. Of what is not finite nothing is left."""
+    return limit / norm.clamp(min=limit)
 
 
 def is_finite(loss: Tensor, gradient_norm: Tensor) -> Tensor:

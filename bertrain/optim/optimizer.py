@@ -62,15 +62,15 @@ class Optimizer:
         """The parts of a flat buffer to which decay and layer-wise rates apply."""
         return [flat[segment.start : segment.stop] for segment in self.adapted]
 
-    def state(self, gathered: Callable[[Tensor], Tensor] = lambda buffer: buffer) -> dict[str, Tensor]:
+    def state(self, whole: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Buffers by parameter name: what a checkpoint stores, free of layout and world size.
 
-        `gathered` makes a buffer of the whole arena of a buffer of this span.
+        Of a shard, `whole` brings the buffers of all shards together.
         """
         return {
             f"{kind}/{name}": tensor
-            for kind, buffer in self.buffers.items()
-            for name, tensor in self.arena.named(gathered(buffer)).items()
+            for kind, buffer in (whole or self.buffers).items()
+            for name, tensor in self.arena.named(buffer).items()
         }
 
     def load(self, state: dict[str, Tensor], num_applied: int) -> None:

@@ -6,8 +6,9 @@ leave everything on the device.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -18,14 +19,17 @@ from bertrain.data.batching import SHAPES
 from bertrain.data.loader import Step
 from bertrain.errors import UserError
 from bertrain.kernels import backend
-from bertrain.kernels.lamb import LambTable, lamb_step
+from bertrain.kernels.lamb import LambTable, Part, lamb_step
 from bertrain.model.bert import Bert
 from bertrain.model.fused import FusedBert
 from bertrain.model.heads import pretraining_sums
 from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_to_norm, is_finite
+from bertrain.optim.clipping import is_finite
+from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.optimizer import Optimizer
 from bertrain.settings import Settings
+from bertrain.train.exchange import Exchange
+from bertrain.train.parallel import Ranks
 from bertrain.train.precision import autocast
 
 
@@ -41,8 +45,11 @@ class Compute(Protocol):
     def begin(self, num_bins: int) -> None:
         """Before the bins of a step. A rank without one has nothing to add: its gradient is zero."""
 
-    def add_bin(self, batch: Batch, step: Step) -> None:
-        """Add one bin's share of the step's gradient, sums of losses and right answers."""
+    def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
+        """Add one bin's share of the step's gradient, sums of losses and right answers.
+
+        As the last bin completes the gradient, it goes to the other ranks.
+        """
 
     @property
     def sums(self) -> Tensor:
@@ -52,6 +59,9 @@ class Compute(Protocol):
     def peaks(self) -> list[Tensor]:
         """Largest magnitudes since `begin`, of which `update` wants the largest over all ranks."""
 
+    def forget(self) -> None:
+        """Undo what bins leave behind when no update follows them."""
+
     def update(self, rate: float) -> Tensor:
         """Apply the gradient; returns the gradient's norm and 1 if the step was applied, 0 if it was not finite."""
 
@@ -59,11 +69,21 @@ class Compute(Protocol):
 class PlainCompute:
     """The specification: the model under autograd, in float32 or under autocast, on any device."""
 
-    def __init__(self, model: Bert, arena: Arena, optimizer: Optimizer, settings: Settings) -> None:
+    def __init__(
+        self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+    ) -> None:
         self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
+        self._exchange, self._ranks = exchange, ranks
         self.sums = torch.zeros(4, dtype=torch.float64, device=arena.values.device)
-
         self.peaks: list[Tensor] = []
+        self._completes_gradient = False
+        if not exchange.is_idle:
+            for name, parameter in model.named_parameters():
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._accumulated(name))
+
+    def _accumulated(self, name: str) -> None:
+        if self._completes_gradient:
+            self._exchange.parameter_ready(name)
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -75,7 +95,7 @@ class PlainCompute:
         self._arena.gradients.zero_()
         self.sums.zero_()
 
-    def add_bin(self, batch: Batch, step: Step) -> None:
+    def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         # The loss is divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
         device = self.sums.device
         batch = batch.to(device)
@@ -84,52 +104,70 @@ class PlainCompute:
             outputs = self._model(batch)
         sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
         loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
+        self._completes_gradient = is_last
         loss.backward()
         self.sums += sums.stack()
 
+    def forget(self) -> None:
+        pass  # `begin` clears all there is
+
     def update(self, rate: float) -> Tensor:
-        norm, scale = clip_to_norm(self._arena.gradients, self._settings.optimizer.clip_norm)
+        norm, factor = self._exchange.norm_and_factor()
         apply = is_finite(self.sums.sum(), norm)
-        self._optimizer.step(rate, scale, apply)
+        self._optimizer.step(rate, factor, apply)
+        if self._exchange.is_sharded:
+            self._ranks.share_out(self._arena.values)
         return torch.stack([norm, apply])
 
 
 FP8_SCALE = "fp8/scale"
-Shape = tuple[int, int, int, bool]  # tokens, slots, predictions of a bin; whether it adds to the gradient
+Shape = tuple[int, int, int, bool, bool]  # tokens, slots, predictions of a bin; adds to the gradient; completes it
 
 
 @dataclass
 class Captured:
-    """A bin's shape: the buffers its batches are copied into, and its work as a CUDA graph once it has run once."""
+    """A bin's shape: the buffers its batches are copied into, and its work as CUDA graphs once it has run once.
+
+    Each graph comes with the place of the arena from which on gradients are complete after it.
+    """
 
     batch: Batch
     is_warm: bool = False
-    graph: torch.cuda.CUDAGraph | None = None
+    graphs: list[tuple[torch.cuda.CUDAGraph, int]] = field(default_factory=list)
 
 
 class FusedCompute:
-    """The kernels, in bf16 or FP8. Each shape of bin runs once as it is, then as a CUDA graph."""
+    """The kernels, in bf16 or FP8. Each shape of bin runs once as it is, then as CUDA graphs.
 
-    def __init__(self, model: Bert, arena: Arena, optimizer: Optimizer, settings: Settings) -> None:
+    Alone, a bin is one graph. Among ranks the last bin of a step is cut where buckets of its gradient are complete, and
+    these leave between two graphs.
+    """
+
+    def __init__(
+        self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+    ) -> None:
         self._model = FusedBert(model, arena, fp8=settings.train.precision == "fp8")
         self._arena, self._optimizer, self._settings = arena, optimizer, settings
+        self._exchange, self._ranks = exchange, ranks
         device = arena.values.device
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self._seed = torch.zeros(1, dtype=torch.int64, device=device)
         self._mlm_scale, self._nsp_scale = torch.zeros(1, device=device), torch.zeros(1, device=device)
         self._rate = torch.zeros(1, device=device)
         self._verdict = torch.zeros(2, device=device)
-        adapts = settings.optimizer.name == "lamb"
-        self._table = LambTable.build(
-            [*(segment.start for segment in arena.segments), len(arena.values)],
-            [(segment.is_adapted, segment.is_adapted and adapts) for segment in arena.segments],
-            device,
-        )
+        self._table = lamb_table(optimizer)
+        self._pauses = self._layers_to_pause_after()
         self._captured: dict[Shape, Captured] = {}
         self._update_graph: torch.cuda.CUDAGraph | None = None
         self._has_updated = False
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._is_first_bin = True
+
+    def _layers_to_pause_after(self) -> frozenset[int]:
+        """The layers whose backward pass completes a bucket."""
+        starts = [self._model.first_place(number) for number in range(len(self._model.layers))]
+        sent = [bucket.start for bucket in self._exchange.spans_sent if bucket.start >= starts[0]]
+        return frozenset(max(number for number, place in enumerate(starts) if place <= start) for start in sent)
 
     @property
     def peaks(self) -> list[Tensor]:
@@ -149,9 +187,10 @@ class FusedCompute:
         if num_bins == 0:
             self._arena.gradients.zero_()
 
-    def add_bin(self, batch: Batch, step: Step) -> None:
+    def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         accumulate, self._is_first_bin = not self._is_first_bin, False
-        shape = len(batch.input_ids), len(batch.nsp_labels), len(batch.mlm_labels), accumulate
+        pauses = self._pauses if is_last else frozenset[int]()
+        shape = len(batch.input_ids), len(batch.nsp_labels), len(batch.mlm_labels), accumulate, bool(pauses)
         captured = self._captured.get(shape)
         if captured is None:
             captured = self._captured[shape] = Captured(batch.to(self.sums.device))
@@ -160,53 +199,98 @@ class FusedCompute:
         self._seed.fill_(batch.dropout_seed)
         self._mlm_scale.fill_(1 / step.num_predictions)
         self._nsp_scale.fill_(1 / step.num_sequences)
-        if captured.graph is None and captured.is_warm and self._pool is not None:
-            captured.graph = torch.cuda.CUDAGraph()
-            with _capture(captured.graph, self._pool):
-                self._work(captured, accumulate)
-        if captured.graph is not None:
-            captured.graph.replay()
+        if not captured.graphs and captured.is_warm and self._pool is not None:
+            captured.graphs = self._capture_pieces(captured.batch, accumulate, pauses)
+        if captured.graphs:
+            for graph, complete_from in captured.graphs:
+                graph.replay()
+                self._exchange.ready_from(complete_from)
         else:
             # FP8 measures its scales in the first step; what a graph repeats is the step after.
             captured.is_warm = self._model.scales is None or self._model.scales.ready
-            self._work(captured, accumulate)
+            for complete_from in self._pieces(captured.batch, accumulate, pauses):
+                self._exchange.ready_from(complete_from)
 
-    def _work(self, captured: Captured, accumulate: bool) -> None:
-        self.sums += self._model.forward_backward(
-            captured.batch, self._seed, self._mlm_scale, self._nsp_scale, accumulate
+    def _pieces(self, batch: Batch, accumulate: bool, pauses: frozenset[int]) -> Generator[int, None, None]:
+        """A bin's work, piece by piece, each with the place from which on the gradient is complete after it."""
+        self.sums += yield from self._model.forward_backward(
+            batch, self._seed, self._mlm_scale, self._nsp_scale, accumulate, pauses
         )
         if self._model.scales is not None:
             self._model.scales.collect()
+        yield len(self._arena.gradients)  # the end, which `Exchange.finish` knows of
+
+    def _capture_pieces(
+        self, batch: Batch, accumulate: bool, pauses: frozenset[int]
+    ) -> list[tuple[torch.cuda.CUDAGraph, int]]:
+        graphs, pieces = [], self._pieces(batch, accumulate, pauses)
+        for _ in range(len(pauses) + 1):
+            graph = torch.cuda.CUDAGraph()
+            with _capture(graph, self._pool):
+                complete_from = next(pieces)
+            graphs.append((graph, complete_from))
+        pieces.close()
+        return graphs
+
+    def forget(self) -> None:
+        if self._model.scales is not None:
+            self._model.scales.largest.zero_()
+        self._model.refresh()
 
     def update(self, rate: float) -> Tensor:
         self._rate.fill_(rate)
-        if self._update_graph is None and self._has_updated and self._pool is not None:
+        if self._table is None or self._exchange.is_sharded:  # it talks to other ranks, or has no kernels
+            self._update(rate)
+        elif self._update_graph is not None:
+            self._update_graph.replay()
+        elif self._has_updated and self._pool is not None:
             self._update_graph = torch.cuda.CUDAGraph()
             with _capture(self._update_graph, self._pool):
-                self._update()
-        if self._update_graph is not None:
+                self._update(rate)
             self._update_graph.replay()
         else:
-            self._update()
+            self._update(rate)
             self._has_updated = True
         return self._verdict.clone()
 
-    def _update(self) -> None:
+    def _update(self, rate: float) -> None:
         settings, optimizer = self._settings.optimizer, self._optimizer
-        norm, scale = clip_to_norm(self._arena.gradients, settings.clip_norm)
+        span = optimizer.span
+        norm, factor = self._exchange.norm_and_factor()
         apply = is_finite(self.sums.sum(), norm)
-        optimizer.num_applied += apply
-        lamb_step(
-            self._arena.values, self._arena.gradients, optimizer.buffers["first_moment"],
-            optimizer.buffers["second_moment"], self._table, self._rate, scale, apply,
-            optimizer.num_applied.clamp(min=1).float(),
-            weight_decay=settings.weight_decay, beta1=settings.beta1, beta2=settings.beta2, eps=settings.epsilon,
-            copy=self._model.copy,
-        )  # fmt: skip
+        if self._table is None:
+            optimizer.step(rate, factor, apply)
+        else:
+            optimizer.num_applied += apply
+            lamb_step(
+                optimizer.values, optimizer.gradients, optimizer.buffers["first_moment"],
+                optimizer.buffers["second_moment"], self._table, self._rate, factor, apply,
+                optimizer.num_applied.clamp(min=1).float(),
+                weight_decay=settings.weight_decay, beta1=settings.beta1, beta2=settings.beta2, eps=settings.epsilon,
+                copy=self._model.copy[span.start : span.stop], sum_over_ranks=optimizer.sum_over_ranks,
+            )  # fmt: skip
         self._verdict.copy_(torch.stack([norm, apply]))
+        if self._exchange.is_sharded:
+            self._ranks.share_out(self._arena.values)
+        if self._exchange.is_sharded or self._table is None:
+            self._model.copy.copy_(self._arena.values)
         if self._model.scales is not None:
             self._model.scales.update()
             self._model.requantise()
+
+
+def lamb_table(optimizer: Optimizer) -> LambTable | None:
+    """What the kernels of LAMB and AdamW need to know of the tensors; None for rules that have no kernels."""
+    if not isinstance(optimizer, AdamW):
+        return None
+    adapts, segments = isinstance(optimizer, Lamb), optimizer.segments
+    # The padding behind a tensor is zero and stays so; with it, every range is a multiple of what loads like.
+    stops = [*(segment.start for segment in segments[1:]), len(optimizer.values)]
+    parts = [
+        Part(segment.start, stop, segment.tensor, decay=segment.is_adapted, adapt=segment.is_adapted and adapts)
+        for segment, stop in zip(segments, stops, strict=True)
+    ]
+    return LambTable.build(parts, len(optimizer.arena.segments), optimizer.values.device)
 
 
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> AbstractContextManager[None]:
@@ -256,7 +340,9 @@ def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
     return usable, f"fused kernels, {precision} ({reason})" if usable else f"plain PyTorch, {precision} ({reason})"
 
 
-def build(model: Bert, arena: Arena, optimizer: Optimizer, settings: Settings) -> PlainCompute | FusedCompute:
+def build(
+    model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+) -> PlainCompute | FusedCompute:
     """What `choose` chose."""
     is_fused, _ = choose(settings, arena.values.device)
-    return (FusedCompute if is_fused else PlainCompute)(model, arena, optimizer, settings)
+    return (FusedCompute if is_fused else PlainCompute)(model, arena, optimizer, exchange, ranks, settings)

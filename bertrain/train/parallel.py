@@ -1,7 +1,7 @@
 """The ranks of a run: who they are, and the few things they say to each other.
 
 Ranks are started by torchrun (or by `--nproc`, which uses it). Sums go over NCCL between GPUs and over gloo
-between CPUs. A run of one rank never touches torch.distributed.
+between CPUs. A run that no launcher started is one rank, and never touches torch.distributed.
 """
 
 from __future__ import annotations
@@ -49,21 +49,65 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a process group; a single rank has one if torchrun started it."""
+        return self.control is not None
+
+    @property
+    def _copies_through_host(self) -> bool:
+        """Whether GPUs talk over gloo, which knows sums and broadcasts of their memory only."""
+        return self.device.type == "cuda" and dist.get_backend() == "gloo"
+
     def sum(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over all ranks. The order of addition depends on nothing but the ranks."""
-        if self.world > 1:
-            for tensor in tensors:
+        for tensor in tensors:
+            if self.is_connected:
                 dist.all_reduce(tensor)
+
+    def begin_sum(self, tensor: Tensor) -> dist.Work:
+        """Begin to replace a tensor by its sum over all ranks; it is done when the result was waited for."""
+        return dist.all_reduce(tensor, async_op=True)
+
+    def begin_sum_to(self, owner: int, tensor: Tensor) -> dist.Work:
+        """Begin to replace a tensor by its sum on one rank; on the others it then means nothing."""
+        if self._copies_through_host:
+            return dist.all_reduce(tensor, async_op=True)
+        return dist.reduce(tensor, owner, async_op=True)
+
+    def share_out(self, flat: Tensor) -> None:
+        """Give every rank the shards of all: rank r brings the r-th of equal parts of `flat`."""
+        if not self.is_connected:
+            return
+        parts = flat.chunk(self.world)
+        if self._copies_through_host:
+            for owner, part in enumerate(parts):
+                dist.broadcast(part, owner)
+        else:
+            _all_gather(flat, parts[self.rank])
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The parts of all ranks one after another, in host memory, on the first rank; nothing (empty) on the others.
+
+        It takes room for one part more on the device, and no more.
+        """
+        collected = []
+        for owner in range(self.world):
+            travelling = part.clone() if owner == self.rank else torch.empty_like(part)
+            dist.broadcast(travelling, owner)
+            if self.is_first:
+                collected.append(travelling.cpu())
+        return torch.cat(collected) if self.is_first else torch.empty(0)
 
     def maximum(self, *tensors: Tensor) -> None:
         """Replace each tensor by its largest values over all ranks."""
-        if self.world > 1:
-            for tensor in tensors:
+        for tensor in tensors:
+            if self.is_connected:
                 dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
     def largest(self, value: int) -> int:
         """The largest `value` that any rank brought: how ranks agree on stopping. All ranks must call it."""
-        if self.world == 1:
+        if not self.is_connected:
             return value
         words = torch.tensor([value], dtype=torch.int64)
         dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.control)
@@ -101,7 +145,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     torch.set_num_threads(settings.threads or max(1, cores // local_world))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = _fresh_store() if world > 1 else None
+    store = _fresh_store() if "RANK" in os.environ else None
     whereabouts, seconds = Whereabouts(), parse_duration(settings.hang_timeout, "train.hang_timeout")
     watchdog = (
         Watchdog(whereabouts, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
@@ -115,6 +159,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
             backend = "nccl" if has_own_gpu else "gloo"
             with _connected(backend, store, rank, world):
                 control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+                store.set(BEGUN, "1")  # here every rank is connected with every other, so none has yet to look for it
                 yield Ranks(rank, world, device, control, store, whereabouts)
     finally:
         if watchdog is not None:
@@ -141,7 +186,6 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
     """Connect the ranks; what ends one of them is told apart from what befalls the others in consequence."""
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
-        store.set(BEGUN, "1")
         yield
     except UserError:
         store.set(SAID, str(rank))  # before this rank's connections break, which the others will stumble over
@@ -172,3 +216,7 @@ def _has_said(store: Store) -> bool:
         return store.check([SAID])
     except Exception:  # whoever keeps the store may be gone too; then nobody knows
         return False
+
+
+# Newer versions of torch call it all_gather_single, and warn of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

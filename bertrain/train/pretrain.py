@@ -8,7 +8,7 @@ dry_run               what would happen, without doing it
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,43 +19,21 @@ from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, RequeueError, UserError
 from bertrain.launch.local import say_that_it_goes_on
-from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initial import initialise
+from bertrain.model.bert import Bert
 from bertrain.observe.console import Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
-from bertrain.optim.arena import Arena
-from bertrain.optim.optimizer import Optimizer
-from bertrain.optim.rules import build_optimizer
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
-from bertrain.train.checkpoint import Progress, Saver, Snapshot, copy_to_host
+from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import choose_precision, make_deterministic
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
+from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
 from bertrain.weights.source import check_fit, fill_in, read_weights
-
-
-@dataclass
-class TrainState:
-    """All that a step changes."""
-
-    model: Bert
-    arena: Arena
-    optimizer: Optimizer
-    compute: compute.Compute
-    progress: Progress
-
-    def snapshot(self) -> Snapshot:
-        """A copy off the device, which a checkpoint is written from."""
-        return Snapshot(
-            model=copy_to_host(self.arena.named(self.arena.values)),
-            optimizer=copy_to_host(self.optimizer.state() | self.compute.state()),
-            progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
-        )
 
 
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
@@ -155,12 +133,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
 
         # --- build, and restore ------------------------------------------------------------------
-        model = Bert(settings.model)
-        initialise(model, how.seed)
-        model.to(ranks.device).train()
-        arena = Arena(model, split_parts)
-        optimizer = build_optimizer(arena, settings.optimizer)
-        state = TrainState(model, arena, optimizer, compute.build(model, arena, optimizer, settings), Progress())
+        state = TrainState.build(settings, ranks)
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
         _restore(state, run, ranks, console)
         first_step = state.progress.step
@@ -169,6 +142,8 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
         if ranks.is_first:
             run.write_config(run.folder)
             _announce(run, shards, ranks, state, console)
+        if first_step < how.max_steps:
+            state.warm_up(loader.step(first_step, state.progress.samples))
         saver = Saver(run.checkpoints, settings.checkpoint.keep)
         stack.callback(saver.wait)
         skipped = SkippedSteps(how.max_skipped_steps)
@@ -204,7 +179,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
                 here.enter("reading results")
                 skipped.note(metrics.flush(), done)
             if evaluation is not None and evaluates:
-                result = evaluate_model(model, evaluation, ranks, how, settings.evaluate.max_examples)
+                result = evaluate_model(state.model, evaluation, ranks, how, settings.evaluate.max_examples)
                 metrics.evaluation(done, state.progress.samples, result)
 
             # Ranks agree on what comes next, so that none is left waiting for another.
@@ -216,8 +191,9 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
                 here.enter(SAVING)
                 skipped.note(metrics.flush(), done)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
-                if ranks.is_first and metrics.failure is None:
-                    saver.save(state.snapshot())
+                snapshot = state.snapshot()
+                if snapshot is not None and metrics.failure is None:
+                    saver.save(snapshot)
             if verdict in (STOP, REQUEUE):
                 break
             here.enter("data", done + 1)
@@ -249,13 +225,15 @@ def train_step(
     work, here = state.compute, ranks.whereabouts
     here.enter("forward and backward", step.number + 1)
     work.begin(len(step.bins))
-    for batch in step.bins:
-        work.add_bin(batch, step)
+    state.exchange.begin()
+    for number, batch in enumerate(step.bins, start=1):
+        work.add_bin(batch, step, is_last=number == len(step.bins))
         here.move()
     stopwatch.mark()
 
     here.enter("sum over ranks")
-    ranks.sum(state.arena.gradients, work.sums)
+    state.exchange.finish()
+    ranks.sum(work.sums)
     ranks.maximum(*work.peaks)
     stopwatch.mark()
 
@@ -320,7 +298,7 @@ def _begin_with(state: TrainState, run: Run, console: Console) -> None:
 
 
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
-    if ranks.store is None:
+    if ranks.store is None or ranks.world == 1:
         return None
     return RankTimes(
         rank=ranks.rank,

@@ -8,12 +8,10 @@ import torch
 from bertrain.data.loader import Loader, Step
 from bertrain.data.shards import Shards
 from bertrain.kernels.backend import available
-from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initial import initialise
-from bertrain.optim.arena import Arena
-from bertrain.optim.rules import build_optimizer
 from bertrain.settings import Settings
 from bertrain.train.compute import FusedCompute, PlainCompute
+from bertrain.train.parallel import Ranks
+from bertrain.train.state import TrainState
 from tests import helpers, twins, whole_model
 
 USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")
@@ -101,12 +99,11 @@ class Trainer:
     """A fresh model and all that a step changes."""
 
     def __init__(self, settings: Settings, *, fused: bool = True, graphs: bool = True) -> None:
-        model = Bert(settings.model)
-        initialise(model, 1)
-        model.to("cuda").train()
-        self.arena = Arena(model, split_parts)
-        self.optimizer = build_optimizer(self.arena, settings.optimizer)
-        self.compute = (FusedCompute if fused else PlainCompute)(model, self.arena, self.optimizer, settings)
+        state = TrainState.build(settings, Ranks(0, 1, torch.device("cuda")))
+        self.arena, self.optimizer = state.arena, state.optimizer
+        self.compute = (FusedCompute if fused else PlainCompute)(
+            state.model, state.arena, state.optimizer, state.exchange, state.ranks, settings
+        )
         if isinstance(self.compute, FusedCompute) and not graphs:
             self.compute._pool = None
         self.compute.restore({})  # as a run begins
@@ -115,7 +112,7 @@ class Trainer:
         """The gradient of a step's bins; what was captured of their shapes is used, what was not may be."""
         self.compute.begin(len(step.bins))
         for batch in step.bins:
-            self.compute.add_bin(batch, step)
+            self.compute.add_bin(batch, step, is_last=batch is step.bins[-1])
         return self.arena.gradients.clone()
 
     def step(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +123,7 @@ class Trainer:
 
     def state(self) -> list[torch.Tensor]:
         """Weights, moments, the count of updates and the copies to compute with."""
-        tensors = [self.arena.values, self.optimizer.buffers["first_moment"], self.optimizer.buffers["second_moment"]]
+        tensors = [self.arena.values, *self.optimizer.buffers.values()]
         tensors.append(self.optimizer.num_applied)
         if isinstance(self.compute, FusedCompute):
             tensors.append(self.compute._model.copy)

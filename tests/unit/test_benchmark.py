@@ -23,5 +23,5 @@ def test_a_benchmark_times_the_loop_and_keeps_nothing(tmp_path: Path) -> None:
     assert figures["warm_up_steps"] == 2
     assert figures["real_tokens_per_s"] > 0
     assert figures["sequences_per_s"] > 0
-    assert set(figures["phase_ms"]) == {"data", "forward_backward", "optimizer"}
+    assert set(figures["phase_ms"]) == {"data", "forward_backward", "reduction", "optimizer"}
     assert sorted(tmp_path.rglob("*")) == before

@@ -11,7 +11,7 @@ from torch import nn
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_to_norm, is_finite
+from bertrain.optim.clipping import clip_factor, is_finite
 from bertrain.optim.rules import build_optimizer
 from bertrain.settings import OptimizerSettings
 from tests import helpers
@@ -73,8 +73,8 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, poison: float, at_
         ]
         if step == at_step:
             arena.gradients[3] = poison
-        norm, scale = clip_to_norm(arena.gradients, 1.0)
-        optimizer.step(0.1, scale, is_finite(torch.tensor(1.0), norm))
+        norm = arena.gradients.norm()
+        optimizer.step(0.1, clip_factor(norm, 1.0), is_finite(torch.tensor(1.0), norm))
         after = [arena.values, *optimizer.buffers.values()]
         unchanged = [torch.equal(one, other) for one, other in zip(before, after, strict=True)]
         assert all(unchanged) if step == at_step else not any(unchanged)
@@ -83,12 +83,10 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, poison: float, at_
 
 
 def test_clipping() -> None:
-    gradients = torch.tensor([3.0, 4.0])
-    norm, scale = clip_to_norm(gradients, 1.0)
-    assert norm == 5
-    assert float(scale) == pytest.approx(0.2)
-    assert clip_to_norm(gradients, 10.0)[1] == 1
-    assert clip_to_norm(gradients, 0.0)[1] == 1
+    assert float(clip_factor(torch.tensor(5.0), 1.0)) == pytest.approx(0.2)
+    assert clip_factor(torch.tensor(5.0), torch.tensor(10.0)) == 1
+    assert clip_factor(torch.tensor(0.0), 1.0) == 1
+    assert clip_factor(torch.tensor(float("nan")), 1.0).isnan()
 
 
 def test_the_table_of_initial_weights_is_true() -> None:

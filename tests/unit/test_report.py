@@ -71,7 +71,7 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
         "gradient_norm": 2.0,
         "applied": True,
         "tokens_per_s": 50.0,
-        "seconds": {"data": 0.25, "forward_backward": 1.5, "optimizer": 0.25},
+        "seconds": {"data": 0.25, "forward_backward": 1.25, "reduction": 0.25, "optimizer": 0.25},
     }
     return record | changes
 
@@ -177,8 +177,8 @@ def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> 
     write_metrics(run, records)
     summary = history(run).summary
     assert (summary.steps, summary.samples, summary.tokens) == (20, 200, 2000)
-    assert summary.seconds == [5.0, 30.0, 5.0]
-    assert summary.shares == [0.125, 0.75, 0.125]
+    assert summary.seconds == [5.0, 25.0, 5.0, 5.0]
+    assert summary.shares == [0.125, 0.625, 0.125, 0.125]
     assert summary.tokens_per_s == 50.0
     assert summary.tail == 2
     assert summary.loss == 6.0  # step 19 has none
@@ -222,7 +222,7 @@ def test_the_parameters_are_counted(trained: Path) -> None:
 
 def test_a_rate_of_several_steps_is_tokens_over_seconds(trained: Path, tmp_path: Path, monkeypatch: Any) -> None:
     run = copy(trained, "whole", tmp_path / "run")
-    slow = {"data": 0.0, "forward_backward": 8.0, "optimizer": 0.0}
+    slow = {"data": 0.0, "forward_backward": 8.0, "reduction": 0.0, "optimizer": 0.0}
     write_metrics(run, [step(1), step(2, seconds=slow, tokens_per_s=12.5)])
     assert plots.points(history(run), "tokens_per_s").tolist() == [50.0, 12.5]
     monkeypatch.setattr(arithmetic.thin, "__defaults__", (1,))

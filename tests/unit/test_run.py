@@ -106,7 +106,8 @@ def test_drop_after_keeps_whole_lines_up_to_a_step(tmp_path: Path) -> None:
 
 def test_console_line_worked_out_by_hand() -> None:
     def record(step: int, loss: float, seconds: float) -> dict:
-        phases = {"data": 0.1 * seconds, "forward_backward": 0.8 * seconds, "optimizer": 0.1 * seconds}
+        shares = {"data": 0.1, "forward_backward": 0.7, "reduction": 0.1, "optimizer": 0.1}
+        phases = {name: share * seconds for name, share in shares.items()}
         return {
             "step": step,
             "loss": loss,
@@ -119,7 +120,7 @@ def test_console_line_worked_out_by_hand() -> None:
 
     assert console_line([record(3, 2.0, 1.0), record(4, 4.0, 3.0)], 100) == (
         "step   4/100  loss 3.0000  masked words 25.00%  lr 1.00e-03  250 tokens/s  1 not finite, not applied"
-        "  data 10% forward+backward 80% optimizer 10%  3:12 left"
+        "  data 10% forward+backward 70% reduction 10% optimizer 10%  3:12 left"
     )
 
 
