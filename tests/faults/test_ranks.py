@@ -149,7 +149,8 @@ def test_nonsense_on_one_rank_is_skipped_on_all(tmp_path: Path) -> None:
         hook.remove()
     for record, expected in zip(records(run), records(alone), strict=True):
         assert record["applied"] is expected["applied"] is not is_poisoned(record["step"])
-        assert record["loss"] == pytest.approx(expected["loss"], rel=1e-5)  # null where it is not finite
+        if record["applied"]:
+            assert record["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
