@@ -19,6 +19,7 @@ import typer
 import bertrain
 from bertrain import config
 from bertrain.cli import app
+from bertrain.errors import EXIT_CODES
 from bertrain.settings import SECTIONS
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ RUN_FOLDER = {
     "config.json": "the resolved settings, which data it was (folder and fingerprint), and the weights it began with",
     "environment.json": "one entry for each start: time, machine, ranks, versions",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
-    "metrics.jsonl": "one JSON object per line: every step once, and every evaluation",
+    "metrics.jsonl": "one JSON object per line: every step once, every evaluation, and where each rank's time went",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
     "checkpoints": "the newest `checkpoint.keep` checkpoints; `damaged-step-...` is one that was passed over",
     "report.html": "the page that `bertrain report` writes",
@@ -92,7 +93,8 @@ STEP_FIELDS = {
     "gradient_norm": "global norm before clipping",
     "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
     "tokens_per_s": "real tokens per second, all ranks together",
-    "seconds": "time of `data` (waiting for it), `forward_backward` (with the sum over ranks) and `optimizer`",
+    "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
+    "after that) and `optimizer`",
 }
 EVALUATION_FIELDS = {
     "kind": '`"evaluation"`',
@@ -106,6 +108,18 @@ EVALUATION_FIELDS = {
     "hidden_accuracy": "share of the words behind [MASK] it got right; a tenth of the words asked for stand unmasked",
     "constant_accuracy": "share that always guessing the most frequent masked word would get: the yardstick",
     "examples": "held-out examples used",
+}
+
+RANKS_FIELDS = {
+    "kind": '`"ranks"`',
+    "step": "the last of the steps that the means are over",
+    "ranks": "an entry for each rank",
+}
+RANK_FIELDS = {
+    "rank": "its number",
+    "host": "name of its machine",
+    "tokens": "its own tokens in a step, on average",
+    "seconds": "as in lines of a step, of this rank, on average",
 }
 
 
@@ -143,7 +157,8 @@ def verbs() -> Iterator[tuple[str, Any]]:
 def _verbs() -> Iterator[str]:
     yield from ("## Verbs", "")
     yield "A mistake of the user ends in one sentence and exit code 2. `bertrain VERB --help` says what stands here."
-    yield ""
+    yield from ("", "### Exit codes", "")
+    yield from _table(("code", "meaning"), [(f"{code}", meaning) for code, meaning in EXIT_CODES.items()])
     for name, command in verbs():
         text, _, example = inspect.cleandoc(command.help).partition("Example:")
         arguments = [one for one in command.params if one.param_type_name == "argument"]
@@ -278,6 +293,9 @@ def _layouts() -> Iterator[str]:
     yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
     yield from ("", *_named("field", STEP_FIELDS))
     yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
+    yield from ("Lines of the ranks, each `log.every_steps` steps, where there are several:", "")
+    yield from _named("field", RANKS_FIELDS)
+    yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
     yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
     yield from ("## A checkpoint", "")
     yield (
