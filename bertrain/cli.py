@@ -23,6 +23,7 @@ from bertrain.errors import (
     SaidElsewhereError,
     UserError,
 )
+from bertrain.launch.local import is_restart
 from bertrain.settings import Settings
 
 EXIT_INTERRUPTED = 130
@@ -50,6 +51,12 @@ Restarts = Annotated[
     int,
     typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
 ]
+MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
+MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
+SkipSteps = Annotated[
+    str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
+]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="newest, best, or the number of a step")]
 
 
 @app.callback(invoke_without_command=True)
@@ -73,6 +80,14 @@ def pretrain(
     ] = None,
     nproc: RankCount = 1,
     restarts: Restarts = 0,
+    max_steps: Annotated[str | None, typer.Option("--max-steps", metavar="N", help="train.max_steps")] = None,
+    max_samples: MaxSamples = None,
+    max_time: MaxTime = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="TIME", help="train.budget: the schedule ends with it, such as 20m"),
+    ] = None,
+    skip_steps: SkipSteps = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
     benchmark: Annotated[
@@ -90,7 +105,9 @@ def pretrain(
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --train.max_steps 200
     """
-    overrides = parse_overrides(context.args)
+    overrides = parse_overrides(context.args) + given(
+        max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
+    )
     if deterministic:
         overrides.append(("train.deterministic", "true"))
     if quiet and verbose:
@@ -137,39 +154,57 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
 
 
 @app.command(context_settings=OVERRIDES)
-def resume(context: typer.Context, run: RunFolder, nproc: RankCount = 1, restarts: Restarts = 0) -> None:
+def resume(
+    context: typer.Context,
+    run: RunFolder,
+    from_step: Annotated[
+        int | None, typer.Option(min=0, help="go back to the checkpoint of this step; later ones are put aside")
+    ] = None,
+    max_samples: MaxSamples = None,
+    max_time: MaxTime = None,
+    skip_steps: SkipSteps = None,
+    nproc: RankCount = 1,
+    restarts: Restarts = 0,
+) -> None:
     """Continue a run from its newest whole checkpoint, on any number of ranks.
 
     Settings that do not shape the training can be given anew as --section.field VALUE.
 
     Example: bertrain resume runs/tiny
     """
+    from bertrain.train import checkpoint
     from bertrain.train import pretrain as training
     from bertrain.train.runs import Run
 
-    overrides = parse_overrides(context.args)
-    config.override(Run.open(run).settings, overrides)
+    overrides = parse_overrides(context.args) + given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps)
+    opened = Run.open(run)
+    config.override(opened.settings, overrides)
     if (nproc > 1 or restarts) and not under_launcher():
+        if from_step:
+            checkpoint.find_step(opened.checkpoints, from_step)
         start_ranks(nproc, restarts, run)
-    finish(run, training.resume(run, overrides).step)
+    if is_restart():
+        from_step = None  # it has gone back, and must not do so again
+    finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 
 @app.command()
 def evaluate(
     run: RunFolder,
     data: DataFolder,
+    checkpoint: Checkpoint = "newest",
     max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Loss and accuracy of a run's newest checkpoint on held-out data.
+    """Loss and accuracy of a run on held-out data.
 
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.observe.console import evaluation_text
     from bertrain.train.evaluate import evaluate as evaluate_run
 
-    result = evaluate_run(run, data, max_examples=max_examples, device=device)
+    result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank():
         return
     if as_json:
@@ -208,6 +243,7 @@ def weights_export(
     run: RunFolder,
     out: Annotated[Path, typer.Option("--out", help="the folder to make")],
     to: Annotated[str, typer.Option(help="the format: huggingface")] = "huggingface",
+    checkpoint: Checkpoint = "newest",
 ) -> None:
     """Hand a run's weights over in a form that others load.
 
@@ -215,7 +251,9 @@ def weights_export(
     """
     from bertrain.weights.export import export
 
-    print(f"{export(run, out, to=to)}: load it with transformers.AutoModelForMaskedLM.from_pretrained")
+    print(
+        f"{export(run, out, to=to, which=checkpoint)}: load it with transformers.AutoModelForMaskedLM.from_pretrained"
+    )
 
 
 @app.command()
@@ -307,6 +345,11 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
                 raise UserError(f"--{key} has no value after it")
         pairs.append((key, value))
     return pairs
+
+
+def given(**options: str | None) -> list[tuple[str, str]]:
+    """The options of these names that were given, as settings of the run."""
+    return [(f"train.{name}", value) for name, value in options.items() if value is not None]
 
 
 def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:

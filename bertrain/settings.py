@@ -346,6 +346,11 @@ class Settings:
         parse_steps(self.train.skip_steps, "train.skip_steps")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
+        if self.train.budget and self.schedule.decay_steps:
+            raise UserError(
+                f"train.budget {self.train.budget} sets where the decay ends; leave schedule.decay_steps "
+                f"{self.schedule.decay_steps} out"
+            )
         warmup_end = self.schedule.warmup_steps + self.schedule.start_warmup_step
         if 0 < self.schedule.decay_steps < warmup_end:
             raise UserError(
@@ -367,6 +372,10 @@ class Settings:
                 raise UserError(f"evaluate.{name} is set, but evaluate.data names no folder to evaluate on")
         if evaluate.rule == "mlperf" and (evaluate.every_samples or not batch.sequences):
             raise UserError("evaluate.rule mlperf goes by batch.sequences; set that, and not evaluate.every_samples")
+        if self.checkpoint.keep_best and not self.checkpoint.enabled:
+            raise UserError(
+                "checkpoint.keep_best is set, but checkpoint.enabled is false, which keeps none; choose one"
+            )
         if self.checkpoint.keep_best and not evaluate.data:
             raise UserError("checkpoint.keep_best is set, but evaluate.data names no folder to evaluate on")
         return self

@@ -45,12 +45,14 @@ SHARD_COLUMNS = {
     "is_random": "bool: whether B was drawn from another document; the next-sentence label",
 }
 RUN_FOLDER = {
-    "config.json": "the resolved settings, which data it was (folder and fingerprint), and the weights it began with",
+    "config.json": "the resolved settings, which data it was (folder and fingerprint), the weights it began with, and "
+    "what `--budget` measured",
     "environment.json": "one entry for each start: time, machine, ranks, versions",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
-    "metrics.jsonl": "one JSON object per line: every step once, every evaluation, and where each rank's time went",
+    "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
-    "checkpoints": "the newest `checkpoint.keep` checkpoints; `damaged-step-...` is one that was passed over",
+    "checkpoints": "the newest `checkpoint.keep` checkpoints, the best and a `best.json` that names it if asked for; "
+    "`damaged-step-...` was passed over, `aside-...` was put aside by `resume --from-step`",
     "report.html": "the page that `bertrain report` writes",
     ".lock": "held by the process that trains here",
 }
@@ -69,20 +71,24 @@ ENVIRONMENT_FIELDS = {
 CHECKPOINT = {
     "model.safetensors": "weights by parameter name, fp32",
     "optimizer.safetensors": "both moments by parameter name: `first_moment/NAME`, `second_moment/NAME`",
-    "state.json": "the counters below; there is no random state to keep",
+    "state.json": "the counters and settings below; there is no random state to keep",
     "manifest.json": "size and SHA-256 of the three; written last",
 }
 STATE_FIELDS = {
     "schema_version": "version of this layout",
     "step": "optimizer steps done",
-    "samples": "examples trained on; also the position of the next one",
+    "samples": "examples trained on or left out; also the position of the next one",
     "tokens": "real tokens trained on",
-    "updates": "steps applied; the others were not finite",
+    "updates": "steps applied, with those of a run whose moments were kept; others were not finite, or left out",
+    "seconds": "time in the loop, over all starts, evaluations and saves included",
+    "best_step": "the step of the best evaluation so far; 0: none",
+    "best_accuracy": "its masked-word accuracy",
+    "settings": "those of the run, so that another run refuses it by name",
 }
 STEP_FIELDS = {
     "kind": '`"step"`',
     "step": "number of the step, from 1",
-    "samples": "examples trained on after this step, since the run began",
+    "samples": "examples trained on or passed over after this step, since the run began",
     "tokens": "real tokens in this step, all ranks together",
     "loss": "`mlm_loss` + `nsp_loss`: what is minimised",
     "mlm_loss": "mean cross-entropy of the masked words, in nats",
@@ -92,6 +98,9 @@ STEP_FIELDS = {
     "learning_rate": "the rate this step was taken with",
     "gradient_norm": "global norm before clipping",
     "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
+    "skipped": "true where `train.skip_steps` named the step: its examples were passed over, nothing was computed",
+    "not_finite": "steps so far that were not finite",
+    "spike": "true where the loss stood far above those of the steps before",
     "tokens_per_s": "real tokens per second, all ranks together",
     "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
     "after that) and `optimizer`",
@@ -108,6 +117,12 @@ EVALUATION_FIELDS = {
     "hidden_accuracy": "share of the words behind [MASK] it got right; a tenth of the words asked for stand unmasked",
     "constant_accuracy": "share that always guessing the most frequent masked word would get: the yardstick",
     "examples": "held-out examples used",
+}
+END_FIELDS = {
+    "kind": '`"end"`',
+    "step": "after which step",
+    "samples": "examples by then",
+    "reason": "why the run is over: which limit or target was reached",
 }
 
 RANKS_FIELDS = {
@@ -293,10 +308,11 @@ def _layouts() -> Iterator[str]:
     yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
     yield from ("", *_named("field", STEP_FIELDS))
     yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
+    yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
     yield from ("Lines of the ranks, each `log.every_steps` steps, where there are several:", "")
     yield from _named("field", RANKS_FIELDS)
     yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
-    yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
+    yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
     yield from ("## A checkpoint", "")
     yield (
         "A folder `checkpoints/step-00000500`, written beside its place and renamed when it is whole. It knows no "

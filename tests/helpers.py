@@ -139,9 +139,13 @@ def losses(run: Path) -> list[float]:
 
 
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_weights(sorted((run / "checkpoints").glob("step-*"))[-1])
+
+
+def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    mapped = load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
+    mapped = load_file(checkpoint / "model.safetensors")
     return {name: tensor.clone() for name, tensor in mapped.items()}
 
 

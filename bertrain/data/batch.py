@@ -36,6 +36,11 @@ class Batch:
     num_sequences: int
     num_predictions: int
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its tensors."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
+
     def to(self, device: torch.device) -> Batch:
         """This batch on `device`, copied without waiting where the memory is pinned."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))

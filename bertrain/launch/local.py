@@ -96,6 +96,11 @@ def _given_up(restarts: int) -> str:
     return f"; given up after {restarts} restart(s) without a new checkpoint (--restarts)"
 
 
+def is_restart() -> bool:
+    """Whether a launcher, ours or torchrun's, started this rank in the place of one that failed."""
+    return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def say_that_it_goes_on(step: int) -> None:
     """After the first step of ranks that were started again: how long nothing was trained. Said once."""
     failed = os.environ.pop(FAILED, "")

@@ -39,8 +39,8 @@ class Console:
         if self.level == "verbose":
             self.say(message)
 
-    def start(self, first_step: int, last_step: int) -> None:
-        """Show the bar, on a terminal."""
+    def start(self, first_step: int, last_step: int | None) -> None:
+        """Show the bar, on a terminal; None where the end is not known yet."""
         if not self._live:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -57,11 +57,11 @@ class Console:
         self._task = self._bar.add_task("starting", total=last_step, completed=first_step, left="")
         self._bar.start()
 
-    def steps(self, records: list[dict[str, Any]], last_step: int) -> None:
+    def steps(self, records: list[dict[str, Any]], last_step: int | None) -> None:
         """The steps since the last call, in one line or on the bar."""
         if self._bar is not None:
-            left = duration(seconds_left(records, last_step))
-            self._bar.update(self._task, completed=records[-1]["step"], description=brief(records), left=f"{left} left")
+            shown = {"description": brief(records), "left": time_left(records, last_step)}
+            self._bar.update(self._task, completed=records[-1]["step"], total=last_step, **shown)
         else:
             self.say(console_line(records, last_step))
         self.detail(f"  gradient norm {records[-1]['gradient_norm']:.3g}; {time_shares(records)}")
@@ -72,19 +72,24 @@ class Console:
             self._bar = None
 
 
-def console_line(records: list[dict[str, Any]], last_step: int) -> str:
+def console_line(records: list[dict[str, Any]], last_step: int | None) -> str:
     """The steps since the last line: means, real tokens per second, where the time went, what is left."""
-    newest = records[-1]["step"]
-    return (
-        f"step {newest:>{len(str(last_step))}}/{last_step}  {figures(records)}  {time_shares(records)}"
-        f"  {duration(seconds_left(records, last_step))} left"
-    )
+    newest, last = records[-1]["step"], str(last_step or "?")
+    line = f"step {newest:>{len(last)}}/{last}  {figures(records)}  {time_shares(records)}"
+    return f"{line}  {time_left(records, last_step)}".rstrip()
+
+
+def time_left(records: list[dict[str, Any]], last_step: int | None) -> str:
+    """How long it will take at the speed of these steps, if the end is known."""
+    return f"{duration(seconds_left(records, last_step))} left" if last_step else ""
 
 
 def figures(records: list[dict[str, Any]]) -> str:
     """Mean loss and accuracy, the newest rate, and real tokens per second over these steps."""
-    skipped = sum(not record["applied"] for record in records)
-    note = f"  {skipped} not finite, not applied" if skipped else ""
+    left_out = len(records) - len(computed(records))
+    not_finite = sum(not record["applied"] for record in records) - left_out
+    note = f"  {not_finite} not finite, not applied" if not_finite else ""
+    note += f"  {left_out} left out" if left_out else ""
     speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
     return (
         f"loss {_mean(records, 'loss'):.4f}  masked words {_mean(records, 'mlm_accuracy'):.2%}"
@@ -133,9 +138,15 @@ def evaluation_text(result: dict[str, float]) -> str:
     return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}; {yardstick}"
 
 
+def computed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that were not left out by train.skip_steps."""
+    return [record for record in records if not record.get("skipped")]
+
+
 def _seconds(records: list[dict[str, Any]]) -> float:
     return sum(sum(record["seconds"].values()) for record in records)
 
 
 def _mean(records: list[dict[str, Any]], name: str) -> float:
-    return sum(record[name] for record in records) / len(records)
+    values = [record[name] for record in computed(records)]
+    return sum(values) / len(values) if values else float("nan")

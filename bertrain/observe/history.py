@@ -130,6 +130,8 @@ class Summary:
     mlm_accuracy: float
     best: dict[str, Any] | None  # the evaluation with the highest masked-word accuracy, the earliest of equals
     skipped: list[int]  # steps that were not finite, or not applied
+    left_out: list[int]  # steps passed over on request
+    spikes: list[int]  # steps whose loss stood far above those before
 
 
 def summarise(history: History) -> Summary:
@@ -139,6 +141,7 @@ def summarise(history: History) -> Summary:
     total_seconds, tokens = max(sum(seconds), 1e-9), sum(step["tokens"] for step in steps)
     judged = [result for result in history.evaluations if result["mlm_accuracy"] is not None]
     finite = np.isfinite(history.column("loss") + history.column("gradient_norm"))
+    left_out = {step["step"] for step in steps if step.get("skipped")}
     return Summary(
         steps=steps[-1]["step"],
         samples=steps[-1]["samples"],
@@ -150,7 +153,13 @@ def summarise(history: History) -> Summary:
         loss=mean(history.column("loss")[-tail:]),
         mlm_accuracy=mean(history.column("mlm_accuracy")[-tail:]),
         best=max(judged, key=lambda result: result["mlm_accuracy"], default=None),
-        skipped=[step["step"] for step, good in zip(steps, finite, strict=True) if not (good and step["applied"])],
+        skipped=[
+            step["step"]
+            for step, good in zip(steps, finite, strict=True)
+            if not (good and step["applied"]) and step["step"] not in left_out
+        ],
+        left_out=sorted(left_out),
+        spikes=[step["step"] for step in steps if step.get("spike")],
     )
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,8 +21,11 @@ import torch
 from torch import Tensor
 
 from bertrain.files import write_atomically
-from bertrain.observe.console import PHASES, Console, evaluation_text
+from bertrain.observe.console import PHASES, Console, evaluation_text, warn
+from bertrain.observe.spikes import WINDOW, SpikeWatch
 from bertrain.train.stragglers import RankTimes
+
+MOST_DURATIONS = 20  # that are remembered, for whoever asks how fast it goes
 
 
 class Stopwatch:
@@ -74,6 +78,7 @@ class StepRecord:
     verdict: Tensor  # gradient norm, and 1 if the step was applied
     marks: list[Any] = field(default_factory=list)
     own_tokens: int = 0  # of this rank alone
+    skipped: bool = False  # left out on request
 
 
 class Metrics:
@@ -86,19 +91,24 @@ class Metrics:
         console: Console,
         *,
         first_step: int,
-        last_step: int,
+        last_step: int | None,
         tensorboard: bool,
         is_writer: bool,
         rank_times: RankTimes | None = None,
     ) -> None:
-        self._stopwatch, self._console = stopwatch, console
-        self._last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
+        self._folder, self._stopwatch, self._console = folder, stopwatch, console
+        self.last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
         self._waiting: list[StepRecord] = []
+        self.durations: deque[float] = deque(maxlen=MOST_DURATIONS)
+        """Seconds of the newest steps that were computed."""
+        self._not_finite, self._spikes, self._was_spike = 0, SpikeWatch(), False
         self._file: TextIO | None = None
         self._board: Any = None
         self.failure: OSError | None = None
         if is_writer:
-            drop_after(folder / "metrics.jsonl", first_step)
+            kept = drop_after(folder / "metrics.jsonl", first_step)
+            self._not_finite = kept[-1].get("not_finite", 0) if kept else 0
+            self._spikes = SpikeWatch(record["loss"] for record in kept[-WINDOW:] if record["loss"] is not None)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
@@ -109,7 +119,7 @@ class Metrics:
         self._waiting.append(record)
 
     def flush(self) -> list[bool]:
-        """Write the waiting steps, say one line about them, and return for each whether it was applied."""
+        """Write the waiting steps, say one line about them, and return for each whether it was finite."""
         if not self._waiting:
             return []
         records = [self._finish(record) for record in self._waiting]
@@ -122,8 +132,8 @@ class Metrics:
         if self._is_writer:
             for record in records:
                 self._write(record)
-            self._console.steps(records, self._last_step)
-        return [record["applied"] for record in records]
+            self._console.steps(records, self.last_step)
+        return [record["applied"] or record["skipped"] for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
         """Write and say the result of an evaluation."""
@@ -131,31 +141,59 @@ class Metrics:
             self._write({"kind": "evaluation", "step": step, "samples": samples} | result)
             self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
+    def end(self, step: int, samples: int, reason: str) -> None:
+        """Write and say why the run is over."""
+        if self._is_writer:
+            self._collect_last_times()
+            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason})
+            self._console.say(f"the end, after step {step} ({samples} samples): {reason}")
+
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
-        if self._rank_times is not None:
-            for arrived in self._rank_times.close():
-                self._write(arrived)
+        self._collect_last_times()
         for sink in (self._file, self._board):
             if sink is not None:
                 with suppress(OSError):
                     sink.close()
 
+    def _collect_last_times(self) -> None:
+        if self._rank_times is not None:
+            for arrived in self._rank_times.close():
+                self._write(arrived)
+
     def _finish(self, record: StepRecord) -> dict[str, Any]:
         gradient_norm, applied = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
+        figures = averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp)
+        if not record.skipped:
+            self.durations.append(sum(phases))
+            self._not_finite += not applied
         return {
             "kind": "step",
             "step": record.step,
             "samples": record.samples,
             "tokens": record.tokens,
-            **averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp),
+            **figures,
             "learning_rate": record.learning_rate,
             "gradient_norm": gradient_norm,
             "applied": bool(applied),
+            "skipped": record.skipped,
+            "not_finite": self._not_finite,
+            "spike": self._watch(record.step, figures["loss"]),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
         }
+
+    def _watch(self, step: int, loss: float) -> bool:
+        """Whether this loss is a spike, with a warning at the first of several in a row."""
+        is_spike = self._spikes.is_spike(loss)
+        if is_spike and not self._was_spike and self._is_writer:
+            warn(
+                f"the loss of step {step} is {loss:.4f}, far above those before it; should it stay there, go back with "
+                f"`bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
+            )
+        self._was_spike = is_spike
+        return is_spike
 
     def _write(self, record: dict[str, Any]) -> None:
         """Write one record. An error is kept for the loop to see, since the ranks must end together."""
@@ -194,18 +232,26 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: boo
     return result
 
 
-def drop_after(path: Path, step: int) -> None:
-    """Take out of a metrics file what lies beyond `step`, so that a resumed run says each step once."""
+def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Take out of a metrics file what lies beyond `step`, and an end that was none; returns the steps that are left.
+
+    So a resumed run says each step once.
+    """
     if not path.is_file():
-        return
-    kept = []
+        return []
+    kept, steps = [], []
     for line in path.read_text().splitlines(keepends=True):
         try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
+            record = json.loads(line)
+            if not line.endswith("\n") or record["step"] > step or record.get("kind") == "end":
+                continue
         except (ValueError, KeyError):
             continue  # a line torn by a crash belongs to a step that will be done again
+        kept.append(line)
+        if record.get("kind") == "step":
+            steps.append(record)
     write_atomically(path, "".join(kept))
+    return steps
 
 
 def _finite(value: Any) -> Any:

@@ -170,12 +170,15 @@ def _run_key(histories: Sequence[History]) -> str:
 def _warnings(histories: Sequence[History]) -> str:
     notes = []
     for history in histories:
-        skipped = history.summary.skipped
-        steps = ", ".join(f"{step:,}" for step in skipped[:MOST_NAMED]) + ", …" * (len(skipped) > MOST_NAMED)
-        text = (
-            f"{history.name}: {len(skipped):,} of {len(history.steps):,} steps were not finite and not applied: {steps}"
-        )
-        notes.append(f'<p class="warning">{escape(text)}</p>' if skipped else "")
+        summary, total = history.summary, f"{len(history.steps):,}"
+        for steps, what in (
+            (summary.skipped, f"of {total} steps were not finite and not applied"),
+            (summary.left_out, f"of {total} steps were left out on request"),
+            (summary.spikes, f"of {total} steps had a loss far above those before"),
+        ):
+            named = ", ".join(f"{step:,}" for step in steps[:MOST_NAMED]) + ", …" * (len(steps) > MOST_NAMED)
+            text = f"{history.name}: {len(steps):,} {what}: {named}"
+            notes.append(f'<p class="warning">{escape(text)}</p>' if steps else "")
     return "".join(notes)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bertrain.settings import Settings
+from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
 from bertrain.train.pretrain import open_for, settle_precision, train
 from bertrain.train.runs import Run
@@ -26,13 +26,14 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     settings = settle_precision(settings, None)
     settings = replace(
         settings,
-        train=replace(settings.train, max_steps=warm_up + steps),
-        evaluate=replace(settings.evaluate, data="", every_samples=0),
+        train=replace(settings.train, max_steps=warm_up + steps, max_samples=0, max_time="", budget="", skip_steps=""),
+        evaluate=EvaluateSettings(),
+        checkpoint=CheckpointSettings(enabled=False),
     )
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
         shards = open_for(data, settings, ranks)
         run = Run.create(Path(folder) / "run", settings, shards, "", "")
-        train(run, shards, ranks, saves=False)
+        train(run, shards, ranks)
         if not ranks.is_first:
             return {}
         lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

@@ -3,8 +3,9 @@
     checkpoints/step-00000500/
         model.safetensors       weights by parameter name
         optimizer.safetensors   moments by parameter name
-        state.json              counters; there is no random state to keep
+        state.json              counters, and the settings it was made with; there is no random state to keep
         manifest.json           size and SHA-256 of the three, written last
+    checkpoints/best.json       which of them is the best, with checkpoint.keep_best
 
 A checkpoint knows no world size. It is written beside its place, synced, and renamed; the folders before it are
 deleted only after that. Nothing in it is a pickle. Training waits for a copy to host memory, not for the disk.
@@ -16,8 +17,9 @@ import json
 import os
 import shutil
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,12 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertrain.errors import UserError
-from bertrain.files import file_digest
+from bertrain.files import file_digest, write_atomically
 
 SCHEMA_VERSION = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 FILES = (MODEL, OPTIMIZER, STATE)
 MANIFEST = "manifest.json"
+BEST = "best.json"
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,15 @@ class Progress:
 
     step: int = 0
     samples: int = 0
-    """Examples trained on: also the position of the next one in the endless order."""
+    """Examples trained on or left out: also the position of the next one in the endless order."""
     tokens: int = 0
     updates: int = 0
-    """Steps applied; the others were not finite."""
+    """Steps applied, with those of a run whose moments were kept; the others were not finite, or left out."""
+    seconds: float = 0.0
+    """Time in the loop, over all starts, evaluations and saves included."""
+    best_step: int = 0
+    """The step of the best evaluation so far, 0 if there was none, and the masked-word accuracy there."""
+    best_accuracy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,10 @@ class Snapshot:
 class Saver:
     """Writes snapshots in the background, one at a time, and says so when one could not be written."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(
+        self, folder: Path, keep: int, *, keep_best: bool = False, settings: dict[str, Any] | None = None
+    ) -> None:
+        self.folder, self.keep, self.keep_best, self.settings = folder, keep, keep_best, settings
         self._writer: threading.Thread | None = None
         self.failure: Exception | None = None
 
@@ -76,7 +86,9 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
-            write_checkpoint(self.folder, snapshot)
+            write_checkpoint(self.folder, snapshot, self.settings)
+            if self.keep_best and snapshot.progress.best_step == snapshot.progress.step:
+                write_best(self.folder, snapshot.progress)
             purge(self.folder, self.keep)
         except Exception as error:  # the loop looks at it after each step and ends the run
             self.failure = error
@@ -86,8 +98,12 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Write one checkpoint into `folder`; on any error nothing of it is left there."""
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
+    """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
     final = folder / checkpoint_name(snapshot.progress.step)
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -98,7 +114,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
             save_file(snapshot.optimizer, partial / OPTIMIZER)
         except SafetensorError as error:
             raise OSError(f"{error}") from None  # its writer wraps the system's error in text
-        state = {"schema_version": SCHEMA_VERSION} | asdict(snapshot.progress)
+        state = {"schema_version": SCHEMA_VERSION} | asdict(snapshot.progress) | {"settings": settings or {}}
         (partial / STATE).write_text(json.dumps(state, indent=1) + "\n")
         manifest = {name: dict(zip(("bytes", "sha256"), file_digest(partial / name), strict=True)) for name in FILES}
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -122,11 +138,63 @@ def _sync(path: Path) -> None:
 
 
 def purge(folder: Path, keep: int) -> None:
-    """Delete the oldest checkpoints beyond `keep`; one half deleted by a crash no longer has a checkpoint's name."""
+    """Delete the oldest checkpoints beyond `keep`, but never the best.
+
+    One half deleted by a crash no longer has a checkpoint's name.
+    """
+    best = read_best(folder)
     for path in whole_checkpoints(folder)[:-keep]:
-        doomed = path.with_name(f".{path.name}.partial")
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        if best is None or path.name != checkpoint_name(best):
+            doomed = path.with_name(f".{path.name}.partial")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def write_best(folder: Path, progress: Progress) -> None:
+    """State which checkpoint is the best. It must be on the disk already."""
+    best = {"step": progress.best_step, "mlm_accuracy": progress.best_accuracy}
+    write_atomically(folder / BEST, json.dumps(best) + "\n")
+
+
+def read_best(folder: Path) -> int | None:
+    """The step of the checkpoint that is stated to be the best, if one is."""
+    try:
+        return int(json.loads((folder / BEST).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
+    """Make best.json say what a run resumed at `progress` knows; whether its best is there, and a warning if lost.
+
+    The checkpoint resumed from knows which step was the best; best.json may be behind it (a kill between the two) or
+    name one that is damaged, or gone.
+    """
+    damage = find_damage(folder / checkpoint_name(progress.best_step)) if progress.best_step else "none was known"
+    if damage is None:
+        write_best(folder, progress)
+        return True, ""
+    stated = read_best(folder)
+    (folder / BEST).unlink(missing_ok=True)
+    lost = f"the best checkpoint, of step {stated}, is lost ({damage}); the next evaluation is the best so far"
+    return False, lost if stated else ""
+
+
+def set_aside(folder: Path, step: int) -> list[Path]:
+    """Rename the checkpoints after `step`, the newest first, so that they are not found again; nothing is deleted.
+
+    Killed in between, the run stands at a checkpoint that is still whole.
+    """
+    if (read_best(folder) or 0) > step:
+        (folder / BEST).unlink()
+    moved = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        if path.name > checkpoint_name(step):
+            number = 1
+            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
+                number += 1
+            moved.append(path.rename(aside))
+    return moved
 
 
 def tidy(folder: Path, newest: Path | None) -> None:
@@ -177,6 +245,34 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
     return None, warnings
 
 
+def choose(folder: Path, which: str) -> tuple[Path | None, list[str]]:
+    """A whole checkpoint of a run by `newest`, `best` or its step, with warnings for those passed over.
+
+    None stands for a run without a whole checkpoint; one that was asked for and is not there, or is damaged, is
+    refused.
+    """
+    if which == "newest":
+        return newest_whole(folder)
+    if which != "best" and not (which.isascii() and which.isdigit()):
+        raise UserError(f"--checkpoint is newest, best or the number of a step, not {which!r}")
+    step = read_best(folder) if which == "best" else int(which)
+    if step is None:
+        raise UserError(f"no checkpoint in {folder} is stated to be the best; checkpoint.keep_best true keeps one")
+    return find_step(folder, step), []
+
+
+def find_step(folder: Path, step: int) -> Path:
+    """The whole checkpoint of a step, or a refusal that says which there are."""
+    path = folder / checkpoint_name(step)
+    if not path.is_dir():
+        there = ", ".join(str(step_of(one)) for one in whole_checkpoints(folder)) or "none"
+        raise UserError(f"{folder} holds no checkpoint of step {step}; there are: {there}")
+    damage = find_damage(path)
+    if damage is not None:
+        raise UserError(f"the checkpoint {path} is damaged: {damage}; choose another")
+    return path
+
+
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The model's tensors by name."""
     return load_file(checkpoint / MODEL)
@@ -184,10 +280,21 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 def read_progress(checkpoint: Path) -> Progress:
     """How far the run had come."""
-    state = json.loads((checkpoint / STATE).read_text())
-    if state.pop("schema_version") != SCHEMA_VERSION:
+    state = _read_state(checkpoint)
+    return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
+
+
+def read_settings(checkpoint: Path) -> dict[str, Any]:
+    """The settings of the run that wrote it."""
+    settings: dict[str, Any] = _read_state(checkpoint).get("settings", {})
+    return settings
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
+    if state["schema_version"] != SCHEMA_VERSION:
         raise UserError(f"{checkpoint} was written by another version of bertrain")
-    return Progress(**state)
+    return state
 
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from bertrain.data.batch import Batch
 from bertrain.data.loader import Loader
 from bertrain.data.source import open_data
 from bertrain.errors import UserError
@@ -20,32 +22,65 @@ from bertrain.train import checkpoint, parallel
 from bertrain.train.precision import autocast
 from bertrain.train.runs import Run, refuse_other_vocabulary
 
+KEPT_BYTES = 1 << 30  # of a rank's held-out batches, on its device; if they are more, they are made anew each time
+
 
 def evaluate(
-    run: str | Path, data: str | Path, *, max_examples: int = 0, device: Literal["auto", "cpu", "cuda"] = "auto"
+    run: str | Path,
+    data: str | Path,
+    *,
+    which: str = "newest",
+    max_examples: int = 0,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> dict[str, float]:
-    """Loss and accuracy of a run's newest whole checkpoint on a prepared folder, and the step it stands at."""
+    """Loss and accuracy of a run on a prepared folder, and the step it stands at.
+
+    `which` is its `newest` whole checkpoint, its `best` one, or the number of a step.
+    """
     opened = Run.open(run)
     train = replace(opened.settings.train, device=device)
     shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
     refuse_other_vocabulary(shards, opened.vocabulary_hash)
-    newest, warnings = checkpoint.newest_whole(opened.checkpoints)
+    chosen, warnings = checkpoint.choose(opened.checkpoints, which)
     for warning in warnings:
         warn(warning)
-    if newest is None:
+    if chosen is None:
         raise UserError(f"the run {run} has no whole checkpoint to evaluate yet")
     with parallel.join(train) as ranks:
         loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
         model = Bert(opened.settings.model).to(ranks.device)
-        model.load_state_dict(checkpoint.read_weights(newest))
-        result = evaluate_model(model, loader, ranks, train, max_examples)
-    return {"step": float(checkpoint.read_progress(newest).step)} | result
+        model.load_state_dict(checkpoint.read_weights(chosen))
+        result = evaluate_model(model, HeldOut(loader, max_examples), ranks, train)
+    return {"step": float(checkpoint.read_progress(chosen).step)} | result
+
+
+class HeldOut:
+    """A rank's share of the held-out batches, kept on the device once they have been there."""
+
+    def __init__(self, loader: Loader, max_examples: int) -> None:
+        self.mask_id = loader.shards.vocabulary.id_of("[MASK]")
+        self._loader, self._max_examples = loader, max_examples
+        self._kept: list[Batch] = []
+        self._is_whole = False
+
+    def batches(self, device: torch.device) -> Iterator[Batch]:
+        """The batches, the same each time, on `device`."""
+        if self._is_whole:
+            yield from self._kept
+            return
+        kept, room = list[Batch](), KEPT_BYTES
+        for batch in self._loader.evaluation(self._max_examples):
+            moved = batch.to(device)
+            room -= moved.num_bytes
+            if room >= 0:
+                kept.append(moved)
+            yield moved
+        if room >= 0:
+            self._kept, self._is_whole = kept, True
 
 
 @torch.no_grad()
-def evaluate_model(
-    model: Bert, loader: Loader, ranks: parallel.Ranks, settings: TrainSettings, max_examples: int
-) -> dict[str, float]:
+def evaluate_model(model: Bert, held_out: HeldOut, ranks: parallel.Ranks, settings: TrainSettings) -> dict[str, float]:
     """Averages over the whole evaluation set, each rank computing its share; dropout off."""
     was_training = model.training
     model.eval()
@@ -53,19 +88,17 @@ def evaluate_model(
     counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     words = torch.zeros(model.settings.vocab_size, dtype=torch.float64, device=ranks.device)
     hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # right ones, and all
-    mask_id = loader.shards.vocabulary.id_of("[MASK]")
     ranks.whereabouts.enter("evaluation")
-    for batch in loader.evaluation(max_examples):
+    for batch in held_out.batches(ranks.device):
         ranks.whereabouts.move()
-        moved = batch.to(ranks.device)
         with autocast(settings, ranks.device):
-            outputs = model(moved)
-        sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, moved).stack()
+            outputs = model(batch)
+        sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).stack()
         counts += torch.tensor([batch.num_predictions, batch.num_sequences], device=ranks.device)
-        is_hidden = (moved.input_ids[moved.mlm_positions] == mask_id) & (moved.mlm_labels >= 0)
-        is_right = outputs.mlm_logits.argmax(-1) == moved.mlm_labels
+        is_hidden = (batch.input_ids[batch.mlm_positions] == held_out.mask_id) & (batch.mlm_labels >= 0)
+        is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels
         hidden += torch.stack([(is_right & is_hidden).sum(), is_hidden.sum()])
-        words += torch.bincount(moved.mlm_labels[moved.mlm_labels >= 0], minlength=len(words))
+        words += torch.bincount(batch.mlm_labels[batch.mlm_labels >= 0], minlength=len(words))
     ranks.sum(sums, counts, words, hidden)
     model.train(was_training)
     num_predictions, num_sequences = map(int, counts.tolist())

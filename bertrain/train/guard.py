@@ -11,8 +11,8 @@ from typing import Any
 
 from bertrain.errors import AgreedError, UserError
 
-GO_ON, STOP, REQUEUE, FAIL = 0, 1, 2, 3
-"""What a rank brings to the agreement after each step; the largest decides for all."""
+GO_ON, SAVE, END, STOP, REQUEUE, FAIL = range(6)
+"""What a rank brings to the agreement after each step; the largest decides for all. SAVE and END are of the clock."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -86,18 +86,16 @@ class Ranks:
         else:
             _all_gather(flat, parts[self.rank])
 
-    def gather(self, part: Tensor) -> Tensor:
-        """The parts of all ranks one after another, in host memory, on the first rank; nothing (empty) on the others.
+    def gather(self, part: Tensor, into: Tensor | None) -> None:
+        """Copy the parts of all ranks, one after another, `into` host memory of the first rank; the others bring none.
 
         It takes room for one part more on the device, and no more.
         """
-        collected = []
         for owner in range(self.world):
             travelling = part.clone() if owner == self.rank else torch.empty_like(part)
             dist.broadcast(travelling, owner)
-            if self.is_first:
-                collected.append(travelling.cpu())
-        return torch.cat(collected) if self.is_first else torch.empty(0)
+            if into is not None:
+                into.chunk(self.world)[owner].copy_(travelling)
 
     def maximum(self, *tensors: Tensor) -> None:
         """Replace each tensor by its largest values over all ranks."""

@@ -7,8 +7,9 @@ dry_run               what would happen, without doing it
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -20,20 +21,22 @@ from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, RequeueError, UserError
 from bertrain.launch.local import say_that_it_goes_on
 from bertrain.model.bert import Bert
-from bertrain.observe.console import Console, warn
+from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
+from bertrain.train.agenda import Agenda
+from bertrain.train.beginning import begin_with, check_beginning
+from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
-from bertrain.train.evaluate import evaluate_model
+from bertrain.train.evaluate import HeldOut, evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import choose_precision, make_deterministic
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
-from bertrain.weights.source import check_fit, fill_in, read_weights
 
 
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
@@ -43,30 +46,50 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     already, it is continued.
     """
     init = str(Path(init).resolve()) if init else ""
-    settings = settle_precision(settings, run)
+    settings = settle_budget(settle_precision(settings, run), run)
     fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
         shards = open_for(data, settings, ranks)
         if ranks.is_first and not (Path(run) / "config.json").is_file():
             Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
+        _warn_of_no_checkpoints(settings, ranks)
         return train(Run.open(run).continued(settings, shards.folder), shards, ranks)
 
 
-def resume(run: str | Path, overrides: list[tuple[str, str]] | None = None) -> Progress:
-    """Continue the run in the folder `run` from its newest whole checkpoint.
+def resume(
+    run: str | Path, overrides: list[tuple[str, str]] | None = None, *, from_step: int | None = None
+) -> Progress:
+    """Continue the run in the folder `run` from its newest whole checkpoint, or from the one of `from_step`.
 
     `overrides` may change settings that do not shape the training: where and how it runs, what is said and saved.
+    Going back puts the later checkpoints aside, under another name, and takes the later steps out of the metrics.
     """
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
+    if is_restarted():
+        from_step = None  # it went back when it was started; a restart goes on from what was done since
+    if from_step:
+        checkpoint.find_step(opened.checkpoints, from_step)
     if not opened.data.exists():
         raise UserError(
             f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
             "--data and its new place"
         )
     with parallel.join(settings.train) as ranks:
-        return train(opened.continued(settings, opened.data), open_for(opened.data, settings, ranks), ranks)
+        _warn_of_no_checkpoints(settings, ranks)
+        run_now = opened.continued(settings, opened.data)
+        return train(run_now, open_for(opened.data, settings, ranks), ranks, from_step=from_step)
+
+
+def _warn_of_no_checkpoints(settings: Settings, ranks: parallel.Ranks) -> None:
+    if ranks.is_first and not settings.checkpoint.enabled:
+        warn("checkpoint.enabled is false: nothing will be saved, so a signal or a failure loses the run")
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has started this command again, after a rank failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def settle_precision(settings: Settings, run: str | Path | None) -> Settings:
@@ -86,7 +109,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
-    settings = settle_precision(settings, run)
+    settings = settle_budget(settle_precision(settings, run), run)
     device, _ = parallel.choose_device(settings.train.device)
     compute.choose(settings, device)
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
@@ -101,19 +124,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
         Run.open(run).refuse_other(settings, init)
     else:
         check_free(Path(run))
-    return _check_beginning(settings, shards, init)
-
-
-def _check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
-    """Refuse weights to begin with that do not fit; returns their fingerprint, or nothing without `init`."""
-    if not init:
-        return ""
-    weights = read_weights(init)
-    if weights.vocabulary is not None:
-        refuse_other_vocabulary(shards, weights.vocabulary.hash)
-    with torch.device("meta"):
-        check_fit(dict(Bert(settings.model).named_parameters()), weights)
-    return weights.fingerprint
+    return check_beginning(settings, shards, init)
 
 
 def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
@@ -121,8 +132,8 @@ def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> D
     return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = True) -> Progress:
-    """The run from its newest checkpoint, or its beginning, to its end; a benchmark saves nothing."""
+def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None) -> Progress:
+    """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end."""
     settings, how = run.settings, run.settings.train
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
@@ -135,83 +146,106 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, saves: bool = 
         # --- build, and restore ------------------------------------------------------------------
         state = TrainState.build(settings, ranks)
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
-        _restore(state, run, ranks, console)
+        _restore(state, run, ranks, console, from_step)
         first_step = state.progress.step
         loader = _loader(shards, settings, ranks)
-        evaluation = _evaluation_loader(run, ranks)
+        held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
             _announce(run, shards, ranks, state, console)
-        if first_step < how.max_steps:
-            state.warm_up(loader.step(first_step, state.progress.samples))
-        saver = Saver(run.checkpoints, settings.checkpoint.keep)
+        keeping = settings.checkpoint
+        saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
         skipped = SkippedSteps(how.max_skipped_steps)
         stopwatch = Stopwatch(ranks.device)
+        agenda = Agenda(settings, state.progress, run.measured, keeps_time=ranks.is_first)
+        ending = agenda.why_over(state.progress)
+        if not ending:
+            state.warm_up(loader.step(first_step, state.progress.samples))
+        if not ending and keeping.enabled:
+            state.make_room_for_snapshots()
+        last_step = None if agenda.is_open_ended else agenda.last_step
         metrics = Metrics(
             run.folder,
             stopwatch,
             console,
             first_step=first_step,
-            last_step=how.max_steps,
+            last_step=last_step,
             tensorboard=settings.log.tensorboard,
             is_writer=ranks.is_first,
             rank_times=_rank_times(ranks, settings),
         )
         stack.callback(metrics.close)
-        console.start(first_step, how.max_steps)
+        console.start(first_step, last_step)
         stack.callback(console.stop)
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
         verdict, here = GO_ON, ranks.whereabouts
+        agenda.start_clock()
         here.enter("data", first_step + 1)
-        for step in loader.steps(first_step, state.progress.samples, how.max_steps):
+        for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
             stopwatch.mark()
-            metrics.add(train_step(state, step, settings, ranks, stopwatch))
-            done, is_last = state.progress.step, state.progress.step == how.max_steps
-            evaluates = evaluation is not None and (is_last or _is_due(step, settings.evaluate.every_samples))
-            is_due = is_last or (settings.checkpoint.every_steps > 0 and done % settings.checkpoint.every_steps == 0)
-
-            if done == first_step + 1 and ranks.is_first:
-                say_that_it_goes_on(done)
-            if evaluates or is_due or done % settings.log.every_steps == 0:
-                here.enter("reading results")
-                skipped.note(metrics.flush(), done)
-            if evaluation is not None and evaluates:
-                result = evaluate_model(state.model, evaluation, ranks, how, settings.evaluate.max_examples)
-                metrics.evaluation(done, state.progress.samples, result)
+            before = state.progress
+            if agenda.leaves_out(step.number + 1):
+                metrics.add(leave_out(state, step, settings, stopwatch))
+            else:
+                metrics.add(train_step(state, step, agenda.settings_of(step.number + 1), ranks, stopwatch))
+            done = state.progress.step
 
             # Ranks agree on what comes next, so that none is left waiting for another.
             here.enter("agreeing on what comes next")
-            verdict = ranks.largest(FAIL if saver.failure or metrics.failure else stop_signal.verdict)
+            mine = FAIL if saver.failure or metrics.failure else stop_signal.verdict or agenda.word()
+            verdict = ranks.largest(mine)
             if verdict == FAIL:
                 break
-            if saves and (is_due or verdict in (STOP, REQUEUE)):
-                here.enter(SAVING)
+            if done == first_step + 1 and ranks.is_first:
+                say_that_it_goes_on(done)
+            due = agenda.after(before, state.progress, verdict)
+
+            if due.flushes:
+                here.enter("reading results")
                 skipped.note(metrics.flush(), done)
+            evaluation_began = agenda.seconds()
+            if held_out is not None and due.evaluates:
+                result = evaluate_model(state.model, held_out, ranks, how)
+                metrics.evaluation(done, state.progress.samples, result)
+                due = agenda.judge(due, state.progress, result["mlm_accuracy"])
+            if due.measures:
+                measured = agenda.measure(state.progress, metrics.durations, agenda.seconds() - evaluation_began)
+                run = _fix_length(run, measured, ranks, console)
+                due = agenda.fix(due, run.settings, state.progress)
+                metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
+            if due.saves:
+                here.enter(SAVING)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
+                saver.wait()  # the snapshot before this one is in the memory that this one takes
                 snapshot = state.snapshot()
                 if snapshot is not None and metrics.failure is None:
-                    saver.save(snapshot)
-            if verdict in (STOP, REQUEUE):
+                    saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
+            ending = due.ending
+            if ending or verdict in (STOP, REQUEUE):
                 break
             here.enter("data", done + 1)
             stopwatch.start()
 
         # --- the end -----------------------------------------------------------------------------
         here.enter(SAVING)
+        if ending and verdict != FAIL:
+            metrics.end(state.progress.step, state.progress.samples, ending)
         saver.wait()
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):
             raise failure
         if ranks.largest(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
-        if verdict in (STOP, REQUEUE) and state.progress.step < how.max_steps:
+        if verdict in (STOP, REQUEUE) and not ending:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
-            kept = f", which is saved; continue with `bertrain resume {run.folder}`" if saves else ""
+            kept = f"which is saved; continue with `bertrain resume {run.folder}`"
+            if not settings.checkpoint.enabled:
+                kept = "of which nothing is saved (checkpoint.enabled false)"
             stopped = RequeueError if verdict == REQUEUE else AgreedError
-            raise stopped(f"stopped by {name} after step {state.progress.step}{kept}")
+            raise stopped(f"stopped by {name} after step {state.progress.step}, {kept}")
         return state.progress
 
 
@@ -262,39 +296,77 @@ def train_step(
     )
 
 
-def _restore(state: TrainState, run: Run, ranks: parallel.Ranks, console: Console) -> None:
-    """Bring back the newest whole checkpoint, or begin with the weights of `run.init`, or with fresh ones."""
+def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> StepRecord:
+    """Pass over a step: its examples count as seen, and nothing is computed or changed."""
+    for _ in PHASES[1:]:
+        stopwatch.mark()
+    state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
+    return StepRecord(
+        step=step.number + 1,
+        samples=step.next_position,
+        tokens=0,
+        num_predictions=step.num_predictions,
+        num_sequences=step.num_sequences,
+        nsp=settings.model.nsp,
+        learning_rate=0.0,
+        sums=torch.full((4,), torch.nan),
+        verdict=torch.tensor([torch.nan, 0.0]),
+        marks=stopwatch.lap(),
+        skipped=True,
+    )
+
+
+def _fix_length(run: Run, measured: Measured, ranks: parallel.Ranks, console: Console) -> Run:
+    """The run with the number of steps that its budget has room for, as the first rank measured it."""
+    measured = replace(measured, max_steps=ranks.from_first(measured.max_steps))
+    run = run.of_length(asdict(measured))
+    if ranks.is_first:
+        run.write_config(run.folder)  # before any checkpoint relies on it
+        console.say(measured.describe(run.settings.train.budget))
+        _warn_of_warm_up(run.settings)
+    return run
+
+
+def _restore(
+    state: TrainState, run: Run, ranks: parallel.Ranks, console: Console, from_step: int | None = None
+) -> None:
+    """Bring back the newest whole checkpoint, or begin with the weights of `run.init`, or with fresh ones.
+
+    With `from_step`, the checkpoints after that step are put aside first.
+    """
     newest: Path | None = None
     if ranks.is_first:
+        for path in checkpoint.set_aside(run.checkpoints, from_step) if from_step is not None else ():
+            console.say(f"put aside: {path}")
         newest, warnings = checkpoint.newest_whole(run.checkpoints)
         for warning in warnings:
             warn(warning)
         checkpoint.tidy(run.checkpoints, newest)
-    step = ranks.from_first(checkpoint.read_progress(newest).step if newest else -1)
+    step = ranks.from_first(checkpoint.step_of(newest) if newest else -1)
     if step >= 0:
-        snapshot = checkpoint.read_checkpoint(run.checkpoints / checkpoint.checkpoint_name(step))
+        path = run.checkpoints / checkpoint.checkpoint_name(step)
+        run.refuse_foreign(path, checkpoint.read_settings(path))
+        snapshot = checkpoint.read_checkpoint(path)
         state.arena.load(state.arena.values, snapshot.model)
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
         state.compute.restore(snapshot.optimizer)
         state.progress = snapshot.progress
+        if run.settings.checkpoint.keep_best:
+            state.progress = _settle_best(run, snapshot.progress, ranks)
     else:
         if run.init:
-            _begin_with(state, run, console)
+            begin_with(state.arena, state.optimizer, run, console)
         state.compute.restore({})
 
 
-def _begin_with(state: TrainState, run: Run, console: Console) -> None:
-    """Take the weights of another run or of a Hugging Face folder; the optimizer and the counters begin anew."""
-    weights = read_weights(run.init)
-    if weights.fingerprint != run.init_fingerprint:
-        raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
-    initialised = fill_in(state.arena.named(state.arena.values), weights)
-    taken = len(state.arena.places) - len(initialised)
-    console.say(f"beginning with the weights of {weights.origin}: {taken} tensors taken")
-    left_over = [*weights.left_over, *(name for name in weights.tensors if name not in state.arena.places)]
-    for kind, names in (("initialised afresh", initialised), ("left over", left_over)):
-        if names:
-            console.say(f"  {kind}: {', '.join(names)}")
+def _settle_best(run: Run, progress: Progress, ranks: parallel.Ranks) -> Progress:
+    """`progress`, its best forgotten where that checkpoint is not there any more."""
+    is_there = True
+    if ranks.is_first:
+        is_there, warning = checkpoint.settle_best(run.checkpoints, progress)
+        if warning:
+            warn(warning)
+    return progress if ranks.from_first(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
 
 
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
@@ -314,17 +386,12 @@ def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Lo
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
 
 
-def _evaluation_loader(run: Run, ranks: parallel.Ranks) -> Loader | None:
+def _held_out(run: Run, ranks: parallel.Ranks) -> HeldOut | None:
     if not run.settings.evaluate.data:
         return None
     shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
-    return _loader(shards, run.settings, ranks)
-
-
-def _is_due(step: Step, every_samples: int) -> bool:
-    """Whether this step crossed a multiple of `every_samples` (0: never)."""
-    return bool(every_samples) and step.next_position // every_samples > step.first_position // every_samples
+    return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples)
 
 
 def _failure_sentence(run: Run, failure: Exception | None) -> str:
@@ -350,11 +417,18 @@ def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainS
     )
     if shards.predictions is not None:
         console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
-    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
-        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
+    if settings.train.budget and not run.measured:
+        console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
+    else:
+        _warn_of_warm_up(settings)
     if state.progress.step:
         console.say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
+
+
+def _warn_of_warm_up(settings: Settings) -> None:
+    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
+        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
 
 
 def _describe_rows(shards: DataSource, settings: Settings) -> str:
@@ -378,7 +452,7 @@ def _count(model: Bert) -> int:
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
-    _check_beginning(settings, shards, init)
+    check_beginning(settings, shards, init)
     check_groups(settings.batch.group_size, world)
     loader = Loader(shards, settings, world=world)
     step, part = loader.step(0, 0), training_rows(shards, settings)
@@ -400,10 +474,16 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
-        f"steps: {settings.train.max_steps:,}, about "
-        f"{settings.train.max_steps * step.num_sequences / len(part):.1f} epochs",
+        _describe_length(settings, step.num_sequences / len(part)),
     ]
     return "\n".join(lines)
+
+
+def _describe_length(settings: Settings, epochs_per_step: float) -> str:
+    how = settings.train
+    if how.budget:
+        return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
+    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs"
 
 
 def activation_bytes(settings: Settings) -> int:

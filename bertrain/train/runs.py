@@ -3,7 +3,7 @@
 config.json        what was asked for, resolved, and which data it was
 environment.json   where it ran: one entry for each start
 vocab.txt          the vocabulary, so that the weights can be used without the data
-metrics.jsonl      every step once
+metrics.jsonl      every step once, every evaluation, and the end
 tensorboard/
 checkpoints/step-…/
 """
@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,6 +46,8 @@ class Run:
     lower_case: bool
     init: str
     init_fingerprint: str
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What `train.budget` was measured to come to (see budget.py); empty until then, or without one."""
 
     @property
     def checkpoints(self) -> Path:
@@ -76,6 +78,7 @@ class Run:
                 lower_case=content["data"]["lower_case"],
                 init=content["init"]["source"],
                 init_fingerprint=content["init"]["fingerprint"],
+                measured=content.get("measured", {}),
             )
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is damaged, so the run cannot be opened") from None
@@ -113,12 +116,30 @@ class Run:
                 "lower_case": self.lower_case,
             },
             "init": {"source": self.init, "fingerprint": self.init_fingerprint},
+            "measured": self.measured,
         }
         write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
 
     def continued(self, settings: Settings, data: Path) -> Run:
         """This run with settings that may differ in what does not shape the training, its data maybe elsewhere."""
         return replace(self, settings=settings, data=data.resolve())
+
+    def of_length(self, measured: dict[str, Any]) -> Run:
+        """This run, its length fixed by what was measured."""
+        train = replace(self.settings.train, max_steps=measured["max_steps"])
+        return replace(self, settings=replace(self.settings, train=train), measured=measured)
+
+    def refuse_foreign(self, checkpoint: Path, settings: dict[str, Any]) -> None:
+        """Refuse a checkpoint that a run of other settings wrote, naming those that shape the training."""
+        theirs = from_dict(settings)
+        if self.settings.train.budget:  # it may have been written before the length was fixed
+            theirs = replace(theirs, train=replace(theirs.train, max_steps=self.settings.train.max_steps))
+        fields = differing(self.settings, theirs)
+        if fields:
+            raise AgreedError(
+                f"the checkpoint {checkpoint} was written by another run, which differs in {', '.join(fields)}; "
+                "move it away"
+            )
 
     def refuse_other(self, settings: Settings, init: str) -> None:
         """Refuse to continue this run as one of other settings, or of other weights to begin with."""

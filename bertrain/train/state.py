@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from bertrain.train.checkpoint import Progress, Snapshot, copy_to_host
 from bertrain.train.exchange import Exchange
 from bertrain.train.parallel import Ranks
 
+WEIGHTS = "weights"
+
 
 @dataclass
 class TrainState:
@@ -31,6 +33,7 @@ class TrainState:
     compute: compute.Compute
     ranks: Ranks
     progress: Progress
+    _host: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def build(settings: Settings, ranks: Ranks) -> TrainState:
@@ -46,16 +49,35 @@ class TrainState:
         return TrainState(model, arena, optimizer, exchange, work, ranks, Progress())
 
     def snapshot(self) -> Snapshot | None:
-        """A copy off the device, which a checkpoint is written from: on the first rank, but all must ask for it."""
-        gathered = self.ranks.gather if self.exchange.is_sharded else _as_it_is
-        whole = {name: gathered(buffer) for name, buffer in self.optimizer.buffers.items()}
+        """A copy off the device, which a checkpoint is written from: on the first rank, but all must ask for it.
+
+        It lives in memory that the next snapshot uses again, so that one must have been written by then.
+        """
+        self.make_room_for_snapshots()
+        for name, buffer in self._flat().items():
+            if self.exchange.is_sharded and name != WEIGHTS:
+                self.ranks.gather(buffer, self._host.get(name))
+            elif self.ranks.is_first:
+                self._host[name].copy_(buffer, non_blocking=True)
         if not self.ranks.is_first:
             return None
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
+        buffers = {name: self._host[name] for name in self.optimizer.buffers}
         return Snapshot(
-            model=copy_to_host(self.arena.named(self.arena.values)),
-            optimizer=copy_to_host(self.optimizer.state(whole) | self.compute.state()),
+            model=self.arena.named(self._host[WEIGHTS]),
+            optimizer=self.optimizer.state(buffers) | copy_to_host(self.compute.state()),
             progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
         )
+
+    def make_room_for_snapshots(self) -> None:
+        """Set host memory aside on the first rank; page-locked where a GPU copies into it, which takes a moment."""
+        if self.ranks.is_first and not self._host:
+            on_gpu, size = self.ranks.device.type == "cuda", len(self.arena.values)
+            self._host = {name: torch.empty(size, pin_memory=on_gpu) for name in self._flat()}
+
+    def _flat(self) -> dict[str, Tensor]:
+        return {WEIGHTS: self.arena.values} | self.optimizer.buffers
 
     def warm_up(self, step: Step) -> None:
         """Two passes over a bin of `step` and its way through the other ranks; nothing of it is kept.
@@ -75,7 +97,3 @@ class TrainState:
 
 def _leave(tensor: Tensor) -> None:
     """A sum over one rank."""
-
-
-def _as_it_is(buffer: Tensor) -> Tensor:
-    return buffer

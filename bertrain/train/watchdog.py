@@ -27,8 +27,8 @@ from bertrain.errors import EXIT_HUNG
 
 STARTING, SAVING = "starting", "saving"
 PLACES = (
-    STARTING, "data", "forward and backward", "sum over ranks", "update", "reading results", "evaluation",
-    "agreeing on what comes next", SAVING,
+    STARTING, "data", "forward and backward", "sum over ranks", "update", "agreeing on what comes next",
+    "reading results", "evaluation", SAVING,
 )  # fmt: skip
 """Where a rank can be, in the order of a step: of ranks that stand still, the one that came least far is waited for."""
 

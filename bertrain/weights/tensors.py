@@ -12,6 +12,9 @@ from bertrain.settings import ModelSettings
 PADDED_BY_VOCABULARY = ("embeddings.words.weight", "masked_words.bias")
 """Tensors with a row for each word, which may have rows of padding after them."""
 
+POSITIONS = "embeddings.positions.weight"
+"""The tensor with a row for each position of a sequence."""
+
 
 @dataclass(frozen=True)
 class Weights:

@@ -146,7 +146,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_tutorial_runs_as_written(followed: Path) -> None:
     assert (followed / "runs" / "first" / "report.html").is_file()
-    steps = [json.loads(line)["step"] for line in (followed / "runs" / "first" / "metrics.jsonl").open()]
+    lines = [json.loads(line) for line in (followed / "runs" / "first" / "metrics.jsonl").open()]
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == list(range(1, 61)), "stopped and resumed, each step stands there once"
 
 
@@ -191,8 +192,10 @@ def test_the_reference_names_what_folders_hold(generator: ModuleType, followed: 
 
 
 def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, followed: Path) -> None:
-    for line in (followed / "runs" / "first" / "metrics.jsonl").open():
-        assert list(json.loads(line)) == list(generator.STEP_FIELDS)
+    *steps, end = map(json.loads, (followed / "runs" / "first" / "metrics.jsonl").open())
+    for line in steps:
+        assert list(line) == list(generator.STEP_FIELDS)
+    assert list(end) == list(generator.END_FIELDS)
     from bertrain.train.evaluate import evaluate
 
     result = evaluate(followed / "runs" / "first", followed / "held-out", max_examples=4, device="cpu")

@@ -1,0 +1,122 @@
+"""Two phases: a run that begins with another's weights, positions and optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertrain.errors import UserError
+from bertrain.model.bert import Bert
+from bertrain.model.initial import initialise
+from bertrain.train import checkpoint
+from bertrain.train.pretrain import pretrain
+from bertrain.weights.export import export
+from tests import helpers
+
+POSITIONS = "embeddings.positions.weight"
+SECOND = {
+    "model__max_positions": 96,
+    "data__max_seq_length": 96,
+    "train__init_positions": "extend",
+    "batch__sequences": 8,
+}
+STILL = {"train__max_steps": 1, "optimizer__learning_rate": 0, "schedule__warmup_steps": 0}
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """A first phase of six steps with 64 positions; data of 64 and of 96 tokens lie beside it."""
+    short = helpers.make_data(tmp_path / "short", max_seq_length=64)
+    helpers.make_data(tmp_path / "long", max_seq_length=96)
+    pretrain(helpers.tiny_settings(train__max_steps=6, batch__sequences=8), short, tmp_path / "first")
+    return tmp_path / "first"
+
+
+def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
+    """128 tokens, then 256, with the optimizer kept: what a user types."""
+    helpers.make_data(tmp_path / "short", max_seq_length=128)
+    helpers.make_data(tmp_path / "long", max_seq_length=256)
+    one, two = tmp_path / "one", tmp_path / "two"
+    shape = {"data__max_predictions": 20, "batch__token_budget": 512}
+    start = ["pretrain", "bert-tiny", "--data", tmp_path / "short" / "data", "--run", one, "--max-steps", 4]
+    helpers.bertrain(*start, *helpers.tiny_arguments(**shape, model__max_positions=128, data__max_seq_length=128))
+    arguments = helpers.tiny_arguments(
+        **shape, model__max_positions=256, data__max_seq_length=256, train__init_positions="extend",
+        train__init_optimizer="keep",
+    )  # fmt: skip
+    said = helpers.bertrain(
+        "pretrain", "bert-tiny", "--data", tmp_path / "long" / "data", "--run", two, "--init", one, *arguments,
+        "--max-steps", 3,
+    ).stdout  # fmt: skip
+    assert f"beginning with the weights of {one / 'checkpoints' / 'step-00000004'}: 38 tensors taken" in said
+    assert "initialised afresh: positions 128 to 255" in said
+    assert "optimizer: its state there, after 4 updates, is kept" in said
+    assert len(helpers.losses(two)) == 3
+    assert checkpoint.read_progress(two / "checkpoints" / "step-00000003").updates == 4 + 3
+
+
+def test_positions_are_extended_by_fresh_ones(first: Path, tmp_path: Path) -> None:
+    data = tmp_path / "long" / "data"
+    settings = helpers.tiny_settings(**SECOND, **STILL)
+    pretrain(settings, data, tmp_path / "second", init=str(first))
+    before, after = helpers.final_weights(first), helpers.final_weights(tmp_path / "second")
+    fresh = Bert(settings.model)
+    initialise(fresh, settings.train.seed)
+    assert torch.equal(after[POSITIONS][:64], before[POSITIONS])
+    assert torch.equal(after[POSITIONS][64:], fresh.embeddings.positions.weight[64:])
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if name != POSITIONS)
+    with pytest.raises(
+        UserError, match=r"positions.weight is \(64, 32\), not \(96, 32\); .*--train.init_positions extend"
+    ):
+        pretrain(
+            helpers.tiny_settings(**SECOND | {"train__init_positions": "same"}), data, tmp_path / "r", init=str(first)
+        )
+    fewer = helpers.tiny_settings(model__max_positions=48, data__max_seq_length=48, train__init_positions="extend")
+    with pytest.raises(UserError, match=r"holds an example of|is \(64, 32\), not \(48, 32\)$"):
+        pretrain(fewer, tmp_path / "short" / "data", tmp_path / "r", init=str(first))
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_kept_optimizer_goes_on_where_it_was(first: Path, tmp_path: Path) -> None:
+    """One step of no gradient (all of it is clipped away) leaves the moments decayed by beta, and nothing else."""
+    settings = helpers.tiny_settings(
+        **SECOND, **STILL, train__init_optimizer="keep", optimizer__clip_norm=1e-30, model__hidden_dropout=0
+    )
+    pretrain(settings, tmp_path / "long" / "data", tmp_path / "second", init=str(first))
+    before = load_file(first / "checkpoints" / "step-00000006" / "optimizer.safetensors")
+    after = load_file(tmp_path / "second" / "checkpoints" / "step-00000001" / "optimizer.safetensors")
+    for key, tensor in before.items():
+        beta = settings.optimizer.beta1 if key.startswith("first") else settings.optimizer.beta2
+        torch.testing.assert_close(after[key][: len(tensor)], beta * tensor, rtol=1e-5, atol=1e-12)
+    rows = after[f"first_moment/{POSITIONS}"]
+    assert len(rows) == 96
+    assert float(rows[64:].abs().max()) < 1e-20, "rows that were not there begin at zero"
+    assert checkpoint.read_progress(tmp_path / "second" / "checkpoints" / "step-00000001").updates == 7
+
+
+def test_a_reset_optimizer_begins_anew(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain(
+        helpers.tiny_settings(train__max_steps=2), tmp_path / "short" / "data", tmp_path / "second", init=str(first)
+    )
+    assert "optimizer: begins anew" in capsys.readouterr().out
+    assert checkpoint.read_progress(tmp_path / "second" / "checkpoints" / "step-00000002").updates == 2
+
+
+def test_what_cannot_be_kept_is_refused(first: Path, tmp_path: Path) -> None:
+    data = tmp_path / "short" / "data"
+
+    def refused(init: Path | str, **settings: object) -> str:
+        with pytest.raises(UserError) as error:
+            pretrain(helpers.tiny_settings(**settings), data, tmp_path / "refused", init=str(init))
+        assert not (tmp_path / "refused").exists()
+        return str(error.value)
+
+    keep = {"train__init_optimizer": "keep"}
+    assert "was trained with adamw, and optimizer.name is lamb" in refused(first, **keep, optimizer__name="lamb")
+    export(first, tmp_path / "exported")
+    assert "holds weights alone; use reset" in refused(tmp_path / "exported", **keep)
+    assert refused("", **keep) == "train.init_optimizer keep is about a run to begin with, and there is no --init"
+    assert "train.init_positions extend" in refused("", train__init_positions="extend")
