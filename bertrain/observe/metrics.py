@@ -1,4 +1,5 @@
-"""What a run records of itself: metrics.jsonl (every step, once), TensorBoard, and what the console shows.
+"""What a run records of itself: metrics.jsonl (every step once, evaluations, where each rank's time went), TensorBoard,
+and what the console shows.
 
 Numbers that live on the device are kept there until a line is due; only then is the device waited for.
 """
@@ -23,6 +24,7 @@ from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text, warn
 from bertrain.observe.spikes import WINDOW, SpikeWatch
+from bertrain.train.stragglers import RankTimes
 
 MOST_DURATIONS = 20  # that are remembered, for whoever asks how fast it goes
 
@@ -77,6 +79,7 @@ class StepRecord:
     verdict: Tensor  # gradient norm, and 1 if the step was applied
     marks: list[Any] = field(default_factory=list)
     balance: Balance | None = None  # where nothing was computed, there is none
+    own_tokens: int = 0  # of this rank alone
     skipped: bool = False  # left out on request
 
 
@@ -93,9 +96,10 @@ class Metrics:
         last_step: int | None,
         tensorboard: bool,
         is_writer: bool,
+        rank_times: RankTimes | None = None,
     ) -> None:
         self._folder, self._stopwatch, self._console = folder, stopwatch, console
-        self.last_step, self._is_writer = last_step, is_writer
+        self.last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
         self._waiting: list[StepRecord] = []
         self.durations: deque[float] = deque(maxlen=MOST_DURATIONS)
         """Seconds of the newest steps that were computed."""
@@ -121,6 +125,11 @@ class Metrics:
         if not self._waiting:
             return []
         records = [self._finish(record) for record in self._waiting]
+        if self._rank_times is not None:
+            for record, waiting in zip(records, self._waiting, strict=True):
+                self._rank_times.note(record["step"], record["seconds"], waiting.own_tokens)
+            for arrived in self._rank_times.arrived():
+                self._write(arrived)
         self._waiting.clear()
         if self._is_writer:
             for record in records:
@@ -137,15 +146,22 @@ class Metrics:
     def end(self, step: int, samples: int, reason: str) -> None:
         """Write and say why the run is over."""
         if self._is_writer:
+            self._collect_last_times()
             self._write({"kind": "end", "step": step, "samples": samples, "reason": reason})
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}")
 
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
+        self._collect_last_times()
         for sink in (self._file, self._board):
             if sink is not None:
                 with suppress(OSError):
                     sink.close()
+
+    def _collect_last_times(self) -> None:
+        if self._rank_times is not None:
+            for arrived in self._rank_times.close():
+                self._write(arrived)
 
     def _finish(self, record: StepRecord) -> dict[str, Any]:
         gradient_norm, applied = record.verdict.tolist()

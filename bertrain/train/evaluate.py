@@ -88,7 +88,9 @@ def evaluate_model(model: Bert, held_out: HeldOut, ranks: parallel.Ranks, settin
     counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     words = torch.zeros(model.settings.vocab_size, dtype=torch.float64, device=ranks.device)
     hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # right ones, and all
+    ranks.whereabouts.enter("evaluation")
     for batch in held_out.batches(ranks.device):
+        ranks.whereabouts.move()
         with autocast(settings, ranks.device):
             outputs = model(batch)
         sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).stack()

@@ -20,7 +20,8 @@ from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
-from bertrain.errors import AgreedError, UserError
+from bertrain.errors import AgreedError, RequeueError, UserError
+from bertrain.launch.local import say_that_it_goes_on
 from bertrain.model.bert import Bert
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
@@ -32,10 +33,12 @@ from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, evaluate_model
-from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
+from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import choose_precision, make_deterministic
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
 from bertrain.train.state import TrainState
+from bertrain.train.stragglers import RankTimes
+from bertrain.train.watchdog import SAVING
 
 
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
@@ -174,6 +177,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             last_step=last_step,
             tensorboard=settings.log.tensorboard,
             is_writer=ranks.is_first,
+            rank_times=_rank_times(ranks, settings),
         )
         stack.callback(metrics.close)
         console.start(first_step, last_step)
@@ -181,8 +185,9 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
-        verdict = GO_ON
+        verdict, here = GO_ON, ranks.whereabouts
         agenda.start_clock()
+        here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
             stopwatch.mark()
             before = state.progress
@@ -193,13 +198,17 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             done = state.progress.step
 
             # Ranks agree on what comes next, so that none is left waiting for another.
-            mine = FAIL if saver.failure or metrics.failure else STOP if stop_signal.received else agenda.word()
+            here.enter("agreeing on what comes next")
+            mine = FAIL if saver.failure or metrics.failure else stop_signal.verdict or agenda.word()
             verdict = ranks.largest(mine)
             if verdict == FAIL:
                 break
+            if done == first_step + 1 and ranks.is_first:
+                say_that_it_goes_on(done)
             due = agenda.after(before, state.progress, verdict)
 
             if due.flushes:
+                here.enter("reading results")
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
@@ -212,17 +221,20 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
                 due = agenda.fix(due, run.settings, state.progress)
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
             if due.saves:
+                here.enter(SAVING)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
                 saver.wait()  # the snapshot before this one is in the memory that this one takes
                 snapshot = state.snapshot()
                 if snapshot is not None and metrics.failure is None:
                     saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
             ending = due.ending
-            if ending or verdict == STOP:
+            if ending or verdict in (STOP, REQUEUE):
                 break
+            here.enter("data", done + 1)
             stopwatch.start()
 
         # --- the end -----------------------------------------------------------------------------
+        here.enter(SAVING)
         if ending and verdict != FAIL:
             metrics.end(state.progress.step, state.progress.samples, ending)
         saver.wait()
@@ -231,12 +243,13 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             raise failure
         if ranks.largest(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
-        if verdict == STOP and not ending:
+        if verdict in (STOP, REQUEUE) and not ending:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
             kept = f"which is saved; continue with `bertrain resume {run.folder}`"
             if not settings.checkpoint.enabled:
                 kept = "of which nothing is saved (checkpoint.enabled false)"
-            raise AgreedError(f"stopped by {name} after step {state.progress.step}, {kept}")
+            stopped = RequeueError if verdict == REQUEUE else AgreedError
+            raise stopped(f"stopped by {name} after step {state.progress.step}, {kept}")
         return state.progress
 
 
@@ -247,17 +260,22 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
-    work = state.compute
+    work, here = state.compute, ranks.whereabouts
+    here.enter("forward and backward", step.number + 1)
     work.begin(len(step.bins))
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
         work.add_bin(batch, step, is_last=number == len(step.bins))
+        here.move()
     stopwatch.mark()
+
+    here.enter("sum over ranks")
     state.exchange.finish()
     ranks.sum(work.sums)
     ranks.maximum(*work.peaks)
     stopwatch.mark()
 
+    here.enter("update")
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
     verdict = work.update(rate)
     stopwatch.mark()
@@ -279,6 +297,7 @@ def train_step(
         verdict=verdict,
         balance=step.balance,
         marks=stopwatch.lap(),
+        own_tokens=sum(batch.num_tokens for batch in step.bins),
     )
 
 
@@ -353,6 +372,18 @@ def _settle_best(run: Run, progress: Progress, ranks: parallel.Ranks) -> Progres
         if warning:
             warn(warning)
     return progress if ranks.from_first(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
+
+
+def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
+    if ranks.store is None or ranks.world == 1:
+        return None
+    return RankTimes(
+        rank=ranks.rank,
+        world=ranks.world,
+        store=ranks.store,
+        every_steps=settings.log.every_steps,
+        factor=settings.log.straggler_factor,
+    )
 
 
 def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
