@@ -63,7 +63,7 @@ def _vector_units() -> Finding:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return Finding("cpu", platform.processor() or "unknown", "note", "no /proc/cpuinfo to read its features from")
-    from bertrain.train.precision import cpu_flags  # and with it torch
+    from bertrain.train.isa import cpu_flags
 
     flags = cpu_flags()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text
+from bertrain.train.loss_scale import MINIMUM
 
 
 class Stopwatch:
@@ -69,7 +70,7 @@ class StepRecord:
     nsp: bool
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
-    verdict: Tensor  # gradient norm, and 1 if the step was applied
+    verdict: Tensor  # gradient norm, 1 if the step was applied, and in fp16 the loss scale it was computed at
     marks: list[Any] = field(default_factory=list)
 
 
@@ -105,7 +106,10 @@ class Metrics:
         self._waiting.append(record)
 
     def flush(self) -> list[bool]:
-        """Write the waiting steps, say one line about them, and return for each whether it was applied."""
+        """Write the waiting steps, say one line about them, and return for each whether it was as it should be.
+
+        That is: applied, or left out because of an overflow that a smaller loss scale mends.
+        """
         if not self._waiting:
             return []
         records = [self._finish(record) for record in self._waiting]
@@ -114,7 +118,7 @@ class Metrics:
             for record in records:
                 self._write(record)
             self._console.steps(records, self._last_step)
-        return [record["applied"] for record in records]
+        return [record["applied"] or record.get("loss_scale", MINIMUM) > MINIMUM for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
         """Write and say the result of an evaluation."""
@@ -130,7 +134,7 @@ class Metrics:
                     sink.close()
 
     def _finish(self, record: StepRecord) -> dict[str, Any]:
-        gradient_norm, applied = record.verdict.tolist()
+        gradient_norm, applied, *loss_scale = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
         return {
             "kind": "step",
@@ -141,6 +145,7 @@ class Metrics:
             "learning_rate": record.learning_rate,
             "gradient_norm": gradient_norm,
             "applied": bool(applied),
+            **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
         }

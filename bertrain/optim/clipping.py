@@ -6,12 +6,17 @@ import torch
 from torch import Tensor
 
 
-def clip_to_norm(gradients: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Norm of the flat gradients, and the factor that brings it down to `limit` (1 where it is below, or limit 0)."""
+def clip_to_norm(gradients: Tensor, limit: float, loss_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Norm of the flat gradients, and the factor that brings it down to `limit` (1 where it is below, or limit 0).
+
+    Gradients of a loss that was multiplied by `loss_scale` are too large by it: the norm is the true one, and the
+    factor undoes the scale too.
+    """
     norm = torch.linalg.vector_norm(gradients)
-    if limit == 0:
-        return norm, torch.ones_like(norm)
-    return norm, limit / norm.clamp(min=limit)
+    if loss_scale is not None:
+        norm = norm / loss_scale
+    factor = torch.ones_like(norm) if limit == 0 else limit / norm.clamp(min=limit)
+    return norm, factor if loss_scale is None else factor / loss_scale
 
 
 def is_finite(loss: Tensor, gradient_norm: Tensor) -> Tensor:

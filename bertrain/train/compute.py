@@ -26,7 +26,10 @@ from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import clip_to_norm, is_finite
 from bertrain.optim.lamb import AdaptiveOptimizer
 from bertrain.settings import Settings
-from bertrain.train.precision import autocast
+from bertrain.train import isa
+from bertrain.train.loss_scale import LossScale
+from bertrain.train.precision import autocast, check_precision
+from bertrain.train.recompute import recompute_layers
 
 
 class Compute(Protocol):
@@ -53,7 +56,10 @@ class Compute(Protocol):
         """Largest magnitudes since `begin`, of which `update` wants the largest over all ranks."""
 
     def update(self, rate: float) -> Tensor:
-        """Apply the gradient; returns the gradient's norm and 1 if the step was applied, 0 if it was not finite."""
+        """Apply the gradient; returns its norm and 1 if the step was applied, 0 if it was not finite.
+
+        Where the loss is scaled, the scale of this step comes third.
+        """
 
 
 class PlainCompute:
@@ -62,14 +68,16 @@ class PlainCompute:
     def __init__(self, model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> None:
         self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
         self.sums = torch.zeros(4, dtype=torch.float64, device=arena.values.device)
-
         self.peaks: list[Tensor] = []
+        self._loss_scale = LossScale(self.sums.device) if settings.train.precision == "fp16" else None
+        recompute_layers(model, settings.train.activation_checkpointing)
 
     def state(self) -> dict[str, Tensor]:
-        return {}
+        return {} if self._loss_scale is None else self._loss_scale.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        pass  # it keeps no copy
+        if self._loss_scale is not None:
+            self._loss_scale.load(state)
 
     def begin(self, num_bins: int) -> None:
         self._arena.gradients.zero_()
@@ -84,14 +92,18 @@ class PlainCompute:
             outputs = self._model(batch)
         sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
         loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
-        loss.backward()
+        (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
         self.sums += sums.stack()
 
     def update(self, rate: float) -> Tensor:
-        norm, scale = clip_to_norm(self._arena.gradients, self._settings.optimizer.clip_norm)
+        scaled_by = self._loss_scale.scale.clone() if self._loss_scale is not None else None
+        norm, factor = clip_to_norm(self._arena.gradients, self._settings.optimizer.clip_norm, scaled_by)
         apply = is_finite(self.sums.sum(), norm)
-        self._optimizer.step(rate, scale, apply)
-        return torch.stack([norm, apply])
+        self._optimizer.step(rate, factor, apply)
+        if self._loss_scale is None or scaled_by is None:
+            return torch.stack([norm, apply])
+        self._loss_scale.update(apply)
+        return torch.stack([norm, apply, scaled_by])
 
 
 FP8_SCALE = "fp8/scale"
@@ -111,7 +123,8 @@ class FusedCompute:
     """The kernels, in bf16 or FP8. Each shape of bin runs once as it is, then as a CUDA graph."""
 
     def __init__(self, model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> None:
-        self._model = FusedBert(model, arena, fp8=settings.train.precision == "fp8")
+        how = settings.train
+        self._model = FusedBert(model, arena, fp8=how.precision == "fp8", recompute=how.activation_checkpointing)
         self._arena, self._optimizer, self._settings = arena, optimizer, settings
         device = arena.values.device
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
@@ -241,18 +254,20 @@ def why_unfit(settings: Settings) -> str:
 def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
     """Whether to compute on the kernels, and why (not)."""
     precision = settings.train.precision
+    check_precision(settings.train, device)
     usable, reason = backend.available(device)
     if settings.train.kernels == "plain":
         usable, reason = False, "asked for"
-    elif precision == "fp32":
-        usable, reason = False, "the kernels work in bf16 or fp8, not in fp32"
+    elif precision not in ("bf16", "fp8"):
+        usable, reason = False, f"the kernels work in bf16 or fp8, not in {precision}"
     elif usable and why_unfit(settings):
         usable, reason = False, why_unfit(settings)
     elif usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
         usable, reason = False, f"{torch.cuda.get_device_name(device)} has no FP8"
     if precision == "fp8" and not usable:
         raise UserError(f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16")
-    return usable, f"fused kernels, {precision} ({reason})" if usable else f"plain PyTorch, {precision} ({reason})"
+    instructions = f"; {isa.describe(settings.train.isa)}" if device.type == "cpu" else ""
+    return usable, f"{'fused kernels' if usable else 'plain PyTorch'}, {precision} ({reason}){instructions}"
 
 
 def build(model: Bert, arena: Arena, optimizer: AdaptiveOptimizer, settings: Settings) -> PlainCompute | FusedCompute:

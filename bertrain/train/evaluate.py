@@ -17,7 +17,7 @@ from bertrain.observe.console import warn
 from bertrain.observe.metrics import averages
 from bertrain.settings import TrainSettings
 from bertrain.train import checkpoint, parallel
-from bertrain.train.precision import autocast
+from bertrain.train.precision import autocast, set_precision
 from bertrain.train.runs import Run, refuse_other_vocabulary
 
 
@@ -34,6 +34,7 @@ def evaluate(
         warn(warning)
     if newest is None:
         raise UserError(f"the run {run} has no whole checkpoint to evaluate yet")
+    set_precision(train)
     with parallel.join(train) as ranks:
         loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
         model = Bert(opened.settings.model).to(ranks.device)
