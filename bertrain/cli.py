@@ -17,6 +17,7 @@ from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
 from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
 from bertrain.settings import Settings
+from bertrain.train.isa import cap_isa
 
 EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
@@ -86,6 +87,7 @@ def pretrain(
     if quiet or verbose:
         overrides.append(("log.level", "quiet" if quiet else "verbose"))
     resolved = config.resolve(recipe, overrides, settings_file)
+    cap_isa(resolved.train.isa)
     if dry_run:
         from bertrain.train import pretrain as training
 
@@ -132,11 +134,12 @@ def resume(context: typer.Context, run: RunFolder, nproc: RankCount = 1) -> None
 
     Example: bertrain resume runs/tiny
     """
-    from bertrain.train import pretrain as training
     from bertrain.train.runs import Run
 
     overrides = parse_overrides(context.args)
-    config.override(Run.open(run).settings, overrides)
+    cap_isa(config.override(Run.open(run).settings, overrides).train.isa)
+    from bertrain.train import pretrain as training
+
     if nproc > 1 and not under_launcher():
         start_ranks(nproc)
     finish(run, training.resume(run, overrides).step)

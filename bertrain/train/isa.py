@@ -38,13 +38,19 @@ def cpu_flags() -> set[str]:
 
 def newest_of(flags: set[str]) -> Isa | None:
     """The newest of the three that a CPU with these flags has; None for none of them."""
-    found: list[Isa] = [name for name in ("amx", "avx512", "avx2") if FLAGS[name] in flags]  # type: ignore[misc]
-    return found[0] if found else None
+    newest_first: tuple[Isa, ...] = ("amx", "avx512", "avx2")
+    return next((name for name in newest_first if FLAGS[name] in flags), None)
 
 
 def usable(wish: Wish) -> Isa | None:
     """The newest instructions that products will use under `train.isa`; None where the CPU has none of the three."""
-    return newest_of(cpu_flags()) if wish == "auto" else wish
+    return _capped_outside() or newest_of(cpu_flags()) if wish == "auto" else wish
+
+
+def _capped_outside() -> Isa | None:
+    """The cap that the environment sets, whoever put it there."""
+    capped: tuple[Isa, ...] = ("avx2", "avx512")
+    return next((name for name in capped if CAPS[name].items() <= os.environ.items()), None)
 
 
 def cap_isa(wish: Wish) -> None:
@@ -76,5 +82,5 @@ def cap_isa(wish: Wish) -> None:
 def describe(wish: Wish) -> str:
     """What products on this CPU may use, and by whose word."""
     newest = usable(wish)
-    reason = "all this CPU has" if wish == "auto" else "asked for"
+    reason = "train.isa" if wish != "auto" else "the environment's cap" if _capped_outside() else "all this CPU has"
     return f"instructions up to {newest} ({reason})" if newest else "no vector instructions that we know of"

@@ -70,7 +70,7 @@ def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str,
 
 def set_precision(settings: TrainSettings) -> None:
     """Set the switches of products of 32 bits: they hold for the whole process, forward and backward."""
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if settings.precision == "bf32" else "ieee"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if settings.precision == "bf32" else "ieee"  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.fp32_precision = "tf32" if settings.precision == "tf32" else "ieee"
 
 
