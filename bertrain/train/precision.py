@@ -3,7 +3,7 @@
     format   tensors   products of            where
     fp32     32 bits   32 bits                everywhere
     tf32     32 bits   10-bit mantissas       GPUs from compute capability 8.0 on
-    bf32     32 bits   bf16                   CPUs with AVX-512; products too small to gain stay in fp32
+    bf32     32 bits   bf16                   CPUs with AMX; products under 32 wide stay in fp32
     bf16     16 bits   bf16                   GPUs from compute capability 8.0 on; every CPU, fast on AMX
     fp16     16 bits   fp16, loss scaled      everywhere; fast on GPUs
     fp8      8 bits    see kernels/fp8.py     GPUs from compute capability 8.9 on
@@ -57,8 +57,11 @@ def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str,
         if precision == "tf32":
             return "a CPU multiplies no TF32", "bf32"
         newest = isa.usable(settings.isa)
-        if precision == "bf32" and newest not in ("amx", "avx512"):
-            return f"bf16 products of fp32 tensors need AVX-512, and this run may use {newest or 'none'}", "fp32"
+        if precision == "bf32" and newest != "amx":  # without it oneDNN takes the permission and multiplies fp32
+            return (
+                f"bf16 products of fp32 tensors need AMX, and this run has {newest or 'no such instructions'}",
+                "fp32",
+            )
         return "", ""
     name = torch.cuda.get_device_name(device)
     if precision == "bf32":

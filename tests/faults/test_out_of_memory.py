@@ -15,7 +15,7 @@ import bertrain.train.pretrain
 from bertrain.cli import main
 status = Path("/proc/self/status").read_text()
 now = int(status.split("VmSize:")[1].split()[0]) << 10
-resource.setrlimit(resource.RLIMIT_AS, (now + (200 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (now + (100 << 20), resource.RLIM_INFINITY))
 sys.argv = ["bertrain", *sys.argv[1:]]
 main()
 """
@@ -23,7 +23,7 @@ main()
 
 def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    arguments = helpers.tiny_arguments(batch__sequences=1200, batch__token_budget=70000, train__max_steps=1)
+    arguments = helpers.tiny_arguments(batch__sequences=700, batch__token_budget=40000, train__max_steps=1)
     command = [sys.executable, "-c", LIMITED, "pretrain", "bert-tiny", "--data", data, "--run", run, *arguments]
     environment = helpers.environment() | {"MALLOC_ARENA_MAX": "1"}  # a thread's arena is a large reservation
     done = subprocess.run(
@@ -35,7 +35,7 @@ def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Pat
     assert sentence.startswith("bertrain: out of memory (")
     assert sentence.endswith(
         f"continue with `bertrain resume {run} --train.activation_checkpointing full`, or begin anew with a "
-        "--batch.token_budget under 70000"
+        "--batch.token_budget under 40000"
     )
     resumed = helpers.bertrain("resume", run, "--train.activation_checkpointing", "full")
     assert "done:" in resumed.stdout
