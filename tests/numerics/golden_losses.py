@@ -21,7 +21,7 @@ PRECISIONS = ("fp32", "bf32", "bf16", "fp16")
 
 
 def losses_in(precision: str, folder: Path) -> list[float]:
-    """Twelve steps with dropout on, past the warm-up, of a model whose matrices are large enough for rounding to show."""
+    """Twelve steps with dropout on, past the warm-up, of a model whose weights are large enough to show rounding."""
     settings = helpers.tiny_settings(
         train__precision=precision, train__device="cpu", train__max_steps=12, model__hidden_size=64,
         model__intermediate_size=128, model__initializer_range=0.2, log__level="quiet",
