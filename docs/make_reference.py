@@ -90,7 +90,8 @@ STEP_FIELDS = {
     "nsp_accuracy": "share of next-sentence questions answered right; absent with `--model.nsp false`",
     "learning_rate": "the rate this step was taken with",
     "gradient_norm": "global norm before clipping",
-    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
+    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were. In fp16, "
+    "`loss_scale` follows: what the loss was multiplied by",
     "tokens_per_s": "real tokens per second, all ranks together",
     "seconds": "time of `data` (waiting for it), `forward_backward` (with the sum over ranks) and `optimizer`",
 }
