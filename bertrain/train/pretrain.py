@@ -215,6 +215,7 @@ def train(
                 skipped.note(metrics.flush(), done)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
                 if ranks.is_first and metrics.failure is None:
+                    saver.wait()  # a copy of the state is large: there is one at a time
                     saver.save(state.snapshot())
             if verdict == STOP:
                 break
