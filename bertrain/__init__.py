@@ -19,6 +19,7 @@ _HOMES = {
     "UserError": "errors",
     "benchmark": "train.benchmark",
     "bin_by_length": "data.convert",
+    "cap_isa": "train.isa",
     "compare_weights": "weights.inspect",
     "convert": "data.convert",
     "data_stats": "data.stats",

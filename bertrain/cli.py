@@ -26,6 +26,7 @@ from bertrain.errors import (
 )
 from bertrain.launch.local import is_restart
 from bertrain.settings import Settings
+from bertrain.train.isa import cap_isa
 
 EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
@@ -114,6 +115,7 @@ def pretrain(
     if quiet or verbose:
         overrides.append(("log.level", "quiet" if quiet else "verbose"))
     resolved = config.resolve(recipe, overrides, settings_file)
+    cap_isa(resolved.train.isa)
     if dry_run:
         from bertrain.train import pretrain as training
 
@@ -171,13 +173,14 @@ def resume(
 
     Example: bertrain resume runs/tiny
     """
-    from bertrain.train import checkpoint
-    from bertrain.train import pretrain as training
     from bertrain.train.runs import Run
 
     overrides = parse_overrides(context.args) + given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps)
     opened = Run.open(run)
-    config.override(opened.settings, overrides)
+    cap_isa(config.override(opened.settings, overrides).train.isa)
+    from bertrain.train import checkpoint
+    from bertrain.train import pretrain as training
+
     if (nproc > 1 or restarts) and not under_launcher():
         if from_step:
             checkpoint.find_step(opened.checkpoints, from_step)

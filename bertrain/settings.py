@@ -227,7 +227,7 @@ class TrainSettings:
         "fp32",
         "of matrix products; weights and sums stay fp32. auto: bf16 where the hardware multiplies it (GPUs, CPUs with "
         "AMX), else fp32; tf32: fp32 tensors, products of 10-bit mantissas (GPUs); bf32: fp32 tensors, products in "
-        "bf16 (CPUs); fp16: with dynamic loss scaling; fp8: Hopper GPUs and newer",
+        "bf16 (CPUs with AMX); fp16: with dynamic loss scaling; fp8: Hopper GPUs and newer",
     )
     isa: Literal["auto", "avx2", "avx512", "amx"] = setting(
         "auto", "the newest instructions that products on a CPU may use; auto: all it has", shapes_training=False

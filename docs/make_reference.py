@@ -97,7 +97,8 @@ STEP_FIELDS = {
     "nsp_accuracy": "share of next-sentence questions answered right; absent with `--model.nsp false`",
     "learning_rate": "the rate this step was taken with",
     "gradient_norm": "global norm before clipping",
-    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
+    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were. In fp16, "
+    "`loss_scale` follows: what the loss was multiplied by",
     "skipped": "true where `train.skip_steps` named the step: its examples were passed over, nothing was computed",
     "not_finite": "steps so far that were not finite",
     "spike": "true where the loss stood far above those of the steps before",

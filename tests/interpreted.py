@@ -330,6 +330,26 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
     return max(errors.values())
 
 
+@case("layers computed again", 0)
+def recomputed() -> float:
+    """Keeping less of a pass changes nothing, with dropout on."""
+    settings = helpers.tiny_settings(
+        model__vocab_size=30, model__hidden_size=16, model__num_heads=1, model__intermediate_size=24,
+        model__max_positions=9, data__max_seq_length=9, data__max_predictions=2, model__num_layers=2,
+    ).model  # fmt: skip
+    batch = whole_model.random_batch([5, 3], 10, 4, 3, 9, 30)
+    model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
+    found = []
+    with patch.multiple(layernorm_kernels, FORWARD=(8, 1), BACKWARD=(8, 1, 1, 1)):
+        for what in ("none", "selective", "full"):
+            for layer in model.fused.layers:
+                layer.recompute = what
+            for gradient in model.gradients_in_place():
+                gradient.fill_(float("nan"))
+            found.append([model.run(), *model.gradients().values()])
+    return float(sum(not torch.equal(*pair) for less in found[1:] for pair in zip(found[0], less, strict=True)))
+
+
 def check_doubled(gradients: dict[str, torch.Tensor], once: dict[str, torch.Tensor]) -> None:
     for name, gradient in gradients.items():
         if name == "embeddings.words.weight":  # two sums meet here, so the order of addition differs

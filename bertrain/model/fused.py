@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,8 +118,34 @@ class Run:
 
 
 @dataclass
+class Input:
+    """What a layer keeps under activation checkpointing `full`."""
+
+    x: Tensor
+    rows: Tensor | None
+
+
+@dataclass
+class Products:
+    """What it keeps under `selective`: what products made, attention's included, and two numbers a row.
+
+    The input is kept too, which the layer before could only compute again from its own: in 16 bits alone.
+    """
+
+    x: Tensor
+    rows: Tensor | None
+    qkv: Tensor
+    attended: Tensor
+    lse: Tensor
+    projected: Tensor
+    expanded: Tensor
+    contracted: Tensor
+    output_statistics: Tensor
+
+
+@dataclass
 class Saved:
-    """What a layer keeps of its forward pass for its backward pass."""
+    """What a layer keeps of its forward pass for its backward pass, where nothing is to be computed again."""
 
     x: Operand
     rows: Tensor | None
@@ -137,13 +163,19 @@ class Saved:
     output_statistics: Tensor
 
 
+Kept = Input | Products | Saved
+Recompute = Literal["none", "selective", "full"]
+
+
 class FusedLayer:
     """One encoder layer, forward and backward."""
 
     SITES = 8  # dropout sites and 8-bit tensors have numbers of their own in each layer: four forward, four backward
     MATRICES = ("qkv", "attention_out", "expand", "contract")
 
-    def __init__(self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None) -> None:
+    def __init__(
+        self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None, recompute: Recompute
+    ) -> None:
         def value(name: str) -> Tensor:
             return arena.view(arena.values, f"layers.{number}.{name}")
 
@@ -158,7 +190,7 @@ class FusedLayer:
             site = first_site + self.MATRICES.index(name)
             return Matrix(arena.view(copy, full), arena.view(arena.gradients, full), scales, site)
 
-        self.number = number
+        self.number, self.recompute = number, recompute
         self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
         self.hidden_dropout, self.attention_dropout = settings.hidden_dropout, settings.attention_dropout
         self.qkv, self.attention_out = matrix("qkv"), matrix("attention_out")
@@ -188,41 +220,77 @@ class FusedLayer:
             eight = turn(eight, cast)
         return Operand(full, eight, run.scales.inverse(self._site(place)))
 
-    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Saved]:
-        """The layer's output for all rows, or for `rows`."""
+    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Kept]:
+        """The layer's output for all rows, or for `rows`, and what `backward` is to be given."""
+        output, eight, saved = self._forward(x, run, rows)
+        is_last = rows is not None
+        return Operand(output) if is_last else self._operand(run, 3, output, eight), self._keep(saved)
+
+    def _forward(self, x: Operand, run: Run, rows: Tensor | None) -> tuple[Tensor, Bytes, Saved]:
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
         is_last = rows is not None
         attended, lse, attended8 = ragged_attention_forward(
             qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), None if is_last else self._cast(run, 0)
         )
-        picked, residual = attended.flatten(1), x.full
-        if rows is not None:
-            picked, residual = picked[rows], residual[rows]
-        picked_operand = self._operand(run, 0, picked, None if is_last else attended8)
-        projected = self.attention_out.product(picked_operand)
-        middle, middle_statistics, middle8 = dropout_add_layernorm_forward(
+        residual = _picked(x.full, rows)
+        picked = self._operand(run, 0, _picked(attended.flatten(1), rows), None if is_last else attended8)
+        projected = self.attention_out.product(picked)
+        middle, middle_statistics = self._norm_in_the_middle(projected, residual, run)
+        expanded = self.expand.product(middle)
+        activated = self._activate(expanded, run)
+        contracted = self.contract.product(activated)
+        output, output_statistics, output8 = dropout_add_layernorm_forward(
+            contracted, self.output_norm[0], middle.full, self.output_norm[1], self.output_norm[2],
+            self.hidden_dropout, run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
+        )  # fmt: skip
+        saved = Saved(
+            x, rows, residual, qkv, attended, lse, picked, projected, middle, middle_statistics,
+            expanded, activated, contracted, output_statistics,
+        )  # fmt: skip
+        return output, output8, saved
+
+    def _norm_in_the_middle(self, projected: Tensor, residual: Tensor, run: Run) -> tuple[Operand, Tensor]:
+        middle, statistics, eight = dropout_add_layernorm_forward(
             projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
             run.seed, self._site(1), self.eps, self._cast(run, 1),
         )  # fmt: skip
-        middle_operand = self._operand(run, 1, middle, middle8)
-        expanded = self.expand.product(middle_operand)
-        activated, activated8 = bias_gelu_forward(
-            expanded, self.expand_bias, self._cast(run, 2), full=not run.in_eight_bits
-        )
-        activated_operand = self._operand(run, 2, activated, activated8)
-        contracted = self.contract.product(activated_operand)
-        output, output_statistics, output8 = dropout_add_layernorm_forward(
-            contracted, self.output_norm[0], middle, self.output_norm[1], self.output_norm[2], self.hidden_dropout,
-            run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
-        )  # fmt: skip
-        saved = Saved(
-            x, rows, residual, qkv, attended, lse, picked_operand, projected, middle_operand, middle_statistics,
-            expanded, activated_operand, contracted, output_statistics,
-        )  # fmt: skip
-        return Operand(output) if is_last else self._operand(run, 3, output, output8), saved
+        return self._operand(run, 1, middle, eight), statistics
 
-    def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, run: Run) -> tuple[Tensor, Tensor]:
+    def _activate(self, expanded: Tensor, run: Run) -> Operand:
+        activated, eight = bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2), full=not run.in_eight_bits)
+        return self._operand(run, 2, activated, eight)
+
+    def _keep(self, saved: Saved) -> Kept:
+        """What stays in memory until the backward pass."""
+        if self.recompute == "full":
+            return Input(saved.x.full, saved.rows)
+        if self.recompute == "selective":
+            return Products(
+                saved.x.full, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
+                saved.contracted, saved.output_statistics,
+            )  # fmt: skip
+        return saved
+
+    def _compute_again(self, kept: Kept, run: Run) -> Saved:
+        """What the forward pass had, bit for bit: dropout is a function of its place, scales change between steps."""
+        if isinstance(kept, Saved):
+            return kept
+        # What the layer before handed over was cast at its last site; the first layer's input is in 16 bits only.
+        x = self._operand(run, 3 - self.SITES, kept.x) if self.number > 0 else Operand(kept.x)
+        if isinstance(kept, Input):
+            return self._forward(x, run, kept.rows)[2]
+        residual = _picked(kept.x, kept.rows)
+        picked = self._operand(run, 0, _picked(kept.attended.flatten(1), kept.rows))
+        middle, middle_statistics = self._norm_in_the_middle(kept.projected, residual, run)
+        return Saved(
+            x, kept.rows, residual, kept.qkv, kept.attended, kept.lse, picked, kept.projected, middle,
+            middle_statistics, kept.expanded, self._activate(kept.expanded, run), kept.contracted,
+            kept.output_statistics,
+        )  # fmt: skip
+
+    def backward(self, dy: Tensor, second: Tensor | None, kept: Kept, run: Run) -> tuple[Tensor, Tensor]:
         """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
+        saved = self._compute_again(kept, run)
         accumulate, full = run.accumulate, not run.in_eight_bits
         dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
             dy, second, saved.contracted, self.output_norm[0], saved.middle.full, self.output_norm[1],
@@ -263,6 +331,10 @@ class FusedLayer:
         return self.qkv.input_gradient(dqkv_operand), dresidual
 
 
+def _picked(values: Tensor, rows: Tensor | None) -> Tensor:
+    return values if rows is None else values[rows]
+
+
 def _spread(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """Rows back to their places among `num_rows`, zero elsewhere; what is named twice are empty slots, with zeros."""
     out = torch.zeros(num_rows, values.shape[1], dtype=values.dtype, device=values.device)
@@ -279,14 +351,23 @@ def _add(into: Tensor, value: Tensor, accumulate: bool) -> None:
 class FusedBert:
     """One bin forward and backward; gradients go into the arena, sums of losses and right answers come back."""
 
-    def __init__(self, model: Bert, arena: Arena, *, fp8: bool = False, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        model: Bert,
+        arena: Arena,
+        *,
+        fp8: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        recompute: Recompute = "none",
+    ) -> None:
         self.settings, self.arena = model.settings, arena
         self.copy = arena.values.to(
             dtype, copy=True
         )  # float32 is for tests: it shows that nothing but rounding differs
         self.scales = self._scales(arena.values.device) if fp8 else None
         self.layers = [
-            FusedLayer(model, arena, self.copy, number, self.scales) for number in range(self.settings.num_layers)
+            FusedLayer(model, arena, self.copy, number, self.scales, recompute)
+            for number in range(self.settings.num_layers)
         ]
         self.nsp = model.next_sentence is not None
 
@@ -358,7 +439,7 @@ class FusedBert:
         junk = batch.mlm_positions.new_zeros(-(num_predictions + num_sequences) % 16)
         rows = torch.cat([batch.mlm_positions, batch.cls_positions[:num_sequences], junk])
         x = Operand(embedded)
-        saved: list[Saved] = []
+        saved: list[Kept] = []
         for layer in self.layers:
             x, kept = layer.forward(x, run, rows if layer is self.layers[-1] else None)
             saved.append(kept)

@@ -24,6 +24,7 @@ from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text, warn
 from bertrain.observe.spikes import WINDOW, SpikeWatch
+from bertrain.train.loss_scale import MINIMUM
 from bertrain.train.stragglers import RankTimes
 
 MOST_DURATIONS = 20  # that are remembered, for whoever asks how fast it goes
@@ -76,7 +77,7 @@ class StepRecord:
     nsp: bool
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
-    verdict: Tensor  # gradient norm, and 1 if the step was applied
+    verdict: Tensor  # gradient norm, 1 if the step was applied, and in fp16 the loss scale it was computed at
     marks: list[Any] = field(default_factory=list)
     balance: Balance | None = None  # where nothing was computed, there is none
     own_tokens: int = 0  # of this rank alone
@@ -121,7 +122,10 @@ class Metrics:
         self._waiting.append(record)
 
     def flush(self) -> list[bool]:
-        """Write the waiting steps, say one line about them, and return for each whether it was finite."""
+        """Write the waiting steps, say one line about them, and return for each whether it was as it should be.
+
+        That is: applied, left out on request, or because of an overflow that a smaller loss scale mends.
+        """
         if not self._waiting:
             return []
         records = [self._finish(record) for record in self._waiting]
@@ -135,7 +139,7 @@ class Metrics:
             for record in records:
                 self._write(record)
             self._console.steps(records, self.last_step)
-        return [record["applied"] or record["skipped"] for record in records]
+        return [_is_as_it_should_be(record) for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
         """Write and say the result of an evaluation."""
@@ -164,7 +168,7 @@ class Metrics:
                 self._write(arrived)
 
     def _finish(self, record: StepRecord) -> dict[str, Any]:
-        gradient_norm, applied = record.verdict.tolist()
+        gradient_norm, applied, *loss_scale = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
         figures = averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp)
         if not record.skipped:
@@ -182,6 +186,7 @@ class Metrics:
             "skipped": record.skipped,
             "not_finite": self._not_finite,
             "spike": self._watch(record.step, figures["loss"]),
+            **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
             **_balance_fields(record.balance),
@@ -270,3 +275,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_as_it_should_be(record: dict[str, Any]) -> bool:
+    return record["applied"] or record["skipped"] or record.get("loss_scale", MINIMUM) > MINIMUM

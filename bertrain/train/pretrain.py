@@ -8,6 +8,7 @@ dry_run               what would happen, without doing it
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,8 +35,11 @@ from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
-from bertrain.train.precision import choose_precision, make_deterministic
+from bertrain.train.memory import GIB, count_parameters
+from bertrain.train.precision import make_deterministic, set_precision
+from bertrain.train.room import explaining, with_budget
 from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
+from bertrain.train.settle import check_memory, estimate_token_budget, find_token_budget, place_for, settle
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
@@ -48,15 +52,20 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     already, it is continued.
     """
     init = str(Path(init).resolve()) if init else ""
-    settings = settle_budget(settle_precision(settings, run), run)
+    settings, notes = settle(settings, run)
+    settings = settle_budget(settings, run)
     fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
         shards = open_for(data, settings, ranks)
-        if ranks.is_first and not (Path(run) / "config.json").is_file():
+        is_new = not (Path(run) / "config.json").is_file()
+        if ranks.from_first(is_new):
+            settings, found = find_token_budget(settings, shards, ranks)
+            notes += found
+        if ranks.is_first and is_new:
             Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
         _warn_of_no_checkpoints(settings, ranks)
-        return train(Run.open(run).continued(settings, shards.folder), shards, ranks)
+        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes)
 
 
 def resume(
@@ -78,6 +87,8 @@ def resume(
             f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
             "--data and its new place"
         )
+    shards = open_data(opened.data, vocab=settings.data.vocab, verify="size")
+    check_memory(settings, shards, parallel.count_ranks(), is_begun=True)
     with parallel.join(settings.train) as ranks:
         _warn_of_no_checkpoints(settings, ranks)
         run_now = opened.continued(settings, opened.data)
@@ -94,35 +105,27 @@ def is_restarted() -> bool:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
-def settle_precision(settings: Settings, run: str | Path | None) -> Settings:
-    """`train.precision auto` as what it means on this machine, or what it meant where `run`, if any, was begun."""
-    if settings.train.precision != "auto":
-        return settings
-    if run is not None and (Path(run) / "config.json").is_file():
-        precision = Run.open(run).settings.train.precision
-    else:
-        precision, _ = choose_precision(parallel.choose_device(settings.train.device)[0])
-    return replace(settings, train=replace(settings.train, precision=precision))
-
-
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> str:
     """Refuse what can be refused before anything is written or any rank is started.
 
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
-    settings = settle_budget(settle_precision(settings, run), run)
+    settings, _ = settle(settings, run)
+    settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
     compute.choose(settings, device)
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
     check_data(shards, settings)
     training_rows(shards, settings)
+    is_begun = (Path(run) / "config.json").is_file()
+    check_memory(settings, shards, world, is_begun=is_begun)
     check_groups(settings.batch.group_size, world)
     if settings.evaluate.data:
         held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, shards.vocabulary.hash)
-    if (Path(run) / "config.json").is_file():
+    if is_begun:
         Run.open(run).refuse_other(settings, init)
     else:
         check_free(Path(run))
@@ -134,13 +137,20 @@ def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> D
     return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None) -> Progress:
-    """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end."""
+def train(
+    run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None, notes: Sequence[str] = ()
+) -> Progress:
+    """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end.
+
+    `notes` are said at the start: what `auto` was taken to mean.
+    """
     settings, how = run.settings, run.settings.train
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(how)
+    set_precision(how)
     with ExitStack() as stack:
+        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
         if not ranks.from_first(is_ours):
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
@@ -154,7 +164,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            _announce(run, shards, ranks, state, console)
+            _announce(run, shards, ranks, state, console, notes)
             if ranks.world > 1:
                 console.say(f"balance: {_describe_balance(loader, settings, state.progress)}")
         keeping = settings.checkpoint
@@ -409,7 +419,9 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
     )
 
 
-def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
+def _announce(
+    run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainState, console: Console, notes: Sequence[str]
+) -> None:
     """Say what was chosen and why, and note the environment."""
     settings = run.settings
     _, reason = parallel.choose_device(settings.train.device)
@@ -417,6 +429,8 @@ def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainS
     console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
+    for note in notes:
+        console.say(note)
     console.say(
         f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
     )
@@ -465,15 +479,17 @@ def _count(model: Bert) -> int:
 
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
+    settings, notes = settle(settings, None)
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
     check_beginning(settings, shards, init)
     check_groups(settings.batch.group_size, world)
+    place = place_for(settings, shards, world)
+    if settings.batch.auto:
+        settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
+        notes.append(f"batch.auto: a token_budget of {settings.batch.token_budget:,}, by the estimate alone")
+    needed = place.needs(settings)
     loader = Loader(shards, settings, world=world)
     step, part = loader.step(0, 0), training_rows(shards, settings)
-    with torch.device("meta"):
-        model = Bert(settings.model)
-    parameters = _count(model)
-    gib = 1 << 30
     lines = [
         f"{section}.{name} = {value}"
         for section, fields in settings.to_dict().items()
@@ -482,9 +498,10 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
     lines += [
         "",
-        f"parameters: {parameters:,}",
-        f"memory on each rank: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, and about "
-        f"{max(12 * parameters, activation_bytes(settings)) / gib:.2f} GiB for the activations of a bin or the update",
+        *notes,
+        f"parameters: {count_parameters(settings.model)[0]:,}",
+        f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.words}",
+        f"  in GiB: {needed.text()}",
         f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
@@ -499,13 +516,3 @@ def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     if how.budget:
         return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
     return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs"
-
-
-def activation_bytes(settings: Settings) -> int:
-    """Rough memory of one bin's forward pass on the plain path: what autograd keeps for the backward pass."""
-    model, tokens = settings.model, settings.batch.token_budget
-    size = 4 if settings.train.precision == "fp32" else 2
-    per_token = model.num_layers * (14 * model.hidden_size + 3 * model.intermediate_size)
-    probabilities = 3 * model.num_layers * model.num_heads * settings.data.max_seq_length
-    predictions = 2 * 4 * int(settings.data.mask_probability * tokens) * model.padded_vocab_size
-    return tokens * (per_token + probabilities) * size + predictions
