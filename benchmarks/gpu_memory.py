@@ -22,7 +22,6 @@ import torch
 from gpu_pretrain import (
     DEVICE,
     MEAN_LENGTH,
-    build,
     make_steps,
     natural_lengths,
     settings_for,
@@ -58,7 +57,7 @@ def measure(
     steps = make_steps(shards, settings, 4)
     steps = [replace(steps[number % 4], number=number) for number in range(warm_up + timed)]
     try:
-        state.compute = compute.build(state.model, state.arena, state.optimizer, settings)
+        state.compute = compute.build(state.model, state.arena, state.optimizer, state.exchange, ranks, settings)
         state.compute.restore({})
         ms, tokens, _ = time_steps(lambda step: train_step(state, step, settings, ranks, watch), steps, warm_up)
     except RuntimeError as error:
@@ -113,7 +112,7 @@ def main() -> None:
         place = Place(shards, 1, is_fused=True, on_gpu=True, bytes=bytes, words=words)
         for precision in arguments.precisions:
             plain = settings_for(workload, COMMON_BUDGET, precision)
-            state = build(plain)
+            state = TrainState.build(plain, parallel.Ranks(0, 1, DEVICE))
             for mode in MODES:
                 settings = replace(plain, train=replace(plain.train, activation_checkpointing=mode))
                 print(f"{precision}, {mode}", flush=True)
