@@ -25,7 +25,7 @@ _HOMES = {
     "data_stats": "data.stats",
     "doctor": "doctor",
     "download": "data.download",
-    "dry_run": "train.pretrain",
+    "dry_run": "train.announce",
     "eval_set": "data.convert",
     "evaluate": "train.evaluate",
     "export": "weights.export",

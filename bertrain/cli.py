@@ -24,7 +24,6 @@ from bertrain.errors import (
     SaidElsewhereError,
     UserError,
 )
-from bertrain.launch.local import is_restart
 from bertrain.settings import Settings
 from bertrain.train.isa import cap_isa
 
@@ -117,9 +116,9 @@ def pretrain(
     resolved = config.resolve(recipe, overrides, settings_file)
     cap_isa(resolved.train.isa)
     if dry_run:
-        from bertrain.train import pretrain as training
+        from bertrain.train.announce import dry_run as describe
 
-        shown = training.dry_run(resolved, data, world=nproc, init=str(init or ""))
+        shown = describe(resolved, data, world=nproc, init=str(init or ""))
         if is_first_rank():
             print(shown)
         return
@@ -185,8 +184,6 @@ def resume(
         if from_step:
             checkpoint.find_step(opened.checkpoints, from_step)
         start_ranks(nproc, restarts, run)
-    if is_restart():
-        from_step = None  # it has gone back, and must not do so again
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 

@@ -87,6 +87,7 @@ def make_deterministic(settings: TrainSettings) -> None:
     """Under train.deterministic, refuse every algorithm whose sums depend on timing."""
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.deterministic)
+    if settings.deterministic != torch.are_deterministic_algorithms_enabled():  # to touch the switch takes seconds
+        torch.use_deterministic_algorithms(settings.deterministic)
     # Filling fresh memory is a debugging aid of that switch; every row here is written before it is read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

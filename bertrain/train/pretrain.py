@@ -2,44 +2,39 @@
 
 pretrain / resume     open data and run folder, build, restore, loop, finish
 train_step            forward and backward over a rank's bins, sum over ranks, clip, update
-dry_run               what would happen, without doing it
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from bertrain.config import override
-from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, RequeueError, UserError
-from bertrain.launch.local import say_that_it_goes_on
-from bertrain.model.bert import Bert
+from bertrain.launch.local import is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.agenda import Agenda
+from bertrain.train.announce import announce, warn_of_warm_up
 from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
-from bertrain.train.memory import GIB, count_parameters
 from bertrain.train.precision import make_deterministic, set_precision
-from bertrain.train.room import explaining, with_budget
-from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
-from bertrain.train.settle import check_memory, estimate_token_budget, find_token_budget, place_for, settle
+from bertrain.train.room import explaining
+from bertrain.train.runs import Run, check_free, refuse_other_vocabulary
+from bertrain.train.settle import check_memory, find_token_budget, settle
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
@@ -78,7 +73,7 @@ def resume(
     """
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
-    if is_restarted():
+    if is_restart():
         from_step = None  # it went back when it was started; a restart goes on from what was done since
     if from_step:
         checkpoint.find_step(opened.checkpoints, from_step)
@@ -98,11 +93,6 @@ def resume(
 def _warn_of_no_checkpoints(settings: Settings, ranks: parallel.Ranks) -> None:
     if ranks.is_first and not settings.checkpoint.enabled:
         warn("checkpoint.enabled is false: nothing will be saved, so a signal or a failure loses the run")
-
-
-def is_restarted() -> bool:
-    """Whether torchrun has started this command again, after a rank failed."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> str:
@@ -164,9 +154,7 @@ def train(
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            _announce(run, shards, ranks, state, console, notes)
-            if ranks.world > 1:
-                console.say(f"balance: {_describe_balance(loader, settings, state.progress)}")
+            announce(run, loader, ranks, state.progress, console, notes)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -338,7 +326,7 @@ def _fix_length(run: Run, measured: Measured, ranks: parallel.Ranks, console: Co
     if ranks.is_first:
         run.write_config(run.folder)  # before any checkpoint relies on it
         console.say(measured.describe(run.settings.train.budget))
-        _warn_of_warm_up(run.settings)
+        warn_of_warm_up(run.settings)
     return run
 
 
@@ -417,102 +405,3 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
         f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; make room and "
         f"continue with `bertrain resume {run.folder}`"
     )
-
-
-def _announce(
-    run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainState, console: Console, notes: Sequence[str]
-) -> None:
-    """Say what was chosen and why, and note the environment."""
-    settings = run.settings
-    _, reason = parallel.choose_device(settings.train.device)
-    threads = torch.get_num_threads()
-    console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
-    console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
-    console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
-    for note in notes:
-        console.say(note)
-    console.say(
-        f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
-    )
-    if shards.predictions is not None:
-        console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
-    if settings.train.budget and not run.measured:
-        console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
-    else:
-        _warn_of_warm_up(settings)
-    if state.progress.step:
-        console.say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
-    run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
-
-
-def _warn_of_warm_up(settings: Settings) -> None:
-    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
-        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
-
-
-def _describe_rows(shards: DataSource, settings: Settings) -> str:
-    if not settings.data.slice:
-        return f"{len(shards):,} examples"
-    part = training_rows(shards, settings)
-    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
-
-
-def _describe_step(settings: Settings) -> str:
-    batch = settings.batch
-    size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
-    policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
-
-
-def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
-    """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
-    steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
-    ahead, better = loader.balances(steps, budget), None
-    if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
-        better = better_budget(partial(loader.balances, steps), budget, settings.data.max_seq_length)
-    return describe_balance(ahead, better)
-
-
-def _count(model: Bert) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
-    """The resolved run, its size, memory and steps, as text; nothing is written."""
-    settings, notes = settle(settings, None)
-    shards = open_data(data, vocab=settings.data.vocab, verify="size")
-    check_beginning(settings, shards, init)
-    check_groups(settings.batch.group_size, world)
-    place = place_for(settings, shards, world)
-    if settings.batch.auto:
-        settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
-        notes.append(f"batch.auto: a token_budget of {settings.batch.token_budget:,}, by the estimate alone")
-    needed = place.needs(settings)
-    loader = Loader(shards, settings, world=world)
-    step, part = loader.step(0, 0), training_rows(shards, settings)
-    lines = [
-        f"{section}.{name} = {value}"
-        for section, fields in settings.to_dict().items()
-        for name, value in fields.items()
-    ]
-    fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
-    lines += [
-        "",
-        *notes,
-        f"parameters: {count_parameters(settings.model)[0]:,}",
-        f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.words}",
-        f"  in GiB: {needed.text()}",
-        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
-        f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
-        f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
-        *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
-        _describe_length(settings, step.num_sequences / len(part)),
-    ]
-    return "\n".join(lines)
-
-
-def _describe_length(settings: Settings, epochs_per_step: float) -> str:
-    how = settings.train
-    if how.budget:
-        return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
-    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs"

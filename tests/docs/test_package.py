@@ -67,7 +67,7 @@ def test_every_recipe_dry_runs(recipe: str, tmp_path: Path, capsys: pytest.Captu
     from bertrain.config import resolve
     from bertrain.data.prepare import prepare
     from bertrain.data.tokenizer import Vocabulary
-    from bertrain.train.pretrain import dry_run
+    from bertrain.train.announce import dry_run
 
     settings = resolve(recipe)
     text, vocab = ROOT / "tests" / "golden" / "sample.txt", tmp_path / "vocab.txt"

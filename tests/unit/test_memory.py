@@ -16,9 +16,10 @@ from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.settings import Settings
 from bertrain.train import settle
+from bertrain.train.announce import dry_run
 from bertrain.train.memory import GIB, LIBRARIES, BinSize, count_parameters, estimate
 from bertrain.train.precision import autocast
-from bertrain.train.pretrain import dry_run, pretrain, resume
+from bertrain.train.pretrain import pretrain, resume
 from bertrain.train.recompute import recompute_layers
 from bertrain.train.room import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
 from tests import helpers, whole_model
