@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -40,6 +39,8 @@ def is_tfrecord(first_bytes: bytes) -> bool:
 
 def masked_checksum(data: bytes) -> int:
     """CRC32C, rotated right by 15 bits and shifted by a constant, as TFRecord files hold it."""
+    import google_crc32c  # of those who train, few read TensorFlow's files
+
     checksum = google_crc32c.value(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
