@@ -92,9 +92,11 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
         if settings.checkpoint.enabled:
             always["a checkpoint being written"] = 12 * parameters
     bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
-    if not on_gpu:
-        bin[LIBRARIES] = sum(bin.values()) // 10  # measured: oneDNN's reordered operands, what malloc keeps
-    return Estimate(always, bin, 0 if is_fused else 12 * parameters // share)
+    update = 0 if is_fused else 12 * parameters // share
+    if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
+        bin[LIBRARIES] = sum(bin.values()) // 10
+        update += sum(bin.values()) // 2
+    return Estimate(always, bin, update)
 
 
 def _plain_bin(settings: Settings, size: BinSize, on_gpu: bool) -> dict[str, int]:

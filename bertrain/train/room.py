@@ -191,5 +191,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _first_line(error: BaseException) -> str:
     """What the allocator says, without its advice."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
-    text = text.rsplit("] . ", 1)[-1].rsplit("DefaultCPUAllocator: ", 1)[-1]
+    text = text.rsplit("DefaultCPUAllocator: ", 1)[-1]
     return text.split(". ")[0].rstrip(".") or type(error).__name__
