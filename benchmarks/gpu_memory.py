@@ -4,7 +4,8 @@
 
 Workload and step are those of gpu_pretrain.py: Wikipedia's lengths up to 512, one bin a step, LAMB, dropout 0.1. A
 budget fits if a bin of it runs as it is, is captured as a CUDA graph and replayed, with its updates. The search begins
-at what `bertrain.train.memory` estimates, and takes four trials at the most; nothing beyond 655,360 tokens is tried.
+at what `bertrain.train.memory` estimates, and takes four trials at the most; nothing beyond what the kernels can count
+(524,280 tokens) is tried.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from bertrain.data.shards import Shards
 from bertrain.observe.metrics import Stopwatch
 from bertrain.settings import Settings
 from bertrain.train import compute, parallel
+from bertrain.train.compute import MOST_TOKENS
 from bertrain.train.memory import GIB
 from bertrain.train.pretrain import TrainState, train_step
 from bertrain.train.room import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
 
 MODES = ("none", "selective", "full")
-COMMON_BUDGET, MOST = 24576, 655_360
+COMMON_BUDGET, MOST = 24576, MOST_TOKENS // 64 * 64
 TRIALS, PRECISE = 4, 0.02
 
 
@@ -136,10 +138,10 @@ def main() -> None:
                     }
                     | versions()
                 )
+                if arguments.output:  # after each, so that a run that is cut short leaves what it had
+                    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
             release(state)
             del state
-    if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     print(
         f"{'':<5}{'checkpointing':<14}{'at 24,576: seq/s':>17}{'GiB':>7}{'estimate':>9}"
         f"{'largest':>10}{'seq/s':>8}{'GiB':>7}{'estimated':>10}"

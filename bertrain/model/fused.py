@@ -35,12 +35,17 @@ aten = torch.ops.aten
 
 
 class Operand(NamedTuple):
-    """One side of a product: in 16 bits, or in 8 with what to multiply it by; `full` means nothing where a kernel
-    wrote 8 bits only."""
+    """One side of a product: in 16 bits, or in 8 with what to multiply it by, or both; None where it was not made."""
 
-    full: Tensor
+    full: Tensor | None
     eight: Eight | None = None
     inverse_scale: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """It in 16 bits; whoever reads it must have had it made."""
+        assert self.full is not None, "a tensor was made in 8 bits only, and is read in 16"
+        return self.full
 
 
 class Matrix:
@@ -61,14 +66,14 @@ class Matrix:
         if self._eight is not None and x.inverse_scale is not None and x.eight is not None:
             return self._product8(x.eight.rows, x.inverse_scale, self._eight.rows, bias)
         if bias is None:
-            return torch.mm(x.full, self.value.t())
-        return torch.addmm(bias, x.full, self.value.t())
+            return torch.mm(x.whole, self.value.t())
+        return torch.addmm(bias, x.whole, self.value.t())
 
     def input_gradient(self, dy: Operand) -> Tensor:
         """dy W: [T, N] -> [T, K]."""
         if self._eight is not None and dy.inverse_scale is not None and dy.eight is not None:
             return self._product8(dy.eight.rows, dy.inverse_scale, self._eight.columns)
-        return torch.mm(dy.full, self.value)
+        return torch.mm(dy.whole, self.value)
 
     def _product8(self, x: Tensor, inverse_scale: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         assert self._scales is not None
@@ -81,7 +86,7 @@ class Matrix:
     def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
         """dy' x, into the arena in float32."""
         if not self.gradient.is_cuda:  # the interpreter's way: a CPU has no product from 16 bits into 32
-            _add(self.gradient, dy.full.t().float() @ x.full.float(), accumulate)
+            _add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
         elif (
             dy.inverse_scale is not None
             and x.inverse_scale is not None
@@ -97,9 +102,9 @@ class Matrix:
             if accumulate:
                 self.gradient.add_(out)
         elif accumulate:
-            torch.addmm(self.gradient, dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
+            torch.addmm(self.gradient, dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
         else:
-            torch.mm(dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
+            torch.mm(dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
 
 
 @dataclass
@@ -209,12 +214,13 @@ class FusedLayer:
     def _cast(self, run: Run, place: int) -> Cast | None:
         return None if run.scales is None else run.scales.cast(self._site(place))
 
-    def _operand(self, run: Run, place: int, full: Tensor, eight: Eight | Bytes | None = None) -> Operand:
+    def _operand(self, run: Run, place: int, full: Tensor | None, eight: Eight | Bytes | None = None) -> Operand:
         """A tensor as a product takes it; cast or transposed here if the kernel that made it did not."""
         if run.scales is None:
             return Operand(full)
         cast = run.scales.cast(self._site(place))
         if eight is None:
+            assert full is not None
             eight = cast_both_ways(full, cast)
         elif isinstance(eight, Bytes):
             eight = turn(eight, cast)
@@ -232,7 +238,7 @@ class FusedLayer:
         attended, lse, attended8 = ragged_attention_forward(
             qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), None if is_last else self._cast(run, 0)
         )
-        residual = _picked(x.full, rows)
+        residual = _picked(x.whole, rows)
         picked = self._operand(run, 0, _picked(attended.flatten(1), rows), None if is_last else attended8)
         projected = self.attention_out.product(picked)
         middle, middle_statistics = self._norm_in_the_middle(projected, residual, run)
@@ -240,7 +246,7 @@ class FusedLayer:
         activated = self._activate(expanded, run)
         contracted = self.contract.product(activated)
         output, output_statistics, output8 = dropout_add_layernorm_forward(
-            contracted, self.output_norm[0], middle.full, self.output_norm[1], self.output_norm[2],
+            contracted, self.output_norm[0], middle.whole, self.output_norm[1], self.output_norm[2],
             self.hidden_dropout, run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
         )  # fmt: skip
         saved = Saved(
@@ -257,16 +263,17 @@ class FusedLayer:
         return self._operand(run, 1, middle, eight), statistics
 
     def _activate(self, expanded: Tensor, run: Run) -> Operand:
-        activated, eight = bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2), full=not run.in_eight_bits)
-        return self._operand(run, 2, activated, eight)
+        full = not run.in_eight_bits
+        activated, eight = bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2), full=full)
+        return self._operand(run, 2, activated if full else None, eight)
 
     def _keep(self, saved: Saved) -> Kept:
         """What stays in memory until the backward pass."""
         if self.recompute == "full":
-            return Input(saved.x.full, saved.rows)
+            return Input(saved.x.whole, saved.rows)
         if self.recompute == "selective":
             return Products(
-                saved.x.full, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
+                saved.x.whole, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
                 saved.contracted, saved.output_statistics,
             )  # fmt: skip
         return saved
@@ -293,11 +300,11 @@ class FusedLayer:
         saved = self._compute_again(kept, run)
         accumulate, full = run.accumulate, not run.in_eight_bits
         dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
-            dy, second, saved.contracted, self.output_norm[0], saved.middle.full, self.output_norm[1],
+            dy, second, saved.contracted, self.output_norm[0], saved.middle.whole, self.output_norm[1],
             saved.output_statistics, self.hidden_dropout, run.seed, self._site(3), self._cast(run, 4), full=full,
         )  # fmt: skip
         column_sums(sums, self.output_gradients, accumulate=accumulate)
-        dcontracted_operand = self._operand(run, 4, dcontracted, dcontracted8)
+        dcontracted_operand = self._operand(run, 4, dcontracted if full else None, dcontracted8)
         self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
         dactivated = self.contract.input_gradient(dcontracted_operand)
 
@@ -305,7 +312,7 @@ class FusedLayer:
             dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=full
         )
         column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
-        dexpanded_operand = self._operand(run, 5, dexpanded, dexpanded8)
+        dexpanded_operand = self._operand(run, 5, dexpanded if full else None, dexpanded8)
         self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
         dmiddle = self.expand.input_gradient(dexpanded_operand)
 
@@ -314,19 +321,20 @@ class FusedLayer:
             saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1), self._cast(run, 6), full=full,
         )  # fmt: skip
         column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        dprojected_operand = self._operand(run, 6, dprojected, dprojected8)
+        dprojected_operand = self._operand(run, 6, dprojected if full else None, dprojected8)
         self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
         dattended = self.attention_out.input_gradient(dprojected_operand)
         if saved.rows is not None:  # rows that nobody read have no gradient
             dattended = _spread(dattended, saved.rows, len(saved.qkv))
             dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
 
+        full = full or saved.x.eight is None  # the first layer's input is in 16 bits, and so its weights' gradient
         dqkv, sums, dqkv8 = ragged_attention_backward(
             saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
             run.seed, self._site(0), self._cast(run, 7), full=full,
         )  # fmt: skip
         column_sums(sums, list(self.qkv_bias_gradient.chunk(3)), accumulate=accumulate)
-        dqkv_operand = self._operand(run, 7, dqkv.flatten(1), dqkv8)
+        dqkv_operand = self._operand(run, 7, dqkv.flatten(1) if full else None, dqkv8)
         self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
         return self.qkv.input_gradient(dqkv_operand), dresidual
 
@@ -443,7 +451,7 @@ class FusedBert:
         for layer in self.layers:
             x, kept = layer.forward(x, run, rows if layer is self.layers[-1] else None)
             saved.append(kept)
-        predicted, cls, _ = x.full.split([num_predictions, num_sequences, len(junk)])
+        predicted, cls, _ = x.whole.split([num_predictions, num_sequences, len(junk)])
 
         # --- heads, both ways ------------------------------------------------------------------
         mlm_loss, mlm_correct, dpredicted = self._masked_words(predicted, batch.mlm_labels, mlm_scale, accumulate)

@@ -136,6 +136,7 @@ class PlainCompute:
 
 
 FP8_SCALE = "fp8/scale"
+MOST_TOKENS = 8 * 65_535  # rows that a kernel reaches: CUDA counts so many blocks down, of eight rows in GELU
 Shape = tuple[int, int, int, bool, bool]  # tokens, slots, predictions of a bin; adds to the gradient; completes it
 
 
@@ -325,6 +326,8 @@ def _copy_into(buffers: Batch, batch: Batch) -> None:
 def why_unfit(settings: Settings) -> str:
     """What of these settings the kernels cannot compute; nothing where they can."""
     head_size, precision = settings.model.head_size, settings.train.precision
+    if settings.batch.token_budget > MOST_TOKENS:
+        return f"batch.token_budget {settings.batch.token_budget:,} is more than the {MOST_TOKENS:,} of one launch"
     if head_size not in (16, 32, 64, 128):
         return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
     if precision == "fp8":
