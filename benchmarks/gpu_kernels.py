@@ -101,8 +101,8 @@ def compare_attention(num_tokens: int) -> list[dict]:
         return backward(dout, query, key, value, out, logsumexp, *common, state, unused)
 
     forward = median_us(lambda: attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0))
-    result = attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0)
-    backward = median_us(lambda: attention.ragged_attention_backward(qkv, *result, dout, plan, DROPOUT, seed, 0))
+    out_and_lse = attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0)[:2]
+    backward = median_us(lambda: attention.ragged_attention_backward(qkv, *out_and_lse, dout, plan, DROPOUT, seed, 0))
     flop = 4 * HEADS * HEAD_DIM * sum(length**2 for length in lengths)
     peer = "aten flash attention 2, cu_seqlens"
     planning = median_us(lambda: attention.plan_attention(cu_seqlens, num_tokens))
@@ -127,11 +127,11 @@ def compare_layernorm(num_tokens: int) -> list[dict]:
     def forward() -> tuple:
         return layernorm.dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, DROPOUT, seed, 1, 1e-12)
 
-    _, rows_statistics = forward()
+    _, rows_statistics, _ = forward()
     sums = [torch.empty(HIDDEN, device="cuda") for _ in range(3)]
 
     def backward(other: torch.Tensor | None) -> None:
-        _, _, partials = layernorm.dropout_add_layernorm_backward(
+        _, _, partials, _ = layernorm.dropout_add_layernorm_backward(
             gradient, other, x, bias, residual, weight, rows_statistics, DROPOUT, seed, 1
         )
         reduction.column_sums(partials, sums)

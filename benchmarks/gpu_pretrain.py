@@ -291,6 +291,9 @@ def main() -> None:
     def note(result: dict[str, Any]) -> None:
         results.append(result | versions())
         print(json.dumps(results[-1]), flush=True)
+        if arguments.output:  # after each, so that a run that is cut short leaves what it had
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text(json.dumps(results, indent=1) + "\n")
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
@@ -305,9 +308,6 @@ def main() -> None:
                     note(bertrain(shards, workload, budget, precision, arguments.steps, profile=arguments.profile))
                 if not arguments.without_peers and budget == budgets[0]:
                     note(transformers_padded(shards, workload, budget, arguments.steps))
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     peers = {(one["workload"], one["token_budget"]): one for one in results if one["system"] != "bertrain"}
     print(
         f"{'system':<32}{'rows':>5}{'tokens':>8}{'prec.':>6}{'ms':>9}{'tokens/s':>10}{'seq/s':>8}{'GiB':>7}{'ratio':>7}"

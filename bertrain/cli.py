@@ -15,8 +15,17 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
-from bertrain.errors import EXIT_USER_ERROR, AgreedError, SaidElsewhereError, UserError
+from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
+from bertrain.errors import (
+    EXIT_LOST_RANK,
+    EXIT_USER_ERROR,
+    AgreedError,
+    LostRankError,
+    SaidElsewhereError,
+    UserError,
+)
 from bertrain.settings import Settings
+from bertrain.train.isa import cap_isa
 
 EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
@@ -29,7 +38,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-weights_app = typer.Typer(help="Weights in and out.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(weights_app, name="weights")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -39,12 +47,15 @@ DataFolder = Annotated[
 ]
 Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
+Restarts = Annotated[
+    int,
+    typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
+]
 MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
 MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
 SkipSteps = Annotated[
     str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
 ]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="newest, best, or the number of a step")]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,9 +75,10 @@ def pretrain(
     run: Annotated[Path | None, typer.Option(help="the run folder to make or continue")] = None,
     settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
     init: Annotated[
-        Path | None, typer.Option(help="a run, or a Hugging Face folder, whose weights to begin with")
+        Path | None, typer.Option(help="a run, or weights of any form that `weights show` knows, to begin with")
     ] = None,
     nproc: RankCount = 1,
+    restarts: Restarts = 0,
     max_steps: Annotated[str | None, typer.Option("--max-steps", metavar="N", help="train.max_steps")] = None,
     max_samples: MaxSamples = None,
     max_time: MaxTime = None,
@@ -102,10 +114,11 @@ def pretrain(
     if quiet or verbose:
         overrides.append(("log.level", "quiet" if quiet else "verbose"))
     resolved = config.resolve(recipe, overrides, settings_file)
+    cap_isa(resolved.train.isa)
     if dry_run:
-        from bertrain.train import pretrain as training
+        from bertrain.train.announce import dry_run as describe
 
-        shown = training.dry_run(resolved, data, world=nproc, init=str(init or ""))
+        shown = describe(resolved, data, world=nproc, init=str(init or ""))
         if is_first_rank():
             print(shown)
         return
@@ -117,9 +130,9 @@ def pretrain(
     from bertrain.train import pretrain as training
 
     beginning = str(init or "")
-    if nproc > 1 and not under_launcher():
+    if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=beginning, world=nproc)
-        start_ranks(nproc)
+        start_ranks(nproc, restarts, run)
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
@@ -151,6 +164,7 @@ def resume(
     max_time: MaxTime = None,
     skip_steps: SkipSteps = None,
     nproc: RankCount = 1,
+    restarts: Restarts = 0,
 ) -> None:
     """Continue a run from its newest whole checkpoint, on any number of ranks.
 
@@ -158,17 +172,18 @@ def resume(
 
     Example: bertrain resume runs/tiny
     """
-    from bertrain.train import checkpoint
-    from bertrain.train import pretrain as training
     from bertrain.train.runs import Run
 
     overrides = parse_overrides(context.args) + given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps)
     opened = Run.open(run)
-    config.override(opened.settings, overrides)
-    if nproc > 1 and not under_launcher():
+    cap_isa(config.override(opened.settings, overrides).train.isa)
+    from bertrain.train import checkpoint
+    from bertrain.train import pretrain as training
+
+    if (nproc > 1 or restarts) and not under_launcher():
         if from_step:
             checkpoint.find_step(opened.checkpoints, from_step)
-        start_ranks(nproc)
+        start_ranks(nproc, restarts, run)
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 
@@ -199,7 +214,7 @@ def evaluate(
 
 @app.command("fill-mask")
 def fill_mask(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="a run, or a Hugging Face folder")],
+    source: AnyWeights,
     sentences: Annotated[list[str], typer.Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
     top: Annotated[int, typer.Option(min=1, help="guesses for each mask")] = 5,
     as_json: AsJson = False,
@@ -220,24 +235,6 @@ def fill_mask(
         print(sentence)
         for guesses in masks:
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
-
-
-@weights_app.command("export")
-def weights_export(
-    run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", help="the folder to make")],
-    to: Annotated[str, typer.Option(help="the format: huggingface")] = "huggingface",
-    checkpoint: Checkpoint = "newest",
-) -> None:
-    """Hand a run's weights over in a form that others load.
-
-    Example: bertrain weights export runs/tiny --to huggingface --out exported/tiny
-    """
-    from bertrain.weights.export import export
-
-    print(
-        f"{export(run, out, to=to, which=checkpoint)}: load it with transformers.AutoModelForMaskedLM.from_pretrained"
-    )
 
 
 @app.command()
@@ -336,11 +333,17 @@ def given(**options: str | None) -> list[tuple[str, str]]:
     return [(f"train.{name}", value) for name, value in options.items() if value is not None]
 
 
-def start_ranks(nproc: int) -> None:
-    """Run this same command as several ranks, and end as they end."""
+def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:
+    """Run this same command as several ranks, and end as they end; a new checkpoint in `run` is progress."""
     from bertrain.launch.local import run_ranks
 
-    raise SystemExit(run_ranks(nproc, sys.argv[1:]))
+    def newest_step() -> int:
+        from bertrain.train.checkpoint import whole_checkpoints
+
+        steps = [int(path.name.partition("-")[2]) for path in whole_checkpoints(run / "checkpoints")] if run else []
+        return max(steps, default=0)
+
+    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=newest_step))
 
 
 def finish(run: Path, step: int) -> None:
@@ -359,7 +362,7 @@ def is_first_rank() -> bool:
 
 
 def main() -> None:
-    """Run the command line; a user's error ends in one sentence and exit code 2."""
+    """Run the command line; a user's error ends in one sentence and exit code 2 (bertrain/errors.py has the others)."""
     # Threads that wait by spinning take the core from whoever else is on the machine: with another busy process on
     # two cores, training ran at 6,000 tokens/s spinning and at 21,000 sleeping; alone, at 24,000 and 21,000.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -377,7 +380,10 @@ def main() -> None:
         is_ours_to_say = not isinstance(error, AgreedError) or is_first_rank()
         if is_ours_to_say and not isinstance(error, SaidElsewhereError):
             print(f"bertrain: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
+        raise SystemExit(error.exit_code) from None
+    except LostRankError as error:
+        print(f"bertrain: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions

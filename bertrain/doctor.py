@@ -63,17 +63,19 @@ def _vector_units() -> Finding:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return Finding("cpu", platform.processor() or "unknown", "note", "no /proc/cpuinfo to read its features from")
-    from bertrain.train.precision import cpu_flags  # and with it torch
+    from bertrain.train.isa import cpu_flags
 
     flags = cpu_flags()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
     units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     if "amx_bf16" in flags:
         return Finding(
-            "cpu", f"{model}: {' '.join(units)}", "ok", "bf16 products run on AMX: --train.precision auto takes it"
+            "cpu", f"{model}: {' '.join(units)}", "ok", "bf16 and bf32 run on AMX: --train.precision auto takes bf16"
         )
     if "avx512f" in flags:
-        return Finding("cpu", f"{model}: {' '.join(units)}", "ok", "fp32 products use AVX-512; bf16 gains little")
+        return Finding(
+            "cpu", f"{model}: {' '.join(units)}", "ok", "fp32 products use AVX-512; bf16 gains little, bf32 needs AMX"
+        )
     return Finding("cpu", f"{model}: {' '.join(units) or 'no vector units'}", "note", "training on this CPU is slow")
 
 
@@ -108,7 +110,11 @@ def _gpus() -> list[Finding]:
         facts = torch.cuda.get_device_properties(number)
         capability = f"compute capability {facts.major}.{facts.minor}"
         found = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {capability}"
-        advice = "bf16 and the fused kernels" if facts.major >= 8 else "fp32 only: bf16 needs compute capability 8.0"
+        advice = (
+            "bf16, tf32 and the fused kernels"
+            if facts.major >= 8
+            else "fp32 or fp16: bf16 and tf32 need compute capability 8.0"
+        )
         findings.append(Finding(f"gpu {number}", found, "ok" if facts.major >= 8 else "note", advice))
     return findings
 

@@ -1,6 +1,19 @@
-"""The one kind of error a user can cause."""
+"""How a command ends: the exit codes, the one kind of error a user can cause, and what befalls a rank among others."""
 
 EXIT_USER_ERROR = 2
+EXIT_LOST_RANK = 69
+EXIT_REQUEUE = 75
+EXIT_HUNG = 124
+
+EXIT_CODES = {
+    0: "done",
+    1: "a failure of ours, with its traceback; with `--nproc`, a rank that failed or was killed",
+    EXIT_USER_ERROR: "something only the user can mend, said in one sentence; also Ctrl-C, after the step was saved",
+    EXIT_LOST_RANK: "of a rank: another one is gone, whose launcher knows how",
+    EXIT_REQUEUE: "stopped by SIGTERM or SIGUSR1 and saved: start it again (a batch system's requeue) and it goes on",
+    EXIT_HUNG: "nothing moved for `train.hang_timeout`; the sentence names the rank that stopped",
+}
+"""What each exit code says. 75 is EX_TEMPFAIL and 69 EX_UNAVAILABLE of sysexits.h, 124 that of timeout(1)."""
 
 
 class UserError(Exception):
@@ -10,13 +23,25 @@ class UserError(Exception):
     failure and keeps its traceback.
     """
 
+    exit_code = EXIT_USER_ERROR
+
 
 class AgreedError(UserError):
     """An error that every rank of a run comes to at the same point; the first rank says it for all."""
 
 
+class RequeueError(AgreedError):
+    """The machine is wanted for something else: the run is saved, and goes on when it is started again."""
+
+    exit_code = EXIT_REQUEUE
+
+
 class SaidElsewhereError(UserError):
     """What befell this rank because another one ended in a sentence, which that one has said."""
+
+
+class LostRankError(Exception):
+    """Another rank is gone without a word. No failure of this one, and nothing that a user can mend."""
 
 
 def nearest(word: str, candidates: list[str]) -> str:

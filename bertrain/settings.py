@@ -227,7 +227,7 @@ class TrainSettings:
         "fp32",
         "of matrix products; weights and sums stay fp32. auto: bf16 where the hardware multiplies it (GPUs, CPUs with "
         "AMX), else fp32; tf32: fp32 tensors, products of 10-bit mantissas (GPUs); bf32: fp32 tensors, products in "
-        "bf16 (CPUs); fp16: with dynamic loss scaling; fp8: Hopper GPUs and newer",
+        "bf16 (CPUs with AMX); fp16: with dynamic loss scaling; fp8: Hopper GPUs and newer",
     )
     isa: Literal["auto", "avx2", "avx512", "amx"] = setting(
         "auto", "the newest instructions that products on a CPU may use; auto: all it has", shapes_training=False
@@ -249,7 +249,10 @@ class TrainSettings:
         25, "gradients travel in buckets of about this many MB, each as soon as it is ready", minimum=1
     )
     hang_timeout: str = setting(
-        "10m", "end the run, naming the rank, when none has moved for this long; empty: never", shapes_training=False
+        "10m",
+        "end the run, naming the rank that stopped, when none has moved for this long; starting and saving have ten "
+        "minutes at least; empty: never",
+        shapes_training=False,
     )
     init_optimizer: Literal["reset", "keep"] = setting(
         "reset", "with --init RUN: begin the optimizer's moments anew, or keep those of that run"
@@ -327,6 +330,12 @@ class LogSettings:
     style: Literal["auto", "bar", "lines"] = setting(
         "auto", "a live bar, or lines; auto: a bar on a terminal, lines elsewhere", shapes_training=False
     )
+    straggler_factor: float = setting(
+        1.3,
+        "warn of a rank that takes this many times as long over a token as the ranks' median; 0: never",
+        minimum=0,
+        shapes_training=False,
+    )
     tensorboard: bool = setting(True, "write TensorBoard events into the run folder", shapes_training=False)
 
 
@@ -381,6 +390,11 @@ class Settings:
             raise UserError(
                 f"train.budget {self.train.budget} sets where the decay ends; leave schedule.decay_steps "
                 f"{self.schedule.decay_steps} out"
+            )
+        if 0 < self.log.straggler_factor <= 1:
+            raise UserError(
+                f"log.straggler_factor is {self.log.straggler_factor}; a slow rank takes more than 1 times the median, "
+                "and 0 is never"
             )
         evaluate = self.evaluate
         for name, asked in (

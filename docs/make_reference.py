@@ -19,6 +19,7 @@ import typer
 import bertrain
 from bertrain import config
 from bertrain.cli import app
+from bertrain.errors import EXIT_CODES
 from bertrain.settings import SECTIONS
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ RUN_FOLDER = {
     "what `--budget` measured",
     "environment.json": "one entry for each start: time, machine, ranks, versions",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
-    "metrics.jsonl": "one JSON object per line: every step once, every evaluation, and the end",
+    "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
     "checkpoints": "the newest `checkpoint.keep` checkpoints, the best and a `best.json` that names it if asked for; "
     "`damaged-step-...` was passed over, `aside-...` was put aside by `resume --from-step`",
@@ -96,15 +97,17 @@ STEP_FIELDS = {
     "nsp_accuracy": "share of next-sentence questions answered right; absent with `--model.nsp false`",
     "learning_rate": "the rate this step was taken with",
     "gradient_norm": "global norm before clipping",
-    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were",
+    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were. In fp16, "
+    "`loss_scale` follows: what the loss was multiplied by",
     "skipped": "true where `train.skip_steps` named the step: its examples were passed over, nothing was computed",
     "not_finite": "steps so far that were not finite",
     "spike": "true where the loss stood far above those of the steps before",
     "tokens_per_s": "real tokens per second, all ranks together",
-    "seconds": "time of `data` (waiting for it), `forward_backward` (with the sum over ranks) and `optimizer`",
+    "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
+    "after that) and `optimizer`",
     "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from lengths; null where skipped",
 }
-RANK_FIELDS = {
+STEP_RANK_FIELDS = {
     "rank_tokens": "tokens that each rank computes in this step, junk included",
     "rank_attention": "for each rank, the squares of the lengths of its sequences, junk included, added up",
 }
@@ -126,6 +129,18 @@ END_FIELDS = {
     "step": "after which step",
     "samples": "examples by then",
     "reason": "why the run is over: which limit or target was reached",
+}
+
+RANKS_FIELDS = {
+    "kind": '`"ranks"`',
+    "step": "the last of the steps that the means are over",
+    "ranks": "an entry for each rank",
+}
+RANK_FIELDS = {
+    "rank": "its number",
+    "host": "name of its machine",
+    "tokens": "its own tokens in a step, on average",
+    "seconds": "as in lines of a step, of this rank, on average",
 }
 
 
@@ -163,7 +178,8 @@ def verbs() -> Iterator[tuple[str, Any]]:
 def _verbs() -> Iterator[str]:
     yield from ("## Verbs", "")
     yield "A mistake of the user ends in one sentence and exit code 2. `bertrain VERB --help` says what stands here."
-    yield ""
+    yield from ("", "### Exit codes", "")
+    yield from _table(("code", "meaning"), [(f"{code}", meaning) for code, meaning in EXIT_CODES.items()])
     for name, command in verbs():
         text, _, example = inspect.cleandoc(command.help).partition("Example:")
         arguments = [one for one in command.params if one.param_type_name == "argument"]
@@ -297,9 +313,12 @@ def _layouts() -> Iterator[str]:
     yield from ("### metrics.jsonl", "")
     yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
     yield from ("", *_named("field", STEP_FIELDS))
-    yield from ("With several ranks also:", "", *_named("field", RANK_FIELDS))
+    yield from ("With several ranks also:", "", *_named("field", STEP_RANK_FIELDS))
     yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
     yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
+    yield from ("Lines of the ranks, each `log.every_steps` steps, where there are several:", "")
+    yield from _named("field", RANKS_FIELDS)
+    yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
     yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
     yield from ("## A checkpoint", "")
     yield (

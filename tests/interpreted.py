@@ -23,7 +23,7 @@ from bertrain.kernels import layernorm as layernorm_kernels
 from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_plain
 from bertrain.kernels.backend import available
 from bertrain.kernels.embedding import embed_plain, position_gradient
-from bertrain.kernels.fp8 import LARGEST, Scales, cast_both_ways, empty_both_ways
+from bertrain.kernels.fp8 import LARGEST, Bytes, Scales, cast_both_ways, cast_plain, empty_both_ways, turn
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
@@ -219,12 +219,12 @@ def update(name: str, num_steps: int) -> float:
 @case("E4M3 both ways", 0, torch.float8_e4m3fn)
 @case("E5M2 both ways", 0, torch.float8_e5m2)
 def cast(dtype: torch.dtype) -> float:
-    values = twins.held_exactly(70, 100, dtype, "cpu") / 4
-    values[3, 7], values[69, 99], values[5, 5] = 1e9, -float("inf"), 0.0
+    values = twins.held_exactly(80, 100, dtype, "cpu") / 4
+    values[3, 7], values[79, 99], values[5, 5] = 1e9, -float("inf"), 0.0
     rule = twins.cast_at(4.0, dtype, "cpu")
     assert twins.is_cast_of(*cast_both_ways(values, rule), values, rule)
     assert rule.largest.max() == float("inf")
-    values[69, 99] = 0.0
+    values[79, 99] = 0.0
     rule, kept = twins.cast_at(4.0, dtype, "cpu"), empty_both_ways(values, rule)
     given = cast_both_ways(values, rule, kept)
     assert given is kept
@@ -235,14 +235,14 @@ def cast(dtype: torch.dtype) -> float:
 @case("GELU in 8 bits", 0)
 def gelu_eight() -> float:
     """Where GELU is straight its result needs no rounding, if its argument needs none."""
-    x, bias = twins.held_exactly(40, 200, torch.float8_e4m3fn, "cpu", smallest=16.0), torch.zeros(200)
+    x, bias = twins.held_exactly(48, 200, torch.float8_e4m3fn, "cpu", smallest=16.0), torch.zeros(200)
     x[7, 7] = 1000.0
     rule = twins.cast_at(1.0, torch.float8_e4m3fn, "cpu")
     y, first = bias_gelu_forward(x, bias, rule)
     assert torch.equal(y, x.clamp(min=0))
     assert twins.is_cast_of(*first, y, rule)
     assert rule.largest.max() == 1000.0
-    dy = twins.held_exactly(40, 200, torch.float8_e5m2, "cpu")
+    dy = twins.held_exactly(48, 200, torch.float8_e5m2, "cpu")
     rule = twins.cast_at(1.0, torch.float8_e5m2, "cpu")
     dx, eight, partials = bias_gelu_backward(dy, x, bias, rule)
     assert torch.equal(dx, torch.where(x > 0, dy, 0))
@@ -252,6 +252,27 @@ def gelu_eight() -> float:
     again, only = bias_gelu_forward(x, bias, twins.cast_at(1.0, torch.float8_e4m3fn, "cpu"), full=False)
     assert again is x, "nothing else is written where only 8 bits were asked for"
     return float((only.rows.view(torch.uint8) != first.rows.view(torch.uint8)).sum())
+
+
+@case("bytes turned", 0, 80, 100)
+@case("bytes turned, many tiles", 0, 304, 144)
+def turned(num_rows: int, width: int) -> float:
+    values = twins.held_exactly(num_rows, width, torch.float8_e5m2, "cpu")
+    rule, peaks = twins.cast_at(1.0, torch.float8_e5m2, "cpu"), torch.rand(3000)
+    eight = turn(Bytes(cast_plain(values, rule.scale, rule.dtype), peaks), rule)
+    assert rule.largest.max() == peaks.max()
+    return float(not twins.is_cast_of(*eight, values, rule))
+
+
+@case("LayerNorm in 8 bits", 0.125, lambda: twins.layernorm_in_bytes(33, 96, torch.float32, "cpu"))
+@case("attention in 8 bits", 0.125, lambda: twins.attention_in_bytes([21, 1, 70, 0, 4], 2, 16, torch.float32, "cpu"))
+def rows_in_bytes(run: Callable[[], twins.Written]) -> float:
+    """The bytes stand for what was written in full, but for the interpreter's rounding; the peaks are exact."""
+    errors = []
+    for full, (rows, peaks), rule in run():
+        assert peaks.max() == full.abs().max()
+        errors.append(twins.error(rows.float() / rule.scale, full))
+    return max(errors)
 
 
 @case("scales", 0)
@@ -307,6 +328,26 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=3e-5)
     assert torch.equal(sums[2:], model.expected_sums[2:])
     return max(errors.values())
+
+
+@case("layers computed again", 0)
+def recomputed() -> float:
+    """Keeping less of a pass changes nothing, with dropout on."""
+    settings = helpers.tiny_settings(
+        model__vocab_size=30, model__hidden_size=16, model__num_heads=1, model__intermediate_size=24,
+        model__max_positions=9, data__max_seq_length=9, data__max_predictions=2, model__num_layers=2,
+    ).model  # fmt: skip
+    batch = whole_model.random_batch([5, 3], 10, 4, 3, 9, 30)
+    model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
+    found = []
+    with patch.multiple(layernorm_kernels, FORWARD=(8, 1), BACKWARD=(8, 1, 1, 1)):
+        for what in ("none", "selective", "full"):
+            for layer in model.fused.layers:
+                layer.recompute = what
+            for gradient in model.gradients_in_place():
+                gradient.fill_(float("nan"))
+            found.append([model.run(), *model.gradients().values()])
+    return float(sum(not torch.equal(*pair) for less in found[1:] for pair in zip(found[0], less, strict=True)))
 
 
 def check_doubled(gradients: dict[str, torch.Tensor], once: dict[str, torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
 from bertrain.kernels.cross_entropy import cross_entropy, cross_entropy_plain
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
-from bertrain.kernels.fp8 import Cast, cast_plain
+from bertrain.kernels.fp8 import Bytes, Cast, cast_plain
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.lamb import LambTable, Part, lamb_step, lamb_step_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
@@ -84,8 +84,8 @@ def reduced(partials: Tensor) -> Tensors:
 def attention_both_ways(qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int) -> Tensors:
     """The result, the gradients of queries, keys and values, and those of a bias added to each of the three."""
     tiles = plan_attention(cu_seqlens, len(qkv))
-    out, lse = ragged_attention_forward(qkv, tiles, p, seed, site)
-    dqkv, partials = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
+    out, lse, _ = ragged_attention_forward(qkv, tiles, p, seed, site)
+    dqkv, partials, _ = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
     return out, *dqkv.unbind(1), torch.stack(reduced(partials))
 
 
@@ -110,8 +110,8 @@ def layernorm_both_ways(
     inputs: Sequence[Tensor], dy: Tensor, second: Tensor | None, p: float, seed: Tensor, site: int
 ) -> Tensors:
     x, bias, residual, weight, ln_bias = inputs
-    y, statistics = dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, p, seed, site, NORM_EPS)
-    dx, dresidual, partials = dropout_add_layernorm_backward(
+    y, statistics, _ = dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, p, seed, site, NORM_EPS)
+    dx, dresidual, partials, _ = dropout_add_layernorm_backward(
         dy, second, x, bias, residual, weight, statistics, p, seed, site
     )
     dbias, dweight, dln_bias = reduced(partials)
@@ -249,3 +249,43 @@ def is_cast_of(rows: Tensor, columns: Tensor, values: Tensor, cast: Cast) -> boo
     """Whether the 8-bit copies, as they lie and transposed, are those of float32 values to the last byte."""
     expected = cast_plain(values, cast.scale, cast.dtype)
     return same_bits(rows, expected) and same_bits(columns, expected.t())
+
+
+Written = list[tuple[Tensor, Bytes, Cast]]
+"""What a kernel wrote in full, the same in 8 bits, and by which scale."""
+
+
+def layernorm_in_bytes(num_rows: int, width: int, dtype: torch.dtype, device: str, *, full: bool = True) -> Written:
+    """LayerNorm both ways on numbers drawn anew; without `full` its gradient is written in 8 bits only."""
+    rows, vectors = (torch.randn(2, num_rows, width, device=device) for _ in range(2)), torch.randn(3, width)
+    (x, residual), (dy, second) = (pair.to(dtype) for pair in rows)
+    bias, weight, ln_bias = vectors.to(device)
+    seed = torch.tensor([7], device=device)
+    to_rows, to_gradient = (
+        cast_at(scale, kind, device) for scale, kind in zip((3.7, 900.0), MANTISSA_BITS, strict=True)
+    )
+    y, statistics, y8 = dropout_add_layernorm_forward(
+        x, bias, residual, weight, ln_bias, 0.1, seed, 2, NORM_EPS, to_rows
+    )  # fmt: skip
+    dx, _, _, dx8 = dropout_add_layernorm_backward(
+        dy, second, x, bias, residual, weight, statistics, 0.1, seed, 2, to_gradient, full=full
+    )
+    return [(y, y8, to_rows), (dx, dx8, to_gradient)]
+
+
+def attention_in_bytes(
+    lengths: Sequence[int], num_heads: int, head_dim: int, dtype: torch.dtype, device: str, *, full: bool = True
+) -> Written:
+    """Attention both ways on numbers drawn anew; without `full` its gradient is written in 8 bits only."""
+    total, seed = sum(lengths), torch.tensor([7], device=device)
+    qkv = torch.randn(total, 3, num_heads, head_dim, device=device).to(dtype)
+    dout = torch.randn(total, num_heads, head_dim, device=device).to(dtype)
+    tiles = plan_attention(boundaries(lengths, device), total)
+    to_rows, to_gradient = (
+        cast_at(scale, kind, device) for scale, kind in zip((90.0, 900.0), MANTISSA_BITS, strict=True)
+    )
+    out, lse, out8 = ragged_attention_forward(qkv, tiles, 0.1, seed, 2, to_rows)
+    dqkv, _, dqkv8 = ragged_attention_backward(
+        qkv, out, lse, dout, tiles, 0.1, seed, 2, to_gradient, full=full
+    )  # fmt: skip
+    return [(out.flatten(1), out8, to_rows), (dqkv.flatten(1), dqkv8, to_gradient)]

@@ -73,7 +73,7 @@ class BothWays:
         self.batch = batch.to(torch.device(device))
         self.arena = Arena(model, split_parts)
         self.expected_sums, self.expected = self._specification(model)
-        for gradient in self.arena.named(self.arena.gradients).values():
+        for gradient in self.gradients_in_place():
             gradient.fill_(float("nan"))
         self.fused = FusedBert(model, self.arena, fp8=fp8, dtype=dtype)
 
@@ -106,6 +106,9 @@ class BothWays:
         self.fused.scales.collect()
         self.fused.scales.update()
         self.fused.requantise()
+
+    def gradients_in_place(self) -> list[Tensor]:
+        return list(self.arena.named(self.arena.gradients).values())
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.arena.named(self.arena.gradients).items()}

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -40,6 +39,8 @@ def is_tfrecord(first_bytes: bytes) -> bool:
 
 def masked_checksum(data: bytes) -> int:
     """CRC32C, rotated right by 15 bits and shifted by a constant, as TFRecord files hold it."""
+    import google_crc32c  # of those who train, few read TensorFlow's files
+
     checksum = google_crc32c.value(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -107,7 +108,7 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 def _list_content(message: bytes, *, is_float: bool) -> bytes:
     """The numbers of a FloatList or an Int64List: one field with all of them, or a field for each."""
     contents = []
-    for _, wire, content in _wire_fields(message):
+    for _, wire, content in wire_fields(message):
         if wire not in ((2, 5) if is_float else (0, 2)) or (is_float and len(content) % 4):
             raise ValueError("a list of numbers holds something else")
         contents.append(content)
@@ -137,23 +138,23 @@ def stack(name: str, features: list[Feature]) -> npt.NDArray:
 
 def _submessages(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Number and content of each length-delimited field; there are no others outside of the lists."""
-    for number, wire, content in _wire_fields(data):
+    for number, wire, content in wire_fields(data):
         if wire != 2:
             raise ValueError("a field has an unexpected type")
         yield number, content
 
 
-def _wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+def wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Field number, wire type and content of each field of a message; a varint's content is its bytes."""
     place = 0
     while place < len(data):
-        key, place = _varint(data, place)
+        key, place = read_varint(data, place)
         wire = key & 7
         begin = place
         if wire == 0:
-            _, place = _varint(data, place)
+            _, place = read_varint(data, place)
         elif wire == 2:
-            size, begin = _varint(data, place)
+            size, begin = read_varint(data, place)
             place = begin + size
         elif wire in (1, 5):
             place += 8 if wire == 1 else 4
@@ -164,7 +165,7 @@ def _wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         yield key >> 3, wire, data[begin:place]
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def read_varint(data: bytes, place: int) -> tuple[int, int]:
     """A number of 7 bits to the byte, lowest first, and the place after it."""
     value = shift = 0
     for byte in data[place : place + 10]:

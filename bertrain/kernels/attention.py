@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertrain.kernels.arithmetic import exp2
+from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2
 from bertrain.kernels.backend import jit, tl
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -35,6 +36,9 @@ LOG2_E = 1.4426950408889634
 # Rows of a tile: what one program owns. Small tiles won on Hopper, since four or five programs on a
 # multiprocessor hide one another's waits better than one large program hides its own.
 TILE = 64
+# The backward reads a row's log-sum and its delta (see there) together, so they stand together: CHUNK of the one, CHUNK
+# of the other, tile after tile, which makes every read aligned and both of them one.
+CHUNK = 32
 
 
 def ragged_attention_plain(
@@ -112,6 +116,45 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 
 @jit
+def _store(
+    out, out8, values, factor, start, head, rows, pitch, inside,
+    D: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of one head in the type of `out`, in 8 bits, or both."""
+    if FULL:
+        tl.store(_block(out, start, head, rows, pitch, D), values.to(out.dtype.element_ty), mask=inside)
+    if LIMIT > 0:
+        out8 = out8.to(tl.pointer_type(tl.int8), bitcast=True)
+        tl.store(_block(out8, start, head, rows, pitch, D), quantise(values * factor, LIMIT), mask=inside)
+
+
+@jit
+def _peak(values, inside):
+    return tl.max(tl.max(tl.where(inside, tl.abs(values), 0.0), axis=1), axis=0)
+
+
+@jit
+def _pinned(operand):
+    """A 16-bit operand that a product takes from registers, complete before the product begins.
+
+    Left to itself the compiler computes parts of it between the instructions of the product; the assembler then
+    makes each of these wait for the one before.
+    """
+    if HAS_ASSEMBLY and operand.dtype != tl.float32:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [operand], dtype=operand.dtype, is_pure=False, pack=2
+        )
+    return operand
+
+
+@jit
+def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
+    """Where the log-sums of a tile's rows stand; the delta of a row stands CHUNK further."""
+    rows = tl.arange(0, BM)
+    return sums + head * pitch + tile * (2 * BM) + ((rows // CHUNK) * (2 * CHUNK) + rows % CHUNK)
+
+
+@jit
 def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -139,14 +182,38 @@ def _forward_careful(
     return reference, total, result
 
 
+@jit
+def _forward_step(
+    query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, zero, total, result,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Sums of weights and of weighted values, one tile of keys further."""
+    columns = tl.arange(0, BN)[None, :]
+    keys = keys_in.load([start + column, (H + head) * D])
+    values = keys_in.load([start + column, (2 * H + head) * D])
+    weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2)
+    if EDGE:  # the last keys belong to a neighbour
+        weights = tl.where(column + columns < length, weights, 0.0)
+    total += tl.sum(weights, axis=1)
+    if THRESHOLD > 0:
+        keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
+        weights = tl.where(keep, weights, zero)
+    result = tl.dot(_pinned(weights.to(values.dtype)), values, result, input_precision=PRECISION)
+    return total, result
+
+
 @jit(do_not_specialize=["site"])
 def _attention_forward_kernel(
-    qkv, keys_in, out, lse, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, out8, scale, peaks, sums, tiles, seed, site, pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, CAREFUL: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    CHUNK: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     if length == 0:
+        if LIMIT > 0:
+            tl.store(peaks + tl.program_id(0), 0.0)
         return
     rows = first_row + tl.arange(0, BM)
     inside = rows < length
@@ -157,20 +224,19 @@ def _attention_forward_kernel(
     reference = tl.zeros([BM], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
-    columns = tl.arange(0, BN)[None, :]
     if not CAREFUL:
-        for column in tl.range(0, length, BN, num_stages=STAGES):
-            keys = keys_in.load([start + column, (H + head) * D])
-            values = keys_in.load([start + column, (2 * H + head) * D])
-            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-            weights = exp2(scores * scale_log2)
-            if column + BN > length:  # these keys belong to a neighbour
-                weights = tl.where(column + columns < length, weights, 0.0)
-            total += tl.sum(weights, axis=1)
-            if THRESHOLD > 0:
-                keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
-                weights = tl.where(keep, weights, zero)
-            result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
+        # The keys at the edge come first and apart, since a branch inside the loop would keep its products from
+        # overlapping.
+        last = (length - 1) // BN * BN
+        total, result = _forward_step(
+            query, keys_in, start, length, last, first_row, head, key_of_head, scale_log2, zero, total, result,
+            H, D, BM, BN, THRESHOLD, PRECISION, True,
+        )  # fmt: skip
+        for column in tl.range(0, last, BN, num_stages=STAGES):
+            total, result = _forward_step(
+                query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, zero, total, result,
+                H, D, BM, BN, THRESHOLD, PRECISION, False,
+            )  # fmt: skip
     # A row that left that range (never seen in a healthy model) sends its tile through the careful loop.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
     if tl.max(extreme.to(tl.int32), axis=0) > 0:
@@ -179,10 +245,14 @@ def _attention_forward_kernel(
             H, D, BM, BN, THRESHOLD, PRECISION,
         )  # fmt: skip
     result = result * (INVERSE_KEEP / total)[:, None]
-    tl.store(_block(out, start, head, rows, H * D, D), result.to(out.dtype.element_ty), mask=inside[:, None])
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        tl.store(peaks + tl.program_id(0), _peak(result, inside[:, None]))
+    _store(out, out8, result, factor, start, head, rows, H * D, inside[:, None], D, True, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
     row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
-    tl.store(lse + head * lse_pitch + tile * BM + tl.arange(0, BM), row_lse)
+    tl.store(_of_rows(sums, pitch, head, tile, BM, CHUNK), row_lse)
 
 
 @jit
@@ -205,17 +275,40 @@ def _score_gradient(
     return dropped, weights * (gradient - delta)
 
 
+@jit
+def _query_step(
+    query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta, scale_log2, zero,
+    dquery, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the queries, one tile of keys further."""
+    columns = tl.arange(0, BN)[None, :]
+    keys = keys_in.load([start + column, (H + head) * D])
+    values = keys_in.load([start + column, (2 * H + head) * D])
+    _dropped, dscores = _score_gradient(
+        query, tl.trans(keys), dresult, tl.trans(values), row_lse[:, None], row_delta[:, None],
+        key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns,
+        scale_log2, zero, THRESHOLD, PRECISION,
+    )  # fmt: skip
+    if EDGE:  # the last keys belong to a neighbour
+        dscores = tl.where(column + columns < length, dscores, 0.0)
+    return tl.dot(_pinned(dscores.to(keys.dtype)), keys, dquery, input_precision=PRECISION)
+
+
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse_pitch, scale_log2, zero,
+    qkv, keys_in, out, dout, sums, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, pitch, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     partials += (tile * 3 * H + head) * D + tl.arange(0, D)
     if length == 0:
         tl.store(partials, tl.zeros([D], dtype=tl.float32))
+        if LIMIT > 0:
+            tl.store(peaks + tl.program_id(0), 0.0)
         return
     rows = first_row + tl.arange(0, BM)
     inside = (rows < length)[:, None]
@@ -223,34 +316,37 @@ def _backward_query_kernel(
     query = tl.load(_block(qkv, start, head, rows, 3 * H * D, D), mask=inside, other=0.0)
     dresult = tl.load(_block(dout, start, head, rows, H * D, D), mask=inside, other=0.0)
     result = tl.load(_block(out, start, head, rows, H * D, D), mask=inside, other=0.0)
-    of_tile = head * lse_pitch + tile * BM + tl.arange(0, BM)
-    row_lse = tl.load(lse + of_tile)
+    of_rows = _of_rows(sums, pitch, head, tile, BM, CHUNK)
+    row_lse = tl.load(of_rows)
     row_delta = tl.sum(result.to(tl.float32) * dresult.to(tl.float32), axis=1) / INVERSE_KEEP
-    tl.store(delta + of_tile, row_delta)
+    tl.store(of_rows + CHUNK, row_delta)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
     dquery = tl.zeros([BM, D], dtype=tl.float32)
-    columns = tl.arange(0, BN)[None, :]
-    for column in tl.range(0, length, BN, num_stages=STAGES):
-        keys = keys_in.load([start + column, (H + head) * D])
-        values = keys_in.load([start + column, (2 * H + head) * D])
-        _dropped, dscores = _score_gradient(
-            query, tl.trans(keys), dresult, tl.trans(values), row_lse[:, None], row_delta[:, None],
-            key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns,
-            scale_log2, zero, THRESHOLD, PRECISION,
+    last = (length - 1) // BN * BN
+    dquery = _query_step(
+        query, dresult, keys_in, start, length, last, first_row, head, key_of_head, row_lse, row_delta,
+        scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, True,
+    )  # fmt: skip
+    for column in tl.range(0, last, BN, num_stages=STAGES):
+        dquery = _query_step(
+            query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta,
+            scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, False,
         )  # fmt: skip
-        if column + BN > length:  # these keys belong to a neighbour
-            dscores = tl.where(column + columns < length, dscores, 0.0)
-        dquery = tl.dot(dscores.to(keys.dtype), keys, dquery, input_precision=PRECISION)
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
-    tl.store(_block(dqkv, start, head, rows, 3 * H * D, D), dquery.to(dqkv.dtype.element_ty), mask=inside)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        tl.store(peaks + tl.program_id(0), _peak(dquery, inside))
+    _store(dqkv, dqkv8, dquery, factor, start, head, rows, 3 * H * D, inside, D, FULL, LIMIT)
     tl.store(partials, tl.sum(dquery, axis=0))  # rows past the sequence are zero
 
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, partials, tiles, seed, site, scale_log2, zero,
+    queries_in, keys_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2, zero,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values: the tile stays, queries stream past.
 
@@ -262,7 +358,10 @@ def _backward_key_kernel(
     if length == 0:
         tl.store(partials, tl.zeros([D], dtype=tl.float32))
         tl.store(partials + H * D, tl.zeros([D], dtype=tl.float32))
+        if LIMIT > 0:
+            tl.store(peaks + tl.program_id(0), 0.0)
         return
+    tl.assume(length > 0)  # a path around the loop would keep its products from overlapping
     keys = keys_in.load([start + first_column, (H + head) * D])
     values = keys_in.load([start + first_column, (2 * H + head) * D])
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
@@ -271,23 +370,28 @@ def _backward_key_kernel(
     for row in tl.range(0, length, BM, num_stages=STAGES):
         query = queries_in.load([start + row, head * D])
         dresult = dout_in.load([start + row, head * D])
-        row_lse = lse_in.load([head, first_tile * BN + row])
-        row_delta = delta_in.load([head, first_tile * BN + row])
+        chunks = tl.reshape(sums_in.load([head, (first_tile * BN + row) * 2]), [BM // CHUNK, 2, CHUNK])
+        row_lse, row_delta = tl.split(tl.permute(chunks, [0, 2, 1]))
+        row_lse, row_delta = tl.reshape(row_lse, [1, BM]), tl.reshape(row_delta, [1, BM])
         dropped, dscores = _score_gradient(
             keys, tl.trans(query), values, tl.trans(dresult), row_lse, row_delta,
             key_of_head, row, tl.arange(0, BM)[None, :], first_column, tl.arange(0, BN)[:, None],
             scale_log2, zero, THRESHOLD, PRECISION,
         )  # fmt: skip
-        dvalues = tl.dot(dropped.to(dresult.dtype), dresult, dvalues, input_precision=PRECISION)
-        dkeys = tl.dot(dscores.to(query.dtype), query, dkeys, input_precision=PRECISION)
+        dvalues = tl.dot(_pinned(dropped.to(dresult.dtype)), dresult, dvalues, input_precision=PRECISION)
+        dkeys = tl.dot(_pinned(dscores.to(query.dtype)), query, dkeys, input_precision=PRECISION)
     columns = first_column + tl.arange(0, BN)
     inside = (columns < length)[:, None]
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
-    tl.store(_block(dqkv, start, H + head, columns, 3 * H * D, D), dkeys.to(dqkv.dtype.element_ty), mask=inside)
-    tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
     dvalues = dvalues * INVERSE_KEEP
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys, inside), _peak(dvalues, inside)))
+    _store(dqkv, dqkv8, dkeys, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
+    tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
     tl.store(partials + H * D, tl.sum(tl.where(inside, dvalues, 0.0), axis=0))
-    tl.store(_block(dqkv, start, 2 * H + head, columns, 3 * H * D, D), dvalues.to(dqkv.dtype.element_ty), mask=inside)
+    _store(dqkv, dqkv8, dvalues, factor, start, 2 * H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
 
 
 class _Config(NamedTuple):
@@ -303,9 +407,9 @@ class _Config(NamedTuple):
 # Chosen by measurement on an H200 for heads of 64, see docs/speed.md: the caps buy a fifth or sixth program per
 # multiprocessor. Wider heads need the registers; float32 serves the tests only.
 CONFIGS = {
-    "forward": _Config(64, 32, 4, 3, 80),
+    "forward": _Config(64, 32, 4, 3, None),
     "query": _Config(64, 32, 4, 3, 96),
-    "key": _Config(32, 64, 4, 3, 128),
+    "key": _Config(32, 64, 4, 4, 128),
 }
 CONFIGS_UNCAPPED = {name: config._replace(registers=None) for name, config in CONFIGS.items()}
 CONFIGS_FLOAT32 = {name: config._replace(stages=1) for name, config in CONFIGS_UNCAPPED.items()}
@@ -326,7 +430,7 @@ def _launch(
     # weights behind their conversion to 16 bits, which doubles its cost.
     kernel[(num_tiles * num_heads,)](
         *arguments, LOG2_E / math.sqrt(head_dim), 0.0, H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
-        THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages,
+        THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages, CHUNK=CHUNK,
         num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 
@@ -353,9 +457,10 @@ def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def ragged_attention_forward(
-    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax attention within each sequence of a flat batch: out [T, H, D], and the log-sums for the backward.
+    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int, cast: Cast | None = None
+) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
+    """Softmax attention within each sequence of a flat batch: out [T, H, D], the log-sums for the backward with room
+    for what it leaves beside them, and out in 8 bits [T, H D] if `cast`.
 
     qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
     tensor of one element on the device; `site` tells layers apart, so that their masks differ.
@@ -363,37 +468,49 @@ def ragged_attention_forward(
     num_tokens, _, num_heads, head_dim = qkv.shape
     config = _config(qkv, "forward")
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    lse_pitch = tiles.shape[0] * TILE  # stored by tile, not by token, so that every read of it is aligned
-    lse = torch.empty(num_heads, lse_pitch, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(num_heads, tiles.shape[0] * TILE * 2, dtype=torch.float32, device=qkv.device)
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, lse, tiles, seed, site, lse_pitch)
+    eight = empty_bytes(out.flatten(1), cast, tiles.shape[0] * num_heads)
+    limit, scale = limit_and_scale(cast, sums)
+    arguments = (qkv, keys_in, out, eight.rows, scale, eight.peaks, sums, tiles, seed, site, sums.shape[1])
     careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
-    _launch(_attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, CAREFUL=careful)
-    return out, lse
+    _launch(
+        _attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, CAREFUL=careful
+    )  # fmt: skip
+    return out, sums, eight
 
 
 def ragged_attention_backward(
     qkv: torch.Tensor,
     out: torch.Tensor,
-    lse: torch.Tensor,
+    sums: torch.Tensor,
     dout: torch.Tensor,
     tiles: torch.Tensor,
     dropout_p: float,
     seed: torch.Tensor,
     site: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient dqkv [T, 3, H, D], every row written, and partial sums [n, 3, H D] of it for the bias gradient."""
-    head_dim = qkv.shape[3]
-    delta, dqkv = torch.empty_like(lse), torch.empty_like(qkv)
+    cast: Cast | None = None,
+    *,
+    full: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
+    """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 3, H D] of it for the bias gradient, and it
+    in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`."""
+    num_heads, head_dim = qkv.shape[2:]
+    dqkv = torch.empty_like(qkv) if full else qkv
+    num_programs = tiles.shape[0] * num_heads
+    eight = empty_bytes(qkv.flatten(1), cast, 2 * num_programs)
+    limit, scale = limit_and_scale(cast, sums)
     partials = torch.empty(tiles.shape[0], 3, qkv.shape[2] * head_dim, dtype=torch.float32, device=qkv.device)
     config = _config(qkv, "query")  # first: it leaves delta
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    arguments = (qkv, keys_in, out, dout, lse, delta, dqkv, partials, tiles, seed, site, lse.shape[1])
-    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p)
+    to = (dqkv, eight.rows, scale, eight.peaks)
+    arguments = (qkv, keys_in, out, dout, sums, *to, partials, tiles, seed, site, sums.shape[1])
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
     config = _config(qkv, "key")
     queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
     dout_in = _descriptor(dout, config.rows, head_dim)
-    lse_in, delta_in = _descriptor(lse, 1, config.rows), _descriptor(delta, 1, config.rows)
-    key_arguments = (queries_in, keys_in, dout_in, lse_in, delta_in, dqkv, partials, tiles, seed, site)
-    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p)
-    return dqkv, partials
+    sums_in = _descriptor(sums, 1, 2 * config.rows)
+    to = (dqkv, eight.rows, scale, eight.peaks[num_programs:] if cast is not None else eight.peaks)
+    key_arguments = (queries_in, keys_in, dout_in, sums_in, *to, partials, tiles, seed, site)
+    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
+    return dqkv, partials, eight

@@ -34,7 +34,6 @@ __all__ = ["INTERPRETED", "available", "jit", "num_multiprocessors", "tl", "trit
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-@torch.compiler.assume_constant_result
 def available(device: torch.device | str) -> tuple[bool, str]:
     """Return whether the kernels can run on `device`, and the reason in one line."""
     device = torch.device(device)

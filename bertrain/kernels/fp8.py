@@ -34,6 +34,26 @@ class Eight(NamedTuple):
     columns: torch.Tensor
 
 
+class Bytes(NamedTuple):
+    """A matrix in 8 bits as it lies, and how large it was, from kernels that have no room to transpose it."""
+
+    rows: torch.Tensor
+    peaks: torch.Tensor  # one entry per program
+
+
+def empty_bytes(like: torch.Tensor, cast: Cast | None, num_programs: int) -> Bytes:
+    """Room for them; a tensor that nobody touches where nothing is to be cast."""
+    if cast is None:
+        return Bytes(like, like)
+    peaks = torch.empty(num_programs, dtype=torch.float32, device=like.device)
+    return Bytes(torch.empty(like.shape, dtype=cast.dtype, device=like.device), peaks)
+
+
+def limit_and_scale(cast: Cast | None, stand_in: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The format's largest number and the scale; 0 and a tensor that nobody reads where nothing is to be cast."""
+    return (0.0, stand_in) if cast is None else (LARGEST[cast.dtype], cast.scale)
+
+
 def empty_both_ways(like: torch.Tensor, cast: Cast | None) -> Eight:
     """Room for the 8-bit copies; a tensor that nobody touches where nothing is to be cast."""
     if cast is None:
@@ -50,92 +70,215 @@ def cast_plain(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
     return (values.float() * scale).clamp(-limit, limit).to(dtype)
 
 
-def limit_of(cast: Cast | None) -> float:
-    """The largest number of the format, or 0 where nothing is to be cast."""
-    return 0.0 if cast is None else LARGEST[cast.dtype]
-
-
-def scale_and_largest(cast: Cast | None, stand_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a kernel is given for them; a tensor that nobody reads where nothing is to be cast."""
-    return (stand_in, stand_in) if cast is None else (cast.scale, cast.largest)
+@jit
+def widen(values):
+    """bf16 as float32. The compiler's own widening is something it moves memory traffic across: it would sooner
+    transpose 16 bits and compute all that follows a second time than transpose the 8 bits at the end."""
+    if HAS_ASSEMBLY and values.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values],
+            dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return values.to(tl.float32)
 
 
 @jit
-def quantise(values, scale, LIMIT: tl.constexpr):
-    """The bytes of the scaled values, cut at what the format can hold.
-
-    The conversion is written as an instruction with a side effect that it does not have. Left to itself the compiler
-    prefers to compute everything twice, once in the layout of each store, over moving a few bytes between threads.
-    """
+def quantise(values, LIMIT: tl.constexpr):
+    """The bytes of scaled values, cut at what the format can hold."""
     if HAS_ASSEMBLY:
         if LIMIT == 448.0:
             return tl.inline_asm_elementwise(
                 "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;"
                 " cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
-                "=r,f,f,f,f", [values * scale], dtype=tl.int8, is_pure=False, pack=4,
+                "=r,f,f,f,f", [values], dtype=tl.int8, is_pure=True, pack=4,
             )  # fmt: skip
         return tl.inline_asm_elementwise(
             "{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, $2, $1;"
             " cvt.rn.satfinite.e5m2x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
-            "=r,f,f,f,f", [values * scale], dtype=tl.int8, is_pure=False, pack=4,
+            "=r,f,f,f,f", [values], dtype=tl.int8, is_pure=True, pack=4,
         )  # fmt: skip
-    cut = tl.minimum(tl.maximum(values * scale, -LIMIT), LIMIT)
+    cut = tl.minimum(tl.maximum(values, -LIMIT), LIMIT)
     if LIMIT == 448.0:
         return cut.to(tl.float8e4nv).to(tl.int8, bitcast=True)
     return cut.to(tl.float8e5).to(tl.int8, bitcast=True)
 
 
 @jit
+def quantise_four(a, b, c, d, LIMIT: tl.constexpr):
+    """The bytes of four scaled tensors side by side in one 32-bit word, a lowest."""
+    if HAS_ASSEMBLY:
+        if LIMIT == 448.0:
+            return tl.inline_asm_elementwise(
+                "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;"
+                " cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+                "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, $2, $1;"
+            " cvt.rn.satfinite.e5m2x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+            "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    word = quantise(a, LIMIT).to(tl.int32) & 255
+    word |= (quantise(b, LIMIT).to(tl.int32) & 255) << 8
+    word |= (quantise(c, LIMIT).to(tl.int32) & 255) << 16
+    return word | (quantise(d, LIMIT).to(tl.int32) << 24)
+
+
+@jit
 def store_both_ways(
-    out, out_t, values, scale, first_row, first_column, num_rows,
-    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
+    out, out_t, a, b, c, d, scale, first_row, first_column, num_rows,
+    N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile in 8 bits as it lies in [num_rows, N], and transposed in [N, num_rows]."""
-    quantised = quantise(values, scale, LIMIT)
-    out = out.to(tl.pointer_type(tl.int8), bitcast=True) + (tl.cast(first_row, tl.int64) * N + first_column)
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    inside = (first_row + rows < num_rows) & (first_column + columns < N)
-    tl.store(out + (rows * N + columns), quantised, mask=inside)
-    out_t = out_t.to(tl.pointer_type(tl.int8), bitcast=True) + (tl.cast(first_column, tl.int64) * num_rows + first_row)
-    rows, columns = tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None]
-    inside = (first_row + rows < num_rows) & (first_column + columns < N)
-    tl.store(out_t + (columns * num_rows + rows), tl.trans(quantised), mask=inside)
+    """Store a tile in 8 bits as it lies in [num_rows, N], and transposed in [N, num_rows].
+
+    The tile comes as four tensors [QUADS, COLUMNS]: the first rows of every four, the second ones and so on. So a
+    thread holds four neighbours of a column, and what moves between threads are whole words of them.
+    """
+    a, b, c, d = a * scale, b * scale, c * scale, d * scale
+    places, places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
+    out = out.to(tl.pointer_type(tl.int8), bitcast=True) + tl.cast(first_row, tl.int64) * N
+    tl.store(out + places, quantise(a, LIMIT), mask=inside)
+    tl.store(out + N + places, quantise(b, LIMIT), mask=inside)
+    tl.store(out + 2 * N + places, quantise(c, LIMIT), mask=inside)
+    tl.store(out + 3 * N + places, quantise(d, LIMIT), mask=inside)
+    out_t = out_t.to(tl.pointer_type(tl.int32), bitcast=True) + tl.cast(first_column, tl.int64) * (num_rows // 16 * 4)
+    tl.store(out_t + places_t, quantise_four(a, b, c, d, LIMIT), mask=inside)
+
+
+@jit
+def _places(first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where the first rows of a tile's fours lie in the matrix, from `first_row` on; where the words of its transpose
+    lie, from `first_column` on; and whether they exist. Divisions by 16 tell the compiler what is a multiple of it."""
+    quads, columns = tl.arange(0, QUADS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    words, quads_here = num_rows // 16 * 4, first_row // 16 * 4 + quads
+    inside = (quads_here < words) & (first_column + columns < N)
+    return quads * (4 * N) + (first_column + columns), columns * words + quads_here, inside
+
+
+@jit
+def load_four(values, first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile as `store_both_ways` takes it, in float32."""
+    places, _places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
+    values += tl.cast(first_row, tl.int64) * N
+    a = tl.load(values + places, mask=inside, other=0.0)
+    b = tl.load(values + N + places, mask=inside, other=0.0)
+    c = tl.load(values + 2 * N + places, mask=inside, other=0.0)
+    d = tl.load(values + 3 * N + places, mask=inside, other=0.0)
+    return widen(a), widen(b), widen(c), widen(d)
+
+
+@jit
+def store_four(
+    out, a, b, c, d, first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Store such a tile as it lies, in the type of `out`."""
+    places, _places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
+    out += tl.cast(first_row, tl.int64) * N
+    tl.store(out + places, a.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + N + places, b.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + 2 * N + places, c.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + 3 * N + places, d.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def peak_of_four(a, b, c, d):
+    """The largest magnitude at each place of four tensors."""
+    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
 
 
 @jit
 def _cast_both_ways_kernel(
     values, out, out_t, scale, largest, num_rows,
-    N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
+    N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    first_column = tl.program_id(0) * COLUMNS
     factor = tl.load(scale)
-    peak = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for first in range(tl.program_id(1) * ROWS, num_rows, tl.num_programs(1) * ROWS):
-        rows = (first + tl.arange(0, ROWS))[:, None]
-        mask = (rows < num_rows) & (columns < N)
-        block = tl.load(values + rows.to(tl.int64) * N + columns, mask=mask, other=0.0).to(tl.float32)
-        store_both_ways(out, out_t, block, factor, first, tl.program_id(0) * COLUMNS, num_rows, N, ROWS, COLUMNS, LIMIT)
-        peak = tl.maximum(peak, tl.abs(block))
+    peak = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
+    for first in range(tl.program_id(1) * 4 * QUADS, num_rows, tl.num_programs(1) * 4 * QUADS):
+        a, b, c, d = load_four(values, first, first_column, num_rows, N, QUADS, COLUMNS)
+        store_both_ways(out, out_t, a, b, c, d, factor, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
+        peak = tl.maximum(peak, peak_of_four(a, b, c, d))
     largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
 
 
 PROGRAMS = 4096  # no kernel here is launched as more
-CAST = (64, 64, 4, 16)  # rows, columns and warps of a tile; programs per multiprocessor
+CAST = (32, 64, 8, 12)  # fours of rows, columns and warps of a tile; programs per multiprocessor
+
+
+def grid_of(num_rows: int, width: int, rows: int, columns: int, num_programs: int) -> tuple[int, int]:
+    """Programs across and down a matrix cut into tiles: one strip of columns each, at most `num_programs` in all."""
+    across = -(-width // columns)
+    return across, max(1, min(num_programs // across, -(-num_rows // rows)))
 
 
 def cast_both_ways(values: torch.Tensor, cast: Cast, out: Eight | None = None) -> Eight:
-    """A matrix [T, N] in 8 bits, as it lies and transposed."""
+    """A matrix [T, N], T a multiple of 16, in 8 bits, as it lies and transposed."""
     num_rows, width = values.shape
     eight = empty_both_ways(values, cast) if out is None else out
-    rows, columns, warps, per_multiprocessor = CAST
-    across = -(-width // columns)
-    down = max(1, min(num_multiprocessors(values.device) * per_multiprocessor // across, -(-num_rows // rows)))
+    quads, columns, warps, per_multiprocessor = CAST
+    across, down = grid_of(num_rows, width, 4 * quads, columns, num_multiprocessors(values.device) * per_multiprocessor)
     _cast_both_ways_kernel[(across, down)](
         values, *eight, cast.scale, cast.largest, num_rows,
-        N=width, ROWS=rows, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], num_warps=warps,
+        N=width, QUADS=quads, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
     return eight
+
+
+@jit
+def _side_by_side(a, b, c, d):
+    """Bytes of four tensors in one 32-bit word, a lowest."""
+    if HAS_ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 ab0, ab1, cd0, cd1; prmt.b32 ab0, $4, $5, 0x5140; prmt.b32 ab1, $4, $5, 0x7362;"
+            " prmt.b32 cd0, $6, $7, 0x5140; prmt.b32 cd1, $6, $7, 0x7362;"
+            " prmt.b32 $0, ab0, cd0, 0x5410; prmt.b32 $1, ab0, cd0, 0x7632;"
+            " prmt.b32 $2, ab1, cd1, 0x5410; prmt.b32 $3, ab1, cd1, 0x7632; }",
+            "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=4,
+        )  # fmt: skip
+    low = (a.to(tl.int32) & 255) | ((b.to(tl.int32) & 255) << 8)
+    return low | ((c.to(tl.int32) & 255) << 16) | (d.to(tl.int32) << 24)
+
+
+@jit
+def _turn_kernel(
+    rows, out_t, peaks, largest, num_rows, num_peaks,
+    N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    num_programs = tl.num_programs(0) * tl.num_programs(1)
+    peak = tl.zeros([BLOCK], dtype=tl.float32)
+    for first in range(program * BLOCK, num_peaks, num_programs * BLOCK):
+        entries = first + tl.arange(0, BLOCK)
+        peak = tl.maximum(peak, tl.load(peaks + entries, mask=entries < num_peaks, other=0.0))
+    tl.store(largest + program, tl.max(peak, axis=0))
+    rows = rows.to(tl.pointer_type(tl.int8), bitcast=True)
+    out_t = out_t.to(tl.pointer_type(tl.int32), bitcast=True)
+    first_column = tl.program_id(0) * COLUMNS
+    out_t += tl.cast(first_column, tl.int64) * (num_rows // 16 * 4)
+    for first in range(tl.program_id(1) * 4 * QUADS, num_rows, tl.num_programs(1) * 4 * QUADS):
+        places, places_t, inside = _places(first, first_column, num_rows, N, QUADS, COLUMNS)
+        tile = rows + tl.cast(first, tl.int64) * N + places
+        a, b = tl.load(tile, mask=inside, other=0), tl.load(tile + N, mask=inside, other=0)
+        c, d = tl.load(tile + 2 * N, mask=inside, other=0), tl.load(tile + 3 * N, mask=inside, other=0)
+        tl.store(out_t + places_t, _side_by_side(a, b, c, d), mask=inside)
+
+
+TURN = (32, 128, 8, 8)  # as CAST
+
+
+def turn(given: Bytes, cast: Cast) -> Eight:
+    """The same bytes transposed as well; takes up the peaks."""
+    num_rows, width = given.rows.shape
+    columns_first = torch.empty(width, num_rows, dtype=cast.dtype, device=given.rows.device)
+    quads, columns, warps, per_multiprocessor = TURN
+    num_programs = num_multiprocessors(given.rows.device) * per_multiprocessor
+    grid = grid_of(num_rows, width, 4 * quads, columns, num_programs)
+    _turn_kernel[grid](
+        given.rows, columns_first, given.peaks, cast.largest, num_rows, given.peaks.numel(),
+        N=width, QUADS=quads, COLUMNS=columns, BLOCK=128, num_warps=warps,
+    )  # fmt: skip
+    return Eight(given.rows, columns_first)
 
 
 @jit

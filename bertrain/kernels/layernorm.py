@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
 
@@ -46,9 +47,9 @@ def _summed(x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl
 
 @jit(do_not_specialize=["site"])
 def _norm_forward_kernel(
-    x, bias, residual, weight, ln_bias, y, statistics, seed, site, num_rows, eps,
+    x, bias, residual, weight, ln_bias, y, y8, scale, peaks, statistics, seed, site, num_rows, eps,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
@@ -65,16 +66,21 @@ def _norm_forward_kernel(
     shift = tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
     result = centred * rstd * gain + shift
     tl.store(y + pointers, result.to(y.dtype.element_ty), mask=mask)
+    if LIMIT > 0:
+        y8 = y8.to(tl.pointer_type(tl.int8), bitcast=True)
+        tl.store(y8 + pointers, quantise(result * tl.load(scale), LIMIT), mask=mask)
+        largest = tl.max(tl.where(mask, tl.abs(result), 0.0), axis=1)
+        tl.store(peaks + tl.program_id(0), tl.max(largest, axis=0))
     tl.store(statistics + rows * 2, mean, mask=rows < num_rows)
     tl.store(statistics + rows * 2 + 1, rstd, mask=rows < num_rows)
 
 
 @jit(do_not_specialize=["site"])
 def _norm_backward_kernel(
-    dy, second, x, bias, residual, weight, statistics, dx, dresidual, partials,
+    dy, second, x, bias, residual, weight, statistics, dx, dx8, scale, peaks, dresidual, partials,
     seed, site, num_rows,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, PAIR: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, PAIR: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Each program walks over many rows and keeps the three column sums in registers."""
     columns = tl.arange(0, COLUMNS)[None, :]
@@ -85,6 +91,11 @@ def _norm_backward_kernel(
     dbias = tl.zeros([COLUMNS], dtype=tl.float32)
     dweight = tl.zeros([COLUMNS], dtype=tl.float32)
     dln_bias = tl.zeros([COLUMNS], dtype=tl.float32)
+    peak = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+        dx8 = dx8.to(tl.pointer_type(tl.int8), bitcast=True)
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
@@ -103,7 +114,11 @@ def _norm_backward_kernel(
         dz = rstd * (scaled - normed * along - offset)
         dhidden = tl.where(keep, dz * INVERSE_KEEP, 0.0)
         tl.store(dresidual + pointers, dz.to(dresidual.dtype.element_ty), mask=mask)
-        tl.store(dx + pointers, dhidden.to(dx.dtype.element_ty), mask=mask)
+        if FULL:
+            tl.store(dx + pointers, dhidden.to(dx.dtype.element_ty), mask=mask)
+        if LIMIT > 0:
+            tl.store(dx8 + pointers, quantise(dhidden * factor, LIMIT), mask=mask)
+            peak = tl.maximum(peak, tl.abs(dhidden))
         dbias += tl.sum(dhidden, axis=0)
         dweight += tl.sum(gradient * normed, axis=0)
         dln_bias += tl.sum(gradient, axis=0)
@@ -112,10 +127,13 @@ def _norm_backward_kernel(
     tl.store(row, dbias, mask=stored)
     tl.store(row + N, dweight, mask=stored)
     tl.store(row + 2 * N, dln_bias, mask=stored)
+    if LIMIT > 0:
+        tl.store(peaks + tl.program_id(0), tl.max(tl.max(peak, axis=1), axis=0))
 
 
 # Rows per step and warps; in the backward also programs per multiprocessor and pipeline stages. Measured on an H200.
 FORWARD = (1, 2)
+FORWARD_EIGHT = (2, 4)
 BACKWARD = (1, 4, 4, 3)
 
 
@@ -134,22 +152,26 @@ def dropout_add_layernorm_forward(
     seed: torch.Tensor,
     site: int,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    cast: Cast | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
     """LayerNorm(residual + dropout(x + bias)) of rows [T, N], computed in float32.
 
-    Returns it in the dtype of x, and mean and 1 / deviation of each row for the backward. `seed` is an int64 tensor of
-    one element; `site` tells call sites apart, so that their masks differ.
+    Returns it in the dtype of x, mean and 1 / deviation of each row for the backward, and it in 8 bits if `cast`.
+    `seed` is an int64 tensor of one element; `site` tells call sites apart, so that their masks differ.
     """
     num_rows = x.shape[0]
     y = torch.empty_like(x)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=x.device)
-    rows, warps = FORWARD
-    _norm_forward_kernel[((num_rows + rows - 1) // rows,)](
-        x, bias, residual, weight, ln_bias, y, statistics, seed, site,
+    rows, warps = FORWARD if cast is None else FORWARD_EIGHT
+    num_programs = (num_rows + rows - 1) // rows
+    eight = empty_bytes(y, cast, num_programs)
+    limit, scale = limit_and_scale(cast, statistics)
+    _norm_forward_kernel[(num_programs,)](
+        x, bias, residual, weight, ln_bias, y, eight.rows, scale, eight.peaks, statistics, seed, site,
         num_rows, eps,
-        ROWS=rows, num_warps=warps, **_constants(x, p),
+        ROWS=rows, LIMIT=limit, num_warps=warps, **_constants(x, p),
     )  # fmt: skip
-    return y, statistics
+    return y, statistics, eight
 
 
 def dropout_add_layernorm_backward(
@@ -163,20 +185,27 @@ def dropout_add_layernorm_backward(
     p: float,
     seed: torch.Tensor,
     site: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of x and of the residual, and partial sums [n, 3, N].
+    cast: Cast | None = None,
+    *,
+    full: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Bytes]:
+    """Gradients of x and of the residual, partial sums [n, 3, N], and the gradient of x in 8 bits.
 
     The gradient that arrives is dy, or dy + second: adding the two here spares a pass of its own. The partial sums
-    are those of the bias, of LayerNorm's weight and of its bias.
+    are those of the bias, of LayerNorm's weight and of its bias. The gradient of x comes in the dtype of x if `full`,
+    and in 8 bits if `cast`.
     """
     num_rows, width = x.shape
-    dx, dresidual = torch.empty_like(x), torch.empty_like(residual)
+    dx, dresidual = torch.empty_like(x) if full else x, torch.empty_like(residual)
     rows, warps, per_multiprocessor, stages = BACKWARD
     num_programs = min(num_multiprocessors(x.device) * per_multiprocessor, (num_rows + rows - 1) // rows)
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
+    eight = empty_bytes(x, cast, num_programs)
+    limit, scale = limit_and_scale(cast, statistics)
     _norm_backward_kernel[(num_programs,)](
         dy, dy if second is None else second, x, bias, residual, weight, statistics,
-        dx, dresidual, partials, seed, site, num_rows,
-        ROWS=rows, STAGES=stages, PAIR=second is not None, num_warps=warps, **_constants(x, p),
+        dx, eight.rows, scale, eight.peaks, dresidual, partials, seed, site, num_rows,
+        ROWS=rows, STAGES=stages, PAIR=second is not None, FULL=full, LIMIT=limit, num_warps=warps,
+        **_constants(x, p),
     )  # fmt: skip
-    return dx, dresidual, partials
+    return dx, dresidual, partials, eight

@@ -1,29 +1,62 @@
-"""Several ranks on this machine, started and watched by torchrun's agent."""
+"""Several ranks on this machine, started and watched by torchrun's agent, and started again if they are to be."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import time
 import uuid
+from collections.abc import Callable, Mapping
 
-from bertrain.errors import EXIT_USER_ERROR
+from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+
+FAILED = "BERTRAIN_FAILED"  # tells ranks that are started again what befell the ones before them, and when
+SAVING_S = 120
 
 
-def run_ranks(nproc: int, arguments: list[str]) -> int:
+def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: Callable[[], int] = lambda: 0) -> int:
     """Run `bertrain ARGUMENTS` as `nproc` local ranks; returns the exit code for the whole.
 
-    A rank that ends in a sentence for the user (code 2) has printed it, so nothing is added to it here. A signal is
-    passed on to the ranks, which then have two minutes to save.
+    A rank that ends in a sentence for the user (code 2), or saved and wants to be started another day (75), has said
+    so, and nothing is added to it here. If one dies, fails or hangs, all are ended; with `restarts` they are started
+    again, so often in a row without `progress()` growing. A signal is passed on to the ranks, which then have two
+    minutes to save.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    logging.disable(logging.ERROR)  # what the agent has to say is told below
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
+    in_vain, reached = 0, progress()
+    try:
+        while True:
+            codes = _run_once(nproc, arguments)
+            ended = time.time()
+            for code in (EXIT_USER_ERROR, EXIT_REQUEUE):
+                if code in codes.values():
+                    return code
+            if not codes:
+                return 0
+            before, reached = reached, progress()
+            in_vain = 1 if reached > before else in_vain + 1
+            what = what_befell(codes)
+            if in_vain > restarts:
+                print(f"bertrain: {what}{_given_up(restarts)}", file=sys.stderr, flush=True)
+                return EXIT_HUNG if EXIT_HUNG in codes.values() else 1
+            again = f"starting all ranks again ({in_vain} of {restarts} without a new checkpoint)"
+            print(f"bertrain: {what}; {again}", file=sys.stderr, flush=True)
+            os.environ[FAILED] = f"{ended} {what}"
+    except SignalException as caught:
+        return EXIT_REQUEUE if caught.sigval in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
+
+
+def _run_once(nproc: int, arguments: list[str]) -> dict[int, int]:
+    """Start the ranks and wait for them; the exit codes of those that failed, in the order in which they did."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # failures are told below
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
-    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -31,18 +64,49 @@ def run_ranks(nproc: int, arguments: list[str]) -> int:
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=0,
+        max_restarts=0,  # torchrun's agent would also start ranks again that ended in a sentence
         monitor_interval=0.2,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        shutdown_timeout=SAVING_S,
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "bertrain", *arguments)
-    except SignalException:
-        return EXIT_USER_ERROR
     except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}
-        if EXIT_USER_ERROR in codes:
-            return EXIT_USER_ERROR
-        first_rank, first = min(error.failures.items(), key=lambda item: item[1].timestamp)
-        print(f"rank {first_rank} failed first, with exit code {first.exitcode}", file=sys.stderr)
-        return 1
-    return 0
+        in_order = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        return {rank: failure.exitcode for rank, failure in in_order}
+    return {}
+
+
+def what_befell(codes: Mapping[int, int]) -> str:
+    """Which rank failed, and how, from the exit codes of all that ended, in that order."""
+    if EXIT_HUNG in codes.values():
+        return "a rank hung"
+    # A rank that lost another, or that the agent then ended, is not the one that failed.
+    by_itself = [rank for rank, code in codes.items() if code not in (EXIT_LOST_RANK, -signal.SIGTERM)]
+    rank = (by_itself or list(codes))[0]
+    code = codes[rank]
+    return f"rank {rank} " + (
+        f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    )
+
+
+def _given_up(restarts: int) -> str:
+    if not restarts:
+        return "; all ranks were ended (--restarts starts them again)"
+    return f"; given up after {restarts} restart(s) without a new checkpoint (--restarts)"
+
+
+def is_restart() -> bool:
+    """Whether a launcher, ours or torchrun's, started this rank in the place of one that failed."""
+    return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def say_that_it_goes_on(step: int) -> None:
+    """After the first step of ranks that were started again: how long nothing was trained. Said once."""
+    failed = os.environ.pop(FAILED, "")
+    if failed:
+        ended, _, what = failed.partition(" ")
+        print(
+            f"bertrain: training went on at step {step}, {time.time() - float(ended):.1f} s after {what}",
+            file=sys.stderr,
+        )

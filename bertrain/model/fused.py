@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from bertrain.data.batch import IGNORED, Batch
 from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
 from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
-from bertrain.kernels.fp8 import Cast, Eight, Scales, cast_both_ways, empty_both_ways
+from bertrain.kernels.fp8 import Bytes, Cast, Eight, Scales, cast_both_ways, empty_both_ways, turn
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
@@ -35,12 +35,17 @@ aten = torch.ops.aten
 
 
 class Operand(NamedTuple):
-    """One side of a product: in 16 bits, or in 8 with what to multiply it by; `full` means nothing where a kernel
-    wrote 8 bits only."""
+    """One side of a product: in 16 bits, or in 8 with what to multiply it by, or both; None where it was not made."""
 
-    full: Tensor
+    full: Tensor | None
     eight: Eight | None = None
     inverse_scale: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """It in 16 bits; whoever reads it must have had it made."""
+        assert self.full is not None, "a tensor was made in 8 bits only, and is read in 16"
+        return self.full
 
 
 class Matrix:
@@ -61,14 +66,14 @@ class Matrix:
         if self._eight is not None and x.inverse_scale is not None and x.eight is not None:
             return self._product8(x.eight.rows, x.inverse_scale, self._eight.rows, bias)
         if bias is None:
-            return torch.mm(x.full, self.value.t())
-        return torch.addmm(bias, x.full, self.value.t())
+            return torch.mm(x.whole, self.value.t())
+        return torch.addmm(bias, x.whole, self.value.t())
 
     def input_gradient(self, dy: Operand) -> Tensor:
         """dy W: [T, N] -> [T, K]."""
         if self._eight is not None and dy.inverse_scale is not None and dy.eight is not None:
             return self._product8(dy.eight.rows, dy.inverse_scale, self._eight.columns)
-        return torch.mm(dy.full, self.value)
+        return torch.mm(dy.whole, self.value)
 
     def _product8(self, x: Tensor, inverse_scale: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         assert self._scales is not None
@@ -81,7 +86,7 @@ class Matrix:
     def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
         """dy' x, into the arena in float32."""
         if not self.gradient.is_cuda:  # the interpreter's way: a CPU has no product from 16 bits into 32
-            _add(self.gradient, dy.full.t().float() @ x.full.float(), accumulate)
+            _add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
         elif (
             dy.inverse_scale is not None
             and x.inverse_scale is not None
@@ -97,9 +102,9 @@ class Matrix:
             if accumulate:
                 self.gradient.add_(out)
         elif accumulate:
-            torch.addmm(self.gradient, dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
+            torch.addmm(self.gradient, dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
         else:
-            torch.mm(dy.full.t(), x.full, out_dtype=torch.float32, out=self.gradient)
+            torch.mm(dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
 
 
 @dataclass
@@ -118,8 +123,34 @@ class Run:
 
 
 @dataclass
+class Input:
+    """What a layer keeps under activation checkpointing `full`."""
+
+    x: Tensor
+    rows: Tensor | None
+
+
+@dataclass
+class Products:
+    """What it keeps under `selective`: what products made, attention's included, and two numbers a row.
+
+    The input is kept too, which the layer before could only compute again from its own: in 16 bits alone.
+    """
+
+    x: Tensor
+    rows: Tensor | None
+    qkv: Tensor
+    attended: Tensor
+    lse: Tensor
+    projected: Tensor
+    expanded: Tensor
+    contracted: Tensor
+    output_statistics: Tensor
+
+
+@dataclass
 class Saved:
-    """What a layer keeps of its forward pass for its backward pass."""
+    """What a layer keeps of its forward pass for its backward pass, where nothing is to be computed again."""
 
     x: Operand
     rows: Tensor | None
@@ -137,13 +168,19 @@ class Saved:
     output_statistics: Tensor
 
 
+Kept = Input | Products | Saved
+Recompute = Literal["none", "selective", "full"]
+
+
 class FusedLayer:
     """One encoder layer, forward and backward."""
 
     SITES = 8  # dropout sites and 8-bit tensors have numbers of their own in each layer: four forward, four backward
     MATRICES = ("qkv", "attention_out", "expand", "contract")
 
-    def __init__(self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None) -> None:
+    def __init__(
+        self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None, recompute: Recompute
+    ) -> None:
         def value(name: str) -> Tensor:
             return arena.view(arena.values, f"layers.{number}.{name}")
 
@@ -158,7 +195,7 @@ class FusedLayer:
             site = first_site + self.MATRICES.index(name)
             return Matrix(arena.view(copy, full), arena.view(arena.gradients, full), scales, site)
 
-        self.number = number
+        self.number, self.recompute = number, recompute
         self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
         self.hidden_dropout, self.attention_dropout = settings.hidden_dropout, settings.attention_dropout
         self.qkv, self.attention_out = matrix("qkv"), matrix("attention_out")
@@ -177,84 +214,133 @@ class FusedLayer:
     def _cast(self, run: Run, place: int) -> Cast | None:
         return None if run.scales is None else run.scales.cast(self._site(place))
 
-    def _operand(self, run: Run, place: int, full: Tensor, eight: Eight | None = None) -> Operand:
-        """A tensor as a product takes it; cast here if the kernel that made it did not."""
+    def _operand(self, run: Run, place: int, full: Tensor | None, eight: Eight | Bytes | None = None) -> Operand:
+        """A tensor as a product takes it; cast or transposed here if the kernel that made it did not."""
         if run.scales is None:
             return Operand(full)
         cast = run.scales.cast(self._site(place))
-        return Operand(full, eight or cast_both_ways(full, cast), run.scales.inverse(self._site(place)))
+        if eight is None:
+            assert full is not None
+            eight = cast_both_ways(full, cast)
+        elif isinstance(eight, Bytes):
+            eight = turn(eight, cast)
+        return Operand(full, eight, run.scales.inverse(self._site(place)))
 
-    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Saved]:
-        """The layer's output for all rows, or for `rows`."""
+    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Kept]:
+        """The layer's output for all rows, or for `rows`, and what `backward` is to be given."""
+        output, eight, saved = self._forward(x, run, rows)
+        is_last = rows is not None
+        return Operand(output) if is_last else self._operand(run, 3, output, eight), self._keep(saved)
+
+    def _forward(self, x: Operand, run: Run, rows: Tensor | None) -> tuple[Tensor, Bytes, Saved]:
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
-        attended, lse = ragged_attention_forward(qkv, run.tiles, self.attention_dropout, run.seed, self._site(0))
-        picked, residual = attended.flatten(1), x.full
-        if rows is not None:
-            picked, residual = picked[rows], residual[rows]
-        picked_operand = self._operand(run, 0, picked)
-        projected = self.attention_out.product(picked_operand)
-        middle, middle_statistics = dropout_add_layernorm_forward(
-            projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
-            run.seed, self._site(1), self.eps,
-        )  # fmt: skip
-        middle_operand = self._operand(run, 1, middle)
-        expanded = self.expand.product(middle_operand)
-        activated, activated8 = bias_gelu_forward(
-            expanded, self.expand_bias, self._cast(run, 2), full=not run.in_eight_bits
+        is_last = rows is not None
+        attended, lse, attended8 = ragged_attention_forward(
+            qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), None if is_last else self._cast(run, 0)
         )
-        activated_operand = self._operand(run, 2, activated, activated8)
-        contracted = self.contract.product(activated_operand)
-        output, output_statistics = dropout_add_layernorm_forward(
-            contracted, self.output_norm[0], middle, self.output_norm[1], self.output_norm[2], self.hidden_dropout,
-            run.seed, self._site(3), self.eps,
+        residual = _picked(x.whole, rows)
+        picked = self._operand(run, 0, _picked(attended.flatten(1), rows), None if is_last else attended8)
+        projected = self.attention_out.product(picked)
+        middle, middle_statistics = self._norm_in_the_middle(projected, residual, run)
+        expanded = self.expand.product(middle)
+        activated = self._activate(expanded, run)
+        contracted = self.contract.product(activated)
+        output, output_statistics, output8 = dropout_add_layernorm_forward(
+            contracted, self.output_norm[0], middle.whole, self.output_norm[1], self.output_norm[2],
+            self.hidden_dropout, run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
         )  # fmt: skip
         saved = Saved(
-            x, rows, residual, qkv, attended, lse, picked_operand, projected, middle_operand, middle_statistics,
-            expanded, activated_operand, contracted, output_statistics,
+            x, rows, residual, qkv, attended, lse, picked, projected, middle, middle_statistics,
+            expanded, activated, contracted, output_statistics,
         )  # fmt: skip
-        is_last = rows is not None
-        return Operand(output) if is_last else self._operand(run, 3, output), saved
+        return output, output8, saved
 
-    def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, run: Run) -> tuple[Tensor, Tensor]:
+    def _norm_in_the_middle(self, projected: Tensor, residual: Tensor, run: Run) -> tuple[Operand, Tensor]:
+        middle, statistics, eight = dropout_add_layernorm_forward(
+            projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
+            run.seed, self._site(1), self.eps, self._cast(run, 1),
+        )  # fmt: skip
+        return self._operand(run, 1, middle, eight), statistics
+
+    def _activate(self, expanded: Tensor, run: Run) -> Operand:
+        full = not run.in_eight_bits
+        activated, eight = bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2), full=full)
+        return self._operand(run, 2, activated if full else None, eight)
+
+    def _keep(self, saved: Saved) -> Kept:
+        """What stays in memory until the backward pass."""
+        if self.recompute == "full":
+            return Input(saved.x.whole, saved.rows)
+        if self.recompute == "selective":
+            return Products(
+                saved.x.whole, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
+                saved.contracted, saved.output_statistics,
+            )  # fmt: skip
+        return saved
+
+    def _compute_again(self, kept: Kept, run: Run) -> Saved:
+        """What the forward pass had, bit for bit: dropout is a function of its place, scales change between steps."""
+        if isinstance(kept, Saved):
+            return kept
+        # What the layer before handed over was cast at its last site; the first layer's input is in 16 bits only.
+        x = self._operand(run, 3 - self.SITES, kept.x) if self.number > 0 else Operand(kept.x)
+        if isinstance(kept, Input):
+            return self._forward(x, run, kept.rows)[2]
+        residual = _picked(kept.x, kept.rows)
+        picked = self._operand(run, 0, _picked(kept.attended.flatten(1), kept.rows))
+        middle, middle_statistics = self._norm_in_the_middle(kept.projected, residual, run)
+        return Saved(
+            x, kept.rows, residual, kept.qkv, kept.attended, kept.lse, picked, kept.projected, middle,
+            middle_statistics, kept.expanded, self._activate(kept.expanded, run), kept.contracted,
+            kept.output_statistics,
+        )  # fmt: skip
+
+    def backward(self, dy: Tensor, second: Tensor | None, kept: Kept, run: Run) -> tuple[Tensor, Tensor]:
         """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
-        accumulate = run.accumulate
-        dcontracted, dmiddle_residual, sums = dropout_add_layernorm_backward(
-            dy, second, saved.contracted, self.output_norm[0], saved.middle.full, self.output_norm[1],
-            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3),
+        saved = self._compute_again(kept, run)
+        accumulate, full = run.accumulate, not run.in_eight_bits
+        dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
+            dy, second, saved.contracted, self.output_norm[0], saved.middle.whole, self.output_norm[1],
+            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3), self._cast(run, 4), full=full,
         )  # fmt: skip
         column_sums(sums, self.output_gradients, accumulate=accumulate)
-        dcontracted_operand = self._operand(run, 4, dcontracted)
+        dcontracted_operand = self._operand(run, 4, dcontracted if full else None, dcontracted8)
         self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
         dactivated = self.contract.input_gradient(dcontracted_operand)
 
         dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=not run.in_eight_bits
+            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=full
         )
         column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
-        dexpanded_operand = self._operand(run, 5, dexpanded, dexpanded8)
+        dexpanded_operand = self._operand(run, 5, dexpanded if full else None, dexpanded8)
         self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
         dmiddle = self.expand.input_gradient(dexpanded_operand)
 
-        dprojected, dresidual, sums = dropout_add_layernorm_backward(
+        dprojected, dresidual, sums, dprojected8 = dropout_add_layernorm_backward(
             dmiddle, dmiddle_residual, saved.projected, self.middle_norm[0], saved.residual, self.middle_norm[1],
-            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1),
+            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1), self._cast(run, 6), full=full,
         )  # fmt: skip
         column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        dprojected_operand = self._operand(run, 6, dprojected)
+        dprojected_operand = self._operand(run, 6, dprojected if full else None, dprojected8)
         self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
         dattended = self.attention_out.input_gradient(dprojected_operand)
         if saved.rows is not None:  # rows that nobody read have no gradient
             dattended = _spread(dattended, saved.rows, len(saved.qkv))
             dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
 
-        dqkv, sums = ragged_attention_backward(
+        full = full or saved.x.eight is None  # the first layer's input is in 16 bits, and so its weights' gradient
+        dqkv, sums, dqkv8 = ragged_attention_backward(
             saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
-            run.seed, self._site(0),
+            run.seed, self._site(0), self._cast(run, 7), full=full,
         )  # fmt: skip
         column_sums(sums, list(self.qkv_bias_gradient.chunk(3)), accumulate=accumulate)
-        dqkv_operand = self._operand(run, 7, dqkv.flatten(1))
+        dqkv_operand = self._operand(run, 7, dqkv.flatten(1) if full else None, dqkv8)
         self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
         return self.qkv.input_gradient(dqkv_operand), dresidual
+
+
+def _picked(values: Tensor, rows: Tensor | None) -> Tensor:
+    return values if rows is None else values[rows]
 
 
 def _spread(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
@@ -273,14 +359,23 @@ def _add(into: Tensor, value: Tensor, accumulate: bool) -> None:
 class FusedBert:
     """One bin forward and backward; gradients go into the arena, sums of losses and right answers come back."""
 
-    def __init__(self, model: Bert, arena: Arena, *, fp8: bool = False, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        model: Bert,
+        arena: Arena,
+        *,
+        fp8: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        recompute: Recompute = "none",
+    ) -> None:
         self.settings, self.arena = model.settings, arena
         self.copy = arena.values.to(
             dtype, copy=True
         )  # float32 is for tests: it shows that nothing but rounding differs
         self.scales = self._scales(arena.values.device) if fp8 else None
         self.layers = [
-            FusedLayer(model, arena, self.copy, number, self.scales) for number in range(self.settings.num_layers)
+            FusedLayer(model, arena, self.copy, number, self.scales, recompute)
+            for number in range(self.settings.num_layers)
         ]
         self.nsp = model.next_sentence is not None
 
@@ -352,11 +447,11 @@ class FusedBert:
         junk = batch.mlm_positions.new_zeros(-(num_predictions + num_sequences) % 16)
         rows = torch.cat([batch.mlm_positions, batch.cls_positions[:num_sequences], junk])
         x = Operand(embedded)
-        saved: list[Saved] = []
+        saved: list[Kept] = []
         for layer in self.layers:
             x, kept = layer.forward(x, run, rows if layer is self.layers[-1] else None)
             saved.append(kept)
-        predicted, cls, _ = x.full.split([num_predictions, num_sequences, len(junk)])
+        predicted, cls, _ = x.whole.split([num_predictions, num_sequences, len(junk)])
 
         # --- heads, both ways ------------------------------------------------------------------
         mlm_loss, mlm_correct, dpredicted = self._masked_words(predicted, batch.mlm_labels, mlm_scale, accumulate)

@@ -105,11 +105,12 @@ def brief(records: list[dict[str, Any]]) -> str:
 
 
 def time_shares(records: list[dict[str, Any]]) -> str:
-    """Which share of the time went into each phase."""
+    """Which share of the time went into each phase; one rank alone has nothing to sum."""
     total = max(_seconds(records), 1e-9)
     return " ".join(
         f"{phase.replace('_', '+')} {sum(record['seconds'][phase] for record in records) / total:.0%}"
         for phase in PHASES
+        if phase != "reduction" or "rank_tokens" in records[-1]
     )
 
 

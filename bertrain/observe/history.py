@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class History:
     evaluations: list[dict[str, Any]]
     starts: list[dict[str, Any]]
     lengths: dict[int, int] | None  # examples of each length; None if the data is no longer there
+    rank_times: list[dict[str, Any]] = field(default_factory=list)  # where each rank's time went, from time to time
 
     def column(self, field: str) -> Floats:
         """One number of every step; NaN where it was not finite or is not there."""
@@ -66,7 +67,8 @@ def read(folder: Path, name: str) -> History:
         starts = json.loads(_text(folder / "environment.json") or "[]")
     except ValueError:
         raise UserError(f"{folder / 'environment.json'} is damaged; remove it to report without it") from None
-    return History(name, run, steps, evaluations, starts, read_lengths(run))
+    rank_times = [record for record in records if record["kind"] == "ranks"]
+    return History(name, run, steps, evaluations, starts, read_lengths(run), rank_times)
 
 
 def read_lengths(run: Run) -> dict[int, int] | None:
@@ -159,6 +161,22 @@ def summarise(history: History) -> Summary:
         left_out=sorted(left_out),
         spikes=[step["step"] for step in steps if step.get("spike")],
     )
+
+
+def by_rank(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over the whole run of what its ranks told: an entry for each rank on each host it was on."""
+    told: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for entry in (entry for record in records for entry in record["ranks"]):
+        told.setdefault((entry["rank"], entry["host"]), []).append(entry)
+    return [
+        {
+            "rank": rank,
+            "host": host,
+            "tokens": float(np.mean([entry["tokens"] for entry in entries])),
+            "seconds": {phase: float(np.mean([entry["seconds"][phase] for entry in entries])) for phase in PHASES},
+        }
+        for (rank, host), entries in sorted(told.items())
+    ]
 
 
 def mean(values: Floats) -> float:

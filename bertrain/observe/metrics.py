@@ -1,4 +1,5 @@
-"""What a run records of itself: metrics.jsonl (every step, once), TensorBoard, and what the console shows.
+"""What a run records of itself: metrics.jsonl (every step once, evaluations, where each rank's time went), TensorBoard,
+and what the console shows.
 
 Numbers that live on the device are kept there until a line is due; only then is the device waited for.
 """
@@ -23,6 +24,8 @@ from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text, warn
 from bertrain.observe.spikes import WINDOW, SpikeWatch
+from bertrain.train.loss_scale import MINIMUM
+from bertrain.train.stragglers import RankTimes
 
 MOST_DURATIONS = 20  # that are remembered, for whoever asks how fast it goes
 
@@ -74,9 +77,10 @@ class StepRecord:
     nsp: bool
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
-    verdict: Tensor  # gradient norm, and 1 if the step was applied
+    verdict: Tensor  # gradient norm, 1 if the step was applied, and in fp16 the loss scale it was computed at
     marks: list[Any] = field(default_factory=list)
     balance: Balance | None = None  # where nothing was computed, there is none
+    own_tokens: int = 0  # of this rank alone
     skipped: bool = False  # left out on request
 
 
@@ -93,9 +97,10 @@ class Metrics:
         last_step: int | None,
         tensorboard: bool,
         is_writer: bool,
+        rank_times: RankTimes | None = None,
     ) -> None:
         self._folder, self._stopwatch, self._console = folder, stopwatch, console
-        self.last_step, self._is_writer = last_step, is_writer
+        self.last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
         self._waiting: list[StepRecord] = []
         self.durations: deque[float] = deque(maxlen=MOST_DURATIONS)
         """Seconds of the newest steps that were computed."""
@@ -117,16 +122,24 @@ class Metrics:
         self._waiting.append(record)
 
     def flush(self) -> list[bool]:
-        """Write the waiting steps, say one line about them, and return for each whether it was finite."""
+        """Write the waiting steps, say one line about them, and return for each whether it was as it should be.
+
+        That is: applied, left out on request, or because of an overflow that a smaller loss scale mends.
+        """
         if not self._waiting:
             return []
         records = [self._finish(record) for record in self._waiting]
+        if self._rank_times is not None:
+            for record, waiting in zip(records, self._waiting, strict=True):
+                self._rank_times.note(record["step"], record["seconds"], waiting.own_tokens)
+            for arrived in self._rank_times.arrived():
+                self._write(arrived)
         self._waiting.clear()
         if self._is_writer:
             for record in records:
                 self._write(record)
             self._console.steps(records, self.last_step)
-        return [record["applied"] or record["skipped"] for record in records]
+        return [_is_as_it_should_be(record) for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
         """Write and say the result of an evaluation."""
@@ -137,18 +150,25 @@ class Metrics:
     def end(self, step: int, samples: int, reason: str) -> None:
         """Write and say why the run is over."""
         if self._is_writer:
+            self._collect_last_times()
             self._write({"kind": "end", "step": step, "samples": samples, "reason": reason})
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}")
 
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
+        self._collect_last_times()
         for sink in (self._file, self._board):
             if sink is not None:
                 with suppress(OSError):
                     sink.close()
 
+    def _collect_last_times(self) -> None:
+        if self._rank_times is not None:
+            for arrived in self._rank_times.close():
+                self._write(arrived)
+
     def _finish(self, record: StepRecord) -> dict[str, Any]:
-        gradient_norm, applied = record.verdict.tolist()
+        gradient_norm, applied, *loss_scale = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
         figures = averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp)
         if not record.skipped:
@@ -166,6 +186,7 @@ class Metrics:
             "skipped": record.skipped,
             "not_finite": self._not_finite,
             "spike": self._watch(record.step, figures["loss"]),
+            **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
             **_balance_fields(record.balance),
@@ -254,3 +275,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_as_it_should_be(record: dict[str, Any]) -> bool:
+    return record["applied"] or record["skipped"] or record.get("loss_scale", MINIMUM) > MINIMUM

@@ -17,6 +17,7 @@ from bertrain.files import write_atomically
 from bertrain.observe.history import (
     History,
     Summary,
+    by_rank,
     compact,
     count_parameters,
     decimal,
@@ -28,6 +29,7 @@ from bertrain.observe.history import (
 from bertrain.observe.plots import (
     CURVES,
     NUM_COLOURS,
+    PHASE_NAMES,
     how_to_read,
     phase_key,
     plot_curve,
@@ -76,7 +78,7 @@ def page(histories: Sequence[History]) -> str:
         "Curves": _run_key(histories) + _quiet(how_to_read(histories)) + f'<div class="plots">{"".join(plots)}</div>',
         "Evaluations": _evaluations(histories),
         "Settings": _settings(histories),
-        "Environment": _environment(histories),
+        "Environment": _environment(histories) + _rank_times(histories),
     }
     body = "\n".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items())
     title = ", ".join(history.name for history in histories)
@@ -250,6 +252,22 @@ def _environment(histories: Sequence[History]) -> str:
         for start in history.starts
     ]
     return _table("Each start of a run", ["run"] * (len(histories) > 1) + columns, rows)
+
+
+def _rank_times(histories: Sequence[History]) -> str:
+    """Where each rank's time went; nothing for runs of one rank."""
+    rows = [
+        [name] * (len(histories) > 1)
+        + [f"{entry['rank']}", entry["host"], f"{entry['tokens']:,.0f}"]
+        + [f"{1e3 * seconds:,.1f}" for seconds in entry["seconds"].values()]
+        for history, name in zip(histories, _run_names(histories), strict=True)
+        for entry in by_rank(history.rank_times)
+    ]
+    if not rows:
+        return ""
+    columns = ["rank", "host", "tokens", *(f"{name}, ms" for name in PHASE_NAMES)]
+    caption = "Each rank, on average of a step; who waits longest in the reduction is the quickest"
+    return _table(caption, ["run"] * (len(histories) > 1) + columns, rows, kind="numbers")
 
 
 def _quiet(text: str) -> str:

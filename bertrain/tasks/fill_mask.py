@@ -23,7 +23,7 @@ class Guess:
 
 
 def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list[list[list[Guess]]]:
-    """The `top` guesses for each [MASK] of each sentence, by the weights of a run or of a Hugging Face folder."""
+    """The `top` guesses for each [MASK] of each sentence, by weights of any form that `show_weights` knows."""
     weights = read_weights(source)
     if weights.vocabulary is None:
         raise UserError(f"{source} has no vocabulary (vocab.txt) to read and write words with")
@@ -45,7 +45,7 @@ def _fill(model: Bert, vocabulary: Vocabulary, sentence: str, top: int) -> list[
     limit = model.settings.max_positions
     if len(tokens) > limit:
         raise UserError(f"the sentence is {len(tokens)} word pieces long; the model reads {limit}")
-    logits = model(one_sequence(tokens, positions)).mlm_logits
+    logits = model(one_sequence(tokens, positions)).mlm_logits[:, : len(vocabulary.words)]
     probabilities, words = logits.softmax(-1).topk(min(top, logits.shape[1]))
     return [
         [Guess(vocabulary.words[word], probability) for word, probability in zip(*row, strict=True)]

@@ -16,7 +16,7 @@ from bertrain.notation import parse_duration, parse_steps
 from bertrain.settings import EvaluateSettings, Settings, TrainSettings
 from bertrain.train.budget import TIMED_STEPS, UNKNOWN_STEPS, WARM_UP_STEPS, Measured, measure, without_an_end
 from bertrain.train.checkpoint import Progress
-from bertrain.train.guard import END, GO_ON, SAVE, STOP
+from bertrain.train.guard import END, GO_ON, REQUEUE, SAVE, STOP
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class Agenda:
             logs=step % self.settings.log.every_steps == 0,
             evaluates=bool(ending) or is_measured or asks_to_evaluate,
             measures=is_measured and not ending,
-            saves=saving.enabled and (bool(ending) or verdict == STOP or bool(asks_to_save and not is_early)),
+            saves=saving.enabled
+            and (bool(ending) or verdict in (STOP, REQUEUE) or bool(asks_to_save and not is_early)),
             ending=ending,
         )
 

@@ -13,8 +13,9 @@ import torch
 
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
-from bertrain.train.pretrain import open_for, settle_precision, train
+from bertrain.train.pretrain import open_for, train
 from bertrain.train.runs import Run
+from bertrain.train.settle import find_token_budget, settle
 
 
 def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up: int = 10) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     Loader, metrics and console run as always; there is no evaluation and no checkpoint, and the run folder is gone
     afterwards. Tokens per second are of all ranks together, over the whole of the timed steps.
     """
-    settings = settle_precision(settings, None)
+    settings, notes = settle(settings, None)
     settings = replace(
         settings,
         train=replace(settings.train, max_steps=warm_up + steps, max_samples=0, max_time="", budget="", skip_steps=""),
@@ -32,8 +33,9 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     )
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
         shards = open_for(data, settings, ranks)
+        settings, found = find_token_budget(settings, shards, ranks)
         run = Run.create(Path(folder) / "run", settings, shards, "", "")
-        train(run, shards, ranks)
+        train(run, shards, ranks, notes=[*notes, *found])
         if not ranks.is_first:
             return {}
         lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

@@ -28,9 +28,12 @@ from bertrain.optim.clipping import is_finite
 from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.optimizer import Optimizer
 from bertrain.settings import Settings
+from bertrain.train import isa
 from bertrain.train.exchange import Exchange
+from bertrain.train.loss_scale import LossScale
 from bertrain.train.parallel import Ranks
-from bertrain.train.precision import autocast
+from bertrain.train.precision import autocast, check_precision
+from bertrain.train.recompute import recompute_layers
 
 
 class Compute(Protocol):
@@ -63,7 +66,10 @@ class Compute(Protocol):
         """Undo what bins leave behind when no update follows them."""
 
     def update(self, rate: float) -> Tensor:
-        """Apply the gradient; returns the gradient's norm and 1 if the step was applied, 0 if it was not finite."""
+        """Apply the gradient; returns its norm and 1 if the step was applied, 0 if it was not finite.
+
+        Where the loss is scaled, the scale of this step comes third.
+        """
 
 
 class PlainCompute:
@@ -76,6 +82,10 @@ class PlainCompute:
         self._exchange, self._ranks = exchange, ranks
         self.sums = torch.zeros(4, dtype=torch.float64, device=arena.values.device)
         self.peaks: list[Tensor] = []
+        self._loss_scale = LossScale(self.sums.device) if settings.train.precision == "fp16" else None
+        recompute_layers(model, settings.train.activation_checkpointing)
+        if self._loss_scale is not None:
+            exchange.loss_scale = self._loss_scale.scale
         self._completes_gradient = False
         if not exchange.is_idle:
             for name, parameter in model.named_parameters():
@@ -86,10 +96,11 @@ class PlainCompute:
             self._exchange.parameter_ready(name)
 
     def state(self) -> dict[str, Tensor]:
-        return {}
+        return {} if self._loss_scale is None else self._loss_scale.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        pass  # it keeps no copy
+        if self._loss_scale is not None:
+            self._loss_scale.load(state)
 
     def begin(self, num_bins: int) -> None:
         self._arena.gradients.zero_()
@@ -105,7 +116,7 @@ class PlainCompute:
         sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
         loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
         self._completes_gradient = is_last
-        loss.backward()
+        (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
         self.sums += sums.stack()
 
     def forget(self) -> None:
@@ -117,10 +128,15 @@ class PlainCompute:
         self._optimizer.step(rate, factor, apply)
         if self._exchange.is_sharded:
             self._ranks.share_out(self._arena.values)
-        return torch.stack([norm, apply])
+        if self._loss_scale is None:
+            return torch.stack([norm, apply])
+        scaled_by = self._loss_scale.scale.clone()
+        self._loss_scale.update(apply)
+        return torch.stack([norm, apply, scaled_by])
 
 
 FP8_SCALE = "fp8/scale"
+MOST_TOKENS = 8 * 65_535  # rows that a kernel reaches: CUDA counts so many blocks down, of eight rows in GELU
 Shape = tuple[int, int, int, bool, bool]  # tokens, slots, predictions of a bin; adds to the gradient; completes it
 
 
@@ -146,7 +162,8 @@ class FusedCompute:
     def __init__(
         self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
     ) -> None:
-        self._model = FusedBert(model, arena, fp8=settings.train.precision == "fp8")
+        how = settings.train
+        self._model = FusedBert(model, arena, fp8=how.precision == "fp8", recompute=how.activation_checkpointing)
         self._arena, self._optimizer, self._settings = arena, optimizer, settings
         self._exchange, self._ranks = exchange, ranks
         device = arena.values.device
@@ -309,6 +326,8 @@ def _copy_into(buffers: Batch, batch: Batch) -> None:
 def why_unfit(settings: Settings) -> str:
     """What of these settings the kernels cannot compute; nothing where they can."""
     head_size, precision = settings.model.head_size, settings.train.precision
+    if settings.batch.token_budget > MOST_TOKENS:
+        return f"batch.token_budget {settings.batch.token_budget:,} is more than the {MOST_TOKENS:,} of one launch"
     if head_size not in (16, 32, 64, 128):
         return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
     if precision == "fp8":
@@ -326,18 +345,20 @@ def why_unfit(settings: Settings) -> str:
 def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
     """Whether to compute on the kernels, and why (not)."""
     precision = settings.train.precision
+    check_precision(settings.train, device)
     usable, reason = backend.available(device)
     if settings.train.kernels == "plain":
         usable, reason = False, "asked for"
-    elif precision == "fp32":
-        usable, reason = False, "the kernels work in bf16 or fp8, not in fp32"
+    elif precision not in ("bf16", "fp8"):
+        usable, reason = False, f"the kernels work in bf16 or fp8, not in {precision}"
     elif usable and why_unfit(settings):
         usable, reason = False, why_unfit(settings)
     elif usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
         usable, reason = False, f"{torch.cuda.get_device_name(device)} has no FP8"
     if precision == "fp8" and not usable:
         raise UserError(f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16")
-    return usable, f"fused kernels, {precision} ({reason})" if usable else f"plain PyTorch, {precision} ({reason})"
+    instructions = f"; {isa.describe(settings.train.isa)}" if device.type == "cpu" else ""
+    return usable, f"{'fused kernels' if usable else 'plain PyTorch'}, {precision} ({reason}){instructions}"
 
 
 def build(

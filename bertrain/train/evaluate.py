@@ -19,7 +19,7 @@ from bertrain.observe.console import warn
 from bertrain.observe.metrics import averages
 from bertrain.settings import TrainSettings
 from bertrain.train import checkpoint, parallel
-from bertrain.train.precision import autocast
+from bertrain.train.precision import autocast, set_precision
 from bertrain.train.runs import Run, refuse_other_vocabulary
 
 KEPT_BYTES = 1 << 30  # of a rank's held-out batches, on its device; if they are more, they are made anew each time
@@ -46,6 +46,7 @@ def evaluate(
         warn(warning)
     if chosen is None:
         raise UserError(f"the run {run} has no whole checkpoint to evaluate yet")
+    set_precision(train)
     with parallel.join(train) as ranks:
         loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
         model = Bert(opened.settings.model).to(ranks.device)
@@ -88,7 +89,9 @@ def evaluate_model(model: Bert, held_out: HeldOut, ranks: parallel.Ranks, settin
     counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     words = torch.zeros(model.settings.vocab_size, dtype=torch.float64, device=ranks.device)
     hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # right ones, and all
+    ranks.whereabouts.enter("evaluation")
     for batch in held_out.batches(ranks.device):
+        ranks.whereabouts.move()
         with autocast(settings, ranks.device):
             outputs = model(batch)
         sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).stack()

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from bertrain.errors import AgreedError
+from bertrain.errors import AgreedError, UserError
 
-GO_ON, SAVE, END, STOP, FAIL = range(5)
+GO_ON, SAVE, END, STOP, REQUEUE, FAIL = range(6)
 """What a rank brings to the agreement after each step; the largest decides for all. SAVE and END are of the clock."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Notes SIGINT and SIGTERM, so that the step in hand is finished and saved. A second SIGINT is not waited on."""
+    """Notes SIGINT, and a scheduler's SIGTERM and SIGUSR1, so that the step in hand is finished and saved.
+
+    A second SIGINT is not waited on.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
 
+    @property
+    def verdict(self) -> int:
+        """What this rank brings to the agreement. A person who interrupts wants the prompt back, not a requeue."""
+        if self.received is None:
+            return GO_ON
+        return STOP if self.received == signal.SIGINT else REQUEUE
+
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
         """Listen while the body runs; put the old handlers back after it."""
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[signal.Signals, Any] = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
         try:
             yield self
+        except UserError:
+            # The launcher sends SIGTERM to whoever is left when the first rank has ended; one that is about to say
+            # its sentence is let finish it.
+            if "RANK" in os.environ:
+                before[signal.SIGTERM] = signal.SIG_IGN
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -7,9 +7,12 @@ between CPUs. A run that no launcher started is one rank, and never touches torc
 from __future__ import annotations
 
 import os
+import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,10 +20,15 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertrain.errors import SaidElsewhereError, UserError
+from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
+from bertrain.notation import parse_duration
 from bertrain.settings import TrainSettings
+from bertrain.train.watchdog import Watchdog, Whereabouts
 
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""The backends' own, which ends a wait in a traceback: the watchdog, which can name a rank, comes long before it."""
 SAID = "bertrain/said"  # where a rank that ends in a sentence leaves word of it
+BEGUN = "bertrain/begun"  # left in the store once all ranks are connected
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,10 @@ class Ranks:
     device: torch.device
     control: dist.ProcessGroup | None = None
     """Where words of agreement go: always between CPUs, so that no GPU is waited for."""
+    store: Store | None = None
+    """Where ranks leave word for each other without waiting; kept by the launcher."""
+    whereabouts: Whereabouts = field(default_factory=Whereabouts)
+    """Where this rank is, for the watchdog."""
 
     @property
     def is_first(self) -> bool:
@@ -131,24 +143,69 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     torch.set_num_threads(settings.threads or max(1, cores // local_world))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if "RANK" not in os.environ:
-        yield Ranks(0, 1, device)
-        return
-    # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
-    has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
-    store, _, _ = next(rendezvous("env://"))
-    dist.init_process_group("nccl" if has_own_gpu else "gloo", store=store, rank=rank, world_size=world)
+    store = _fresh_store() if "RANK" in os.environ else None
+    whereabouts, seconds = Whereabouts(), parse_duration(settings.hang_timeout, "train.hang_timeout")
+    watchdog = (
+        Watchdog(whereabouts, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
+    )
     try:
-        yield Ranks(rank, world, device, dist.new_group(backend="gloo"))
+        if store is None:
+            yield Ranks(0, 1, device, whereabouts=whereabouts)
+        else:
+            # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
+            has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
+            backend = "nccl" if has_own_gpu else "gloo"
+            with _connected(backend, store, rank, world):
+                control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+                store.set(BEGUN, "1")  # here every rank is connected with every other, so none has yet to look for it
+                yield Ranks(rank, world, device, control, store, whereabouts)
+    finally:
+        if watchdog is not None:
+            watchdog.stop()
+
+
+def _fresh_store() -> Store:
+    """The store of this start of the ranks.
+
+    torchrun's agent keeps one store through all of its restarts, and torch's own words of the ranks before, their
+    addresses among them, are then taken for those of the new ones. Nobody would ever meet; so that is refused.
+    """
+    store: Store = next(rendezvous("env://"))[0]
+    if store.check([BEGUN]):
+        raise AgreedError(
+            "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
+        )
+    return store
+
+
+@contextmanager
+def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[None]:
+    """Connect the ranks; what ends one of them is told apart from what befalls the others in consequence."""
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
+        yield
     except UserError:
         store.set(SAID, str(rank))  # before this rank's connections break, which the others will stumble over
+        dist.destroy_process_group()
         raise
     except Exception as error:
+        # The connections are left as they are: to end them in order may mean to wait for one who is gone.
         if _has_said(store):
             raise SaidElsewhereError("another rank has ended, and said why") from error
+        if lost := _broken_connection(error):
+            raise LostRankError(f"rank {rank} on host {platform.node()} lost another rank: {lost}") from error
         raise
-    finally:
+    else:
         dist.destroy_process_group()
+
+
+def _broken_connection(error: Exception) -> str:
+    """What gloo or NCCL say where another rank's end is what this one stumbled over; nothing for all else."""
+    text = str(error)
+    if isinstance(error, dist.DistNetworkError) or any(word in text for word in ("gloo/transport", "ncclRemoteError")):
+        return re.sub(r"^\[\S*\] ", "", text.split("\n")[0]).split(". ")[0]
+    return ""
 
 
 def _has_said(store: Store) -> bool:

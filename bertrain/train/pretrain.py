@@ -2,40 +2,42 @@
 
 pretrain / resume     open data and run folder, build, restore, loop, finish
 train_step            forward and backward over a rank's bins, sum over ranks, clip, update
-dry_run               what would happen, without doing it
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from bertrain.config import override
-from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
-from bertrain.errors import AgreedError, UserError
-from bertrain.model.bert import Bert
+from bertrain.errors import AgreedError, RequeueError, UserError
+from bertrain.launch.local import is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.agenda import Agenda
+from bertrain.train.announce import announce, warn_of_warm_up
 from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, evaluate_model
-from bertrain.train.guard import FAIL, GO_ON, STOP, SkippedSteps, StopSignal
-from bertrain.train.precision import choose_precision, make_deterministic
-from bertrain.train.runs import Run, check_free, describe_environment, refuse_other_vocabulary
+from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
+from bertrain.train.precision import make_deterministic, set_precision
+from bertrain.train.room import explaining
+from bertrain.train.runs import Run, check_free, refuse_other_vocabulary
+from bertrain.train.settle import check_memory, find_token_budget, settle
 from bertrain.train.state import TrainState
+from bertrain.train.stragglers import RankTimes
+from bertrain.train.watchdog import SAVING
 
 
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
@@ -45,15 +47,20 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     already, it is continued.
     """
     init = str(Path(init).resolve()) if init else ""
-    settings = settle_budget(settle_precision(settings, run), run)
+    settings, notes = settle(settings, run)
+    settings = settle_budget(settings, run)
     fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
     with parallel.join(settings.train) as ranks:
         shards = open_for(data, settings, ranks)
-        if ranks.is_first and not (Path(run) / "config.json").is_file():
+        is_new = not (Path(run) / "config.json").is_file()
+        if ranks.from_first(is_new):
+            settings, found = find_token_budget(settings, shards, ranks)
+            notes += found
+        if ranks.is_first and is_new:
             Run.create(run, settings, shards, init, fingerprint)
         ranks.from_first(0)
         _warn_of_no_checkpoints(settings, ranks)
-        return train(Run.open(run).continued(settings, shards.folder), shards, ranks)
+        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes)
 
 
 def resume(
@@ -66,7 +73,7 @@ def resume(
     """
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
-    if is_restarted():
+    if is_restart():
         from_step = None  # it went back when it was started; a restart goes on from what was done since
     if from_step:
         checkpoint.find_step(opened.checkpoints, from_step)
@@ -75,6 +82,8 @@ def resume(
             f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
             "--data and its new place"
         )
+    shards = open_data(opened.data, vocab=settings.data.vocab, verify="size")
+    check_memory(settings, shards, parallel.count_ranks(), is_begun=True)
     with parallel.join(settings.train) as ranks:
         _warn_of_no_checkpoints(settings, ranks)
         run_now = opened.continued(settings, opened.data)
@@ -86,40 +95,27 @@ def _warn_of_no_checkpoints(settings: Settings, ranks: parallel.Ranks) -> None:
         warn("checkpoint.enabled is false: nothing will be saved, so a signal or a failure loses the run")
 
 
-def is_restarted() -> bool:
-    """Whether torchrun has started this command again, after a rank failed."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-
-
-def settle_precision(settings: Settings, run: str | Path | None) -> Settings:
-    """`train.precision auto` as what it means on this machine, or what it meant where `run`, if any, was begun."""
-    if settings.train.precision != "auto":
-        return settings
-    if run is not None and (Path(run) / "config.json").is_file():
-        precision = Run.open(run).settings.train.precision
-    else:
-        precision, _ = choose_precision(parallel.choose_device(settings.train.device)[0])
-    return replace(settings, train=replace(settings.train, precision=precision))
-
-
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> str:
     """Refuse what can be refused before anything is written or any rank is started.
 
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
-    settings = settle_budget(settle_precision(settings, run), run)
+    settings, _ = settle(settings, run)
+    settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
     compute.choose(settings, device)
     shards = open_data(data, vocab=settings.data.vocab, verify="size")
     check_data(shards, settings)
     training_rows(shards, settings)
+    is_begun = (Path(run) / "config.json").is_file()
+    check_memory(settings, shards, world, is_begun=is_begun)
     check_groups(settings.batch.group_size, world)
     if settings.evaluate.data:
         held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, shards.vocabulary.hash)
-    if (Path(run) / "config.json").is_file():
+    if is_begun:
         Run.open(run).refuse_other(settings, init)
     else:
         check_free(Path(run))
@@ -131,13 +127,20 @@ def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> D
     return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
 
 
-def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None) -> Progress:
-    """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end."""
+def train(
+    run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None, notes: Sequence[str] = ()
+) -> Progress:
+    """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end.
+
+    `notes` are said at the start: what `auto` was taken to mean.
+    """
     settings, how = run.settings, run.settings.train
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(how)
+    set_precision(how)
     with ExitStack() as stack:
+        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
         if not ranks.from_first(is_ours):
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
@@ -151,9 +154,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            _announce(run, shards, ranks, state, console)
-            if ranks.world > 1:
-                console.say(f"balance: {_describe_balance(loader, settings, state.progress)}")
+            announce(run, loader, ranks, state.progress, console, notes)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -174,6 +175,7 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             last_step=last_step,
             tensorboard=settings.log.tensorboard,
             is_writer=ranks.is_first,
+            rank_times=_rank_times(ranks, settings),
         )
         stack.callback(metrics.close)
         console.start(first_step, last_step)
@@ -181,8 +183,9 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
-        verdict = GO_ON
+        verdict, here = GO_ON, ranks.whereabouts
         agenda.start_clock()
+        here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
             stopwatch.mark()
             before = state.progress
@@ -193,13 +196,17 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             done = state.progress.step
 
             # Ranks agree on what comes next, so that none is left waiting for another.
-            mine = FAIL if saver.failure or metrics.failure else STOP if stop_signal.received else agenda.word()
+            here.enter("agreeing on what comes next")
+            mine = FAIL if saver.failure or metrics.failure else stop_signal.verdict or agenda.word()
             verdict = ranks.largest(mine)
             if verdict == FAIL:
                 break
+            if done == first_step + 1 and ranks.is_first:
+                say_that_it_goes_on(done)
             due = agenda.after(before, state.progress, verdict)
 
             if due.flushes:
+                here.enter("reading results")
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
@@ -212,17 +219,20 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
                 due = agenda.fix(due, run.settings, state.progress)
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
             if due.saves:
+                here.enter(SAVING)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
                 saver.wait()  # the snapshot before this one is in the memory that this one takes
                 snapshot = state.snapshot()
                 if snapshot is not None and metrics.failure is None:
                     saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
             ending = due.ending
-            if ending or verdict == STOP:
+            if ending or verdict in (STOP, REQUEUE):
                 break
+            here.enter("data", done + 1)
             stopwatch.start()
 
         # --- the end -----------------------------------------------------------------------------
+        here.enter(SAVING)
         if ending and verdict != FAIL:
             metrics.end(state.progress.step, state.progress.samples, ending)
         saver.wait()
@@ -231,12 +241,13 @@ def train(run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int
             raise failure
         if ranks.largest(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
-        if verdict == STOP and not ending:
+        if verdict in (STOP, REQUEUE) and not ending:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
             kept = f"which is saved; continue with `bertrain resume {run.folder}`"
             if not settings.checkpoint.enabled:
                 kept = "of which nothing is saved (checkpoint.enabled false)"
-            raise AgreedError(f"stopped by {name} after step {state.progress.step}, {kept}")
+            stopped = RequeueError if verdict == REQUEUE else AgreedError
+            raise stopped(f"stopped by {name} after step {state.progress.step}, {kept}")
         return state.progress
 
 
@@ -247,17 +258,22 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
-    work = state.compute
+    work, here = state.compute, ranks.whereabouts
+    here.enter("forward and backward", step.number + 1)
     work.begin(len(step.bins))
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
         work.add_bin(batch, step, is_last=number == len(step.bins))
+        here.move()
     stopwatch.mark()
+
+    here.enter("sum over ranks")
     state.exchange.finish()
     ranks.sum(work.sums)
     ranks.maximum(*work.peaks)
     stopwatch.mark()
 
+    here.enter("update")
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
     verdict = work.update(rate)
     stopwatch.mark()
@@ -279,6 +295,7 @@ def train_step(
         verdict=verdict,
         balance=step.balance,
         marks=stopwatch.lap(),
+        own_tokens=sum(batch.num_tokens for batch in step.bins),
     )
 
 
@@ -309,7 +326,7 @@ def _fix_length(run: Run, measured: Measured, ranks: parallel.Ranks, console: Co
     if ranks.is_first:
         run.write_config(run.folder)  # before any checkpoint relies on it
         console.say(measured.describe(run.settings.train.budget))
-        _warn_of_warm_up(run.settings)
+        warn_of_warm_up(run.settings)
     return run
 
 
@@ -355,6 +372,18 @@ def _settle_best(run: Run, progress: Progress, ranks: parallel.Ranks) -> Progres
     return progress if ranks.from_first(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
 
 
+def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
+    if ranks.store is None or ranks.world == 1:
+        return None
+    return RankTimes(
+        rank=ranks.rank,
+        world=ranks.world,
+        store=ranks.store,
+        every_steps=settings.log.every_steps,
+        factor=settings.log.straggler_factor,
+    )
+
+
 def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
     on_gpu = ranks.device.type == "cuda"
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
@@ -376,105 +405,3 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
         f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; make room and "
         f"continue with `bertrain resume {run.folder}`"
     )
-
-
-def _announce(run: Run, shards: DataSource, ranks: parallel.Ranks, state: TrainState, console: Console) -> None:
-    """Say what was chosen and why, and note the environment."""
-    settings = run.settings
-    _, reason = parallel.choose_device(settings.train.device)
-    threads = torch.get_num_threads()
-    console.say(f"run {run.folder}: {_count(state.model) / 1e6:.1f} M parameters, {settings.optimizer.name}")
-    console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
-    console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
-    console.say(
-        f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
-    )
-    if shards.predictions is not None:
-        console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
-    if settings.train.budget and not run.measured:
-        console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
-    else:
-        _warn_of_warm_up(settings)
-    if state.progress.step:
-        console.say(f"continuing after step {state.progress.step} ({state.progress.samples:,} samples)")
-    run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
-
-
-def _warn_of_warm_up(settings: Settings) -> None:
-    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
-        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
-
-
-def _describe_rows(shards: DataSource, settings: Settings) -> str:
-    if not settings.data.slice:
-        return f"{len(shards):,} examples"
-    part = training_rows(shards, settings)
-    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
-
-
-def _describe_step(settings: Settings) -> str:
-    batch = settings.batch
-    size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
-    policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
-
-
-def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
-    """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
-    steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
-    ahead, better = loader.balances(steps, budget), None
-    if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
-        better = better_budget(partial(loader.balances, steps), budget, settings.data.max_seq_length)
-    return describe_balance(ahead, better)
-
-
-def _count(model: Bert) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
-    """The resolved run, its size, memory and steps, as text; nothing is written."""
-    shards = open_data(data, vocab=settings.data.vocab, verify="size")
-    check_beginning(settings, shards, init)
-    check_groups(settings.batch.group_size, world)
-    loader = Loader(shards, settings, world=world)
-    step, part = loader.step(0, 0), training_rows(shards, settings)
-    with torch.device("meta"):
-        model = Bert(settings.model)
-    parameters = _count(model)
-    gib = 1 << 30
-    lines = [
-        f"{section}.{name} = {value}"
-        for section, fields in settings.to_dict().items()
-        for name, value in fields.items()
-    ]
-    fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
-    lines += [
-        "",
-        f"parameters: {parameters:,}",
-        f"memory on each rank: {16 * parameters / gib:.2f} GiB for weights, gradients and moments, and about "
-        f"{max(12 * parameters, activation_bytes(settings)) / gib:.2f} GiB for the activations of a bin or the update",
-        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
-        f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
-        f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
-        *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
-        _describe_length(settings, step.num_sequences / len(part)),
-    ]
-    return "\n".join(lines)
-
-
-def _describe_length(settings: Settings, epochs_per_step: float) -> str:
-    how = settings.train
-    if how.budget:
-        return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
-    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs"
-
-
-def activation_bytes(settings: Settings) -> int:
-    """Rough memory of one bin's forward pass on the plain path: what autograd keeps for the backward pass."""
-    model, tokens = settings.model, settings.batch.token_budget
-    size = 4 if settings.train.precision == "fp32" else 2
-    per_token = model.num_layers * (14 * model.hidden_size + 3 * model.intermediate_size)
-    probabilities = 3 * model.num_layers * model.num_heads * settings.data.max_seq_length
-    predictions = 2 * 4 * int(settings.data.mask_probability * tokens) * model.padded_vocab_size
-    return tokens * (per_token + probabilities) * size + predictions

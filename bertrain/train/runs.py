@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import bertrain
 from bertrain.config import differing, from_dict
@@ -31,6 +31,7 @@ from bertrain.files import new_folder, write_atomically
 from bertrain.settings import Settings
 
 SCHEMA_VERSION = 1
+ENDING_S = 20
 
 
 @dataclass(frozen=True)
@@ -160,17 +161,18 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Hold the run for this process; gives False if another holds it. The system frees it when a process ends."""
+        """Hold the run for this process; gives False if another holds it. The system frees it when a process ends.
+
+        A launcher may have started this rank in the place of one that is still ending; that one is waited for.
+        """
         try:
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
         except OSError as error:
             raise UserError(f"cannot write into the run folder {self.folder}: {error.strerror}") from None
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_ours = True
-            except BlockingIOError:
-                is_ours = False
+            deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
+            while not (is_ours := _try_to_lock(lock)) and time.monotonic() < deadline:
+                time.sleep(0.1)
             yield is_ours
 
     def note_environment(self, facts: dict[str, Any]) -> None:
@@ -181,6 +183,14 @@ class Run:
         except (OSError, ValueError):
             entries = []  # for information only: a damaged one is begun anew
         write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
+
+
+def _try_to_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def refuse_other_vocabulary(shards: DataSource, expected_hash: str) -> None:

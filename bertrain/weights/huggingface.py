@@ -1,152 +1,202 @@
 """Hugging Face folders, out and in: `config.json`, `model.safetensors`, and a tokenizer that needs no code of ours.
 
-The map of names is one table (`huggingface_names`). Tensors are copied bit for bit in fp32.
+Read are also `pytorch_model.bin`, either of them in several files, old names, and folders without heads. Tensors are
+copied bit for bit in fp32.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from bertrain.config import BERT_CONFIG_KEYS, model_from_bert_config
+from bertrain.config import BERT_CONFIG_KEYS
 from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
 from bertrain.errors import UserError
-from bertrain.files import file_digest, new_folder, refuse_occupied
+from bertrain.files import new_folder, refuse_occupied
 from bertrain.settings import ModelSettings
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Weights
+from bertrain.weights import torch_files
+from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_settings, find_vocabulary, read_json
+from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, huggingface_names, place_in, spell
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Source, Stored, Weights, combined_digest, padded
 
-MODEL = "model.safetensors"
-Place = tuple[str, int]
-"""A parameter of ours, and which third of it: 0, 1, 2 for query, key and value, -1 for all of it."""
-
-
-def huggingface_names(num_layers: int, *, nsp: bool = True) -> dict[str, Place]:
-    """For each tensor of Hugging Face's BertForPreTraining, where its values lie in our model."""
-    names: dict[str, Place] = {
-        "bert.embeddings.word_embeddings.weight": ("embeddings.words.weight", -1),
-        "bert.embeddings.position_embeddings.weight": ("embeddings.positions.weight", -1),
-        "bert.embeddings.token_type_embeddings.weight": ("embeddings.segments.weight", -1),
-        "cls.predictions.bias": ("masked_words.bias", -1),
-    }
-    modules = {
-        "bert.embeddings.LayerNorm": "embeddings.norm",
-        "cls.predictions.transform.dense": "masked_words.transform",
-        "cls.predictions.transform.LayerNorm": "masked_words.norm",
-    }
-    if nsp:
-        modules |= {"bert.pooler.dense": "next_sentence.pool", "cls.seq_relationship": "next_sentence.classify"}
-    for number in range(num_layers):
-        theirs, ours = f"bert.encoder.layer.{number}", f"layers.{number}"
-        modules |= {
-            f"{theirs}.attention.output.dense": f"{ours}.attention_out",
-            f"{theirs}.attention.output.LayerNorm": f"{ours}.attention_norm",
-            f"{theirs}.intermediate.dense": f"{ours}.expand",
-            f"{theirs}.output.dense": f"{ours}.contract",
-            f"{theirs}.output.LayerNorm": f"{ours}.output_norm",
-        }
-        for third, part in enumerate(("query", "key", "value")):
-            for kind in ("weight", "bias"):
-                names[f"{theirs}.attention.self.{part}.{kind}"] = (f"{ours}.qkv.{kind}", third)
-    for theirs, ours in modules.items():
-        for kind in ("weight", "bias"):
-            names[f"{theirs}.{kind}"] = (f"{ours}.{kind}", -1)
-    return names
+MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+"""After the name of a model in several files: which tensor is in which."""
+GLOBAL_STEP = "global_step"
+SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def to_huggingface(weights: dict[str, Tensor], settings: ModelSettings) -> dict[str, Tensor]:
-    """Our tensors under their names; the padding of the vocabulary is left behind."""
+# --- in -------------------------------------------------------------------------------------------------
+
+
+def find_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights: safetensors before pickles, one file before several; none if it has none."""
+    for name in (MODEL, PICKLED):
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / (name + INDEX)
+        if index.is_file():
+            places = read_json(index).get("weight_map")
+            if not isinstance(places, dict) or not places:
+                raise UserError(f"{index} has no weight_map that says which tensor is in which file")
+            names = sorted({str(file) for file in places.values()})
+            for file in names:
+                if Path(file).name != file:
+                    raise UserError(f"{index} names the file {file!r}, which is not one of its folder")
+                if not (folder / file).is_file():
+                    raise UserError(f"{folder} lacks {file}, where {index.name} says that tensors are")
+            return [folder / file for file in names]
+    return []
+
+
+def open_files(files: list[Path], *, config: Path | None = None, vocab: Path | None = None) -> Source:
+    """The tensors of some files of one folder, with the config and the vocabulary in it."""
+    folder = files[0].parent
+    origin = files[0] if len(files) == 1 and files[0].name not in (MODEL, PICKLED) else folder
+    tensors: dict[str, Stored] = {}
+    steps = []
+    for path in files:
+        found, step = _open_file(path)
+        for stored in found:
+            if stored.name in tensors:
+                raise UserError(f"{folder} has the tensor {stored.name} twice")
+            tensors[stored.name] = stored
+        steps.append(step)
+    return Source(
+        kind="huggingface",
+        origin=str(origin),
+        fingerprint=lambda: combined_digest(files),
+        tensors=with_places(tensors.values()),
+        settings=find_settings(folder, config),
+        vocabulary=find_vocabulary(folder, vocab),
+        global_step=steps[0],
+    )
+
+
+def _open_file(path: Path) -> tuple[list[Stored], int | None]:
+    """A file's tensors, and the step of training that it names."""
+    if path.suffix != ".safetensors":
+        return stored_torch(torch_files.load(path), path), None
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            step = (file.metadata() or {}).get(GLOBAL_STEP, "")
+            described = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"the weights {path} cannot be read: {error}") from None
+    return [
+        Stored(name, shape, SAFETENSORS_TYPES.get(dtype, dtype), _bytes_of(shape, dtype), partial(_read, path, name))
+        for name, (shape, dtype) in described.items()
+    ], int(step) if step.isdecimal() else None
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return math.prod(shape) * (int(bits[0]) if bits else 8) // 8
+
+
+def stored_torch(content: dict[str, Any], path: Path) -> list[Stored]:
+    """The tensors of a state_dict in memory, or mapped into it; what is no tensor in it is passed over by name."""
+    stored = []
+    for name, value in content.items():
+        if isinstance(value, Tensor):
+            dtype = str(value.dtype).removeprefix("torch.")
+            stored.append(Stored(name, tuple(value.shape), dtype, value.nbytes, partial(_itself, value)))
+        else:
+            stored.append(Stored(name, (), type(value).__name__, 0, partial(_itself, Tensor()), is_skipped=True))
+    if not any(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{path} holds no tensors by name")
+    return stored
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor.detach()
+
+
+def with_places(stored: Iterable[Stored]) -> tuple[Stored, ...]:
+    """Tensors under PyTorch's names, each with its place in our model."""
+    stored = list(stored)
+    spelled = spell([tensor.name for tensor in stored])
+    return tuple(
+        replace(
+            tensor,
+            place=place_in(TORCH_AND_COPIES, spelled[tensor.name]),
+            is_skipped=tensor.is_skipped or spelled[tensor.name] in BUFFERS,
+        )
+        for tensor in stored
+    )
+
+
+# --- out ------------------------------------------------------------------------------------------------
+
+
+def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1) -> dict[str, Tensor]:
+    """Our tensors, as far as there are any, under their names; with padding of its own, or none, to the vocabulary."""
+    rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
     out = {}
-    for theirs, (ours, third) in huggingface_names(settings.num_layers, nsp=settings.nsp).items():
-        tensor = weights[ours] if third < 0 else weights[ours].chunk(3)[third]
-        if ours in PADDED_BY_VOCABULARY:
-            tensor = tensor[: settings.vocab_size]
-        out[theirs] = tensor.contiguous()
+    for theirs, place in huggingface_names(weights.settings.num_layers).items():
+        if place.ours in weights.tensors:
+            tensor = weights.tensors[place.ours]
+            if place.ours in PADDED_BY_VOCABULARY:
+                tensor = padded(tensor[: weights.settings.vocab_size], rows)
+            out[theirs] = place.within(tensor).contiguous()
     return out
 
 
-def write_folder(out: Path, weights: dict[str, Tensor], settings: ModelSettings, vocabulary: Vocabulary) -> None:
-    """Write a folder that AutoModelForMaskedLM and AutoTokenizer load; whole or not at all."""
+def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
+    """Write a folder that AutoModel (with a head, AutoModelForMaskedLM) and AutoTokenizer load; whole or not at all."""
     refuse_occupied(out)
+    tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to)
+    rows = len(tensors["bert.embeddings.word_embeddings.weight"])
+    settings = replace(weights.settings, vocab_size=rows)
+    metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
-        save_file(to_huggingface(weights, settings), folder / MODEL, metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(_config(settings, vocabulary), indent=2) + "\n")
-        vocabulary.save(folder / "vocab.txt")
-        build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
-        tokenizer = json.dumps(_tokenizer_config(settings, vocabulary), indent=2)
-        (folder / "tokenizer_config.json").write_text(tokenizer + "\n")
+        try:
+            save_file(tensors, folder / MODEL, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(str(error)) from None  # its writer wraps the system's error in text
+        config = {"architectures": [_architecture(weights)], "model_type": "bert"} | bert_config(settings)
+        if weights.vocabulary is not None:
+            config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
+            _write_tokenizer(folder, weights.vocabulary, settings)
+        (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
 
 
-def read_folder(folder: Path) -> Weights:
-    """A folder's tensors under our names, as far as it has them."""
-    settings = model_from_bert_config(folder / "config.json")
-    try:
-        loaded = load_file(folder / MODEL)
-    except SafetensorError as error:
-        raise UserError(f"the weights {folder / MODEL} cannot be read: {error}") from None
-    # Models saved without heads leave the prefix off.
-    prefix = "" if any(name.startswith("bert.") for name in loaded) else "bert."
-    original = {(name if name.startswith("cls.") else prefix + name): name for name in loaded}
-    theirs = {name: loaded[their_name] for name, their_name in original.items()}
-    weights: dict[str, Tensor] = {}
-    thirds: dict[str, list[Tensor | None]] = {}
-    names = huggingface_names(settings.num_layers)
-    for name, (ours, third) in names.items():
-        if name not in theirs:
-            continue
-        if third < 0:
-            weights[ours] = theirs[name].float()
-        else:
-            thirds.setdefault(ours, [None, None, None])[third] = theirs[name].float()
-    for ours, parts in thirds.items():
-        if all(part is not None for part in parts):
-            weights[ours] = torch.cat([part for part in parts if part is not None])
-    lower_case = _lower_case(folder)
-    vocabulary = (
-        Vocabulary.load(folder / "vocab.txt", lower_case=lower_case) if (folder / "vocab.txt").is_file() else None
-    )
-    # Copies of the word embeddings that tie the decoder are stored by some versions; they are not left over.
-    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
-    left_over = tuple(sorted(original[name] for name in set(theirs) - set(names) - tied))
-    has_nsp = any(name.startswith("next_sentence.") for name in weights)
-    return Weights(
-        origin=str(folder),
-        fingerprint=file_digest(folder / MODEL)[1],
-        tensors=weights,
-        settings=dataclasses.replace(settings, nsp=has_nsp),
-        vocabulary=vocabulary,
-        left_over=left_over,
-    )
+def _architecture(weights: Weights) -> str:
+    missing = weights.missing
+    if any(name.startswith("masked_words.") for name in missing):
+        return "BertModel"
+    return "BertForMaskedLM" if missing else "BertForPreTraining"
 
 
-def _lower_case(folder: Path) -> bool:
-    path = folder / "tokenizer_config.json"
-    return bool(json.loads(path.read_text()).get("do_lower_case", True)) if path.is_file() else True
+def bert_config(settings: ModelSettings) -> dict[str, Any]:
+    """The fields of a bert_config.json."""
+    return {"hidden_act": "gelu"} | {theirs: getattr(settings, ours) for theirs, ours in BERT_CONFIG_KEYS.items()}
 
 
-def _config(settings: ModelSettings, vocabulary: Vocabulary) -> dict[str, Any]:
-    shape = {theirs: getattr(settings, ours) for theirs, ours in BERT_CONFIG_KEYS.items()}
-    return {
-        "architectures": ["BertForPreTraining" if settings.nsp else "BertForMaskedLM"],
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "pad_token_id": vocabulary.id_of("[PAD]"),
-        "tie_word_embeddings": True,
-        **shape,
-    }
-
-
-def _tokenizer_config(settings: ModelSettings, vocabulary: Vocabulary) -> dict[str, Any]:
+def _write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSettings) -> None:
+    vocabulary.save(folder / VOCABULARY)
+    build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
     named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_WORDS, strict=True))
-    return {
+    described = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": settings.max_positions,
         **named,
     }
+    (folder / TOKENIZER).write_text(json.dumps(described, indent=2) + "\n")

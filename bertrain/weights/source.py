@@ -1,53 +1,122 @@
-"""Where weights come from: a run of ours, or a folder in somebody else's format."""
+"""Where weights come from: a run of ours, or a file or folder in somebody else's format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from bertrain.errors import UserError
-from bertrain.files import file_digest
 from bertrain.model.bert import Bert
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run
-from bertrain.weights import huggingface
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, Weights
+from bertrain.weights import huggingface, nvidia, tf1
+from bertrain.weights.names import Place
+from bertrain.weights.tensors import (
+    PADDED_BY_VOCABULARY,
+    POSITIONS,
+    Source,
+    Stored,
+    Weights,
+    combined_digest,
+    gather,
+    in_a_sentence,
+    parameter_shapes,
+)
+
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
+NEWEST = "newest"  # which checkpoint of a run, unless asked for another
 
 
-def read_weights(source: str | Path, which: str = "newest") -> Weights:
-    """The weights of a run's whole checkpoint (`newest`, `best` or a step), or of a Hugging Face folder."""
-    folder = Path(source)
-    if not folder.exists():
-        raise UserError(f"no run and no weights at {folder}")
-    if (folder / huggingface.MODEL).is_file():
-        if which != "newest":
-            raise UserError(f"--checkpoint {which} chooses among those of a run, and {folder} is none")
-        return huggingface.read_folder(folder)
+def read_weights(source: str | Path, which: str = NEWEST) -> Weights:
+    """The weights of a run's whole checkpoint, or of somebody else's file or folder, under our names."""
+    return gather(open_source(source, which=which))
+
+
+def open_source(
+    source: str | Path, *, config: Path | None = None, vocab: Path | None = None, which: str = NEWEST
+) -> Source:
+    """What lies at `source`, recognised by what is there:
+
+    - a run of ours: a whole checkpoint of it, `which` says: newest, best or a step
+    - a Hugging Face folder: safetensors or pytorch_model.bin, in one file or in several
+    - a TensorFlow 1 checkpoint: its prefix, any of its files, or a folder with one
+    - a file of PyTorch's, NVIDIA's for example, or a folder with one
+
+    `config` and `vocab` stand in for the bert_config.json (or config.json) and the vocab.txt beside the weights.
+    """
+    path = Path(source)
+    files = huggingface.find_files(path)
+    if which != NEWEST and (files or not path.is_dir()):
+        raise UserError(f"--checkpoint {which} chooses among those of a run, and {path} is none")
+    if files:
+        return huggingface.open_files(files, config=config, vocab=vocab)
+    prefix = tf1.find_prefix(path)
+    if prefix is not None:
+        return tf1.open_checkpoint(prefix, config=config, vocab=vocab)
+    if not path.exists():
+        raise UserError(f"no run and no weights at {path}")
+    if path.is_file():
+        return _open_file(path, config, vocab)
+    pickles = sorted(file for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
+    if len(pickles) > 1:
+        names = ", ".join(file.name for file in pickles)
+        raise UserError(f"{path} holds several files of PyTorch's ({names}); name one of them")
+    if pickles:
+        return _open_file(pickles[0], config, vocab)
+    return _open_run(path, which)
+
+
+def _open_file(path: Path, config: Path | None, vocab: Path | None) -> Source:
+    if path.suffix == ".safetensors":
+        return huggingface.open_files([path], config=config, vocab=vocab)
+    if path.suffix in PICKLE_SUFFIXES:
+        return nvidia.open_file(path, config=config, vocab=vocab)
+    raise UserError(
+        f"{path} is no file of weights by its name; known are .safetensors, {', '.join(PICKLE_SUFFIXES)} and the "
+        ".index of a TensorFlow checkpoint"
+    )
+
+
+def _open_run(folder: Path, which: str) -> Source:
     run = Run.open(folder)
     chosen, _ = checkpoint.choose(run.checkpoints, which)
     if chosen is None:
         raise UserError(f"the run {folder} has no whole checkpoint yet")
-    return Weights(
+    tensors = checkpoint.read_weights(chosen)
+    return Source(
+        kind="run",
         origin=str(chosen),
-        fingerprint=file_digest(chosen / checkpoint.MODEL)[1],
-        tensors=checkpoint.read_weights(chosen),
+        fingerprint=partial(combined_digest, [chosen / checkpoint.MODEL]),
+        tensors=tuple(_stored(name, tensor) for name, tensor in tensors.items()),
         settings=run.settings.model,
         vocabulary=run.vocabulary(),
+        global_step=checkpoint.read_progress(chosen).step,
     )
+
+
+def _stored(name: str, tensor: Tensor) -> Stored:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Stored(name, tuple(tensor.shape), dtype, tensor.nbytes, read=lambda: tensor, place=Place(name, -1))
 
 
 def build_model(weights: Weights) -> Bert:
     """The model with these weights, ready to predict; every tensor must be there."""
+    refuse_incomplete(weights)
     model = Bert(weights.settings)
-    missing = [name for name in model.state_dict() if name not in weights.tensors]
-    if missing:
-        raise UserError(
-            f"{weights.origin} lacks {len(missing)} tensors of a pre-training model: {', '.join(missing[:5])}"
-        )
     model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
     return model.eval()
+
+
+def refuse_incomplete(weights: Weights) -> None:
+    """Refuse weights without a masked-word head, or with holes."""
+    missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
+    if missing:
+        raise UserError(
+            f"{weights.origin} lacks {len(missing)} tensors of a pre-training model: {in_a_sentence(missing)}"
+        )
 
 
 def fill_in(parameters: dict[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> list[str]:
@@ -68,12 +137,16 @@ def check_fit(parameters: Mapping[str, Tensor], weights: Weights, *, extends_pos
     """Refuse weights of other shapes than a model's parameters, or of no tensor in common with them."""
     if not any(name in weights.tensors for name in parameters):
         raise UserError(f"{weights.origin} holds no tensor of a BERT by any name known here")
-    for name, parameter in parameters.items():
-        if name in weights.tensors and not _fits(name, parameter, weights, extends_positions):
-            found, wanted = tuple(weights.tensors[name].shape), tuple(parameter.shape)
-            has_fewer = name == POSITIONS and found[0] < wanted[0] and found[1] == wanted[1]
-            advice = "; to initialise the other positions, use --train.init_positions extend" if has_fewer else ""
-            raise UserError(f"the weights of {weights.origin} do not fit: {name} is {found}, not {wanted}{advice}")
+    wrong = {
+        name: f"{name} is {tuple(weights.tensors[name].shape)}, not {tuple(parameter.shape)}"
+        for name, parameter in parameters.items()
+        if name in weights.tensors and not _fits(name, parameter, weights, extends_positions)
+    }
+    if wrong:
+        advice = ""
+        if list(wrong) == [POSITIONS] and _fits(POSITIONS, parameters[POSITIONS], weights, extends_positions=True):
+            advice = "; to initialise the other positions, use --train.init_positions extend"
+        raise UserError(f"the weights of {weights.origin} do not fit: {in_a_sentence(list(wrong.values()))}{advice}")
 
 
 def _fits(name: str, parameter: Tensor, weights: Weights, extends_positions: bool) -> bool:

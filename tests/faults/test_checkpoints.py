@@ -152,12 +152,17 @@ def test_resume_takes_settings_that_do_not_shape_the_training(finished: Path) ->
     assert json.loads((finished / "config.json").read_text())["settings"]["log"]["every_steps"] == 1
 
 
-@pytest.mark.parametrize(("world", "number"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT)])
-def test_interrupted_saves_and_says_how_to_resume(tmp_path: Path, world: int, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("world", "number", "code"),
+    [(1, signal.SIGINT, 2), (1, signal.SIGTERM, 75), (1, signal.SIGUSR1, 75), (2, signal.SIGINT, 2)],
+)
+def test_interrupted_saves_and_says_how_to_resume(
+    tmp_path: Path, world: int, number: signal.Signals, code: int
+) -> None:
     process, run = long_run(tmp_path, world=world)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 2, err
+    assert process.returncode == code, err
     (sentence,) = [line for line in err.splitlines() if line.startswith("bertrain:")]
     newest = checkpoint.whole_checkpoints(run / "checkpoints")[-1]
     step = checkpoint.read_progress(newest).step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests import helpers
+from tests.processes import Launched, descendants, records
 
 STEPS = 40
 SETTINGS = {
@@ -21,22 +23,6 @@ SETTINGS = {
     "log__every_steps": 3,
     "model__intermediate_size": 256,
 }
-
-
-def descendants(process: int) -> list[int]:
-    """A process and all below it, from /proc: torchrun's ranks are in sessions of their own."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found = [process]
-    for one in found:
-        found += children.get(one, [])
-    return found
 
 
 def kill(processes: list[int]) -> None:
@@ -48,11 +34,6 @@ def kill(processes: list[int]) -> None:
             continue
 
 
-def steps_written(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return path.read_text().count("\n") if path.is_file() else 0
-
-
 def wait_until(condition: object, process: subprocess.Popen[bytes], pause: float) -> bool:
     """Poll until `condition()` holds or the process ends; says which."""
     deadline = time.monotonic() + 120
@@ -61,6 +42,14 @@ def wait_until(condition: object, process: subprocess.Popen[bytes], pause: float
             return True
         time.sleep(pause)
     return False
+
+
+def assert_bitwise_equal(run: Path, calm: Path) -> None:
+    assert helpers.losses(run) == helpers.losses(calm)
+    weights, expected = helpers.final_weights(run), helpers.final_weights(calm)
+    for name, tensor in expected.items():
+        assert torch.equal(weights[name], tensor), name
+    assert not list((run / "checkpoints").glob(".step-*"))
 
 
 @pytest.mark.parametrize(("world", "kills"), [(1, 4), (2, 3), (4, 3)])
@@ -89,8 +78,8 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
         process = subprocess.Popen(
             start(run), env=helpers.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        target = steps_written(run) // 3 * 3 + draw.randint(1, max(1, STEPS // (kills + 1)))
-        wait_until(lambda target=target: steps_written(run) >= target, process, 0.002)
+        target = len(records(run)) // 3 * 3 + draw.randint(1, max(1, STEPS // (kills + 1)))
+        wait_until(lambda target=target: len(records(run)) >= target, process, 0.002)
         condemned = descendants(process.pid)
         if number % 2:  # every second time: in the middle of a save
             wait_until(lambda: any((run / "checkpoints").glob(".step-*")), process, 0.0)
@@ -103,9 +92,63 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
     assert f"after step {STEPS}" in to_the_end(run), "the second time finds the run complete, and leaves it so"
     print(f"{killed_while_saving} of {kills} died while saving")
     assert killed_while_saving >= 1
+    assert_bitwise_equal(run, tmp_path / "calm")
 
-    assert helpers.losses(run) == helpers.losses(tmp_path / "calm")
-    weights, expected = helpers.final_weights(run), helpers.final_weights(tmp_path / "calm")
-    for name, tensor in expected.items():
-        assert torch.equal(weights[name], tensor), name
-    assert not list((run / "checkpoints").glob(".step-*"))
+
+def kill_random_ranks(folder: Path, kills: int, steps: int) -> None:
+    """One command on two ranks that loses a random one of them so many times, against the same undisturbed."""
+    seed = random.randrange(2**32)
+    print(f"ranks and moments of death drawn with seed {seed}")
+    draw = random.Random(seed)
+    data, run, calm = helpers.make_data(folder), folder / "disturbed", folder / "calm"
+    settings = SETTINGS | {"train__max_steps": steps, "log__every_steps": 1}
+
+    def command(run: Path, *more: object) -> list[str]:
+        arguments = ["--data", data, "--run", run, "--nproc", 2, "--deterministic", *helpers.tiny_arguments(**settings)]
+        return helpers.command("pretrain", "bert-tiny", *arguments, *more)
+
+    subprocess.run(command(calm), env=helpers.environment(), check=True, stdout=subprocess.DEVNULL)
+    launched = Launched(command(run, "--restarts", kills), folder)
+    try:
+        for number in range(kills):
+            done = len(records(run))
+            target = done + draw.randint(1, max(1, (steps - done) // (kills - number + 1)))
+            launched.wait_until(lambda target=target: len(records(run)) >= target, f"step {target}", pause=0.002)
+            rank = draw.randrange(2)
+            os.kill(launched.ranks()[rank], signal.SIGKILL)
+            launched.wait_until(
+                lambda number=number: launched.err.count("training went on at step") > number, "going on", pause=0.002
+            )
+            told = launched.err.splitlines()
+            assert f"bertrain: rank {rank} was killed by SIGKILL; starting all ranks again" in "\n".join(told), told
+        assert launched.wait() == 0, launched.err
+    finally:
+        launched.kill()
+    print("seconds until training went on:", re.findall(r"([\d.]+) s after", launched.err))
+    assert launched.err.count("starting all ranks again") == kills
+    assert "Traceback" not in launched.err
+    assert_bitwise_equal(run, calm)
+
+
+def test_random_ranks_are_killed_and_the_run_goes_on_by_itself(tmp_path: Path) -> None:
+    kill_random_ranks(tmp_path, kills=3, steps=60)
+
+
+def test_a_rank_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    """It never comes to a step, so there is no new checkpoint between one restart and the next."""
+    data = helpers.make_data(tmp_path)
+    die = "import os, signal\nos.environ.get('RANK') == '1' and os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "sitecustomize.py").write_text(die)
+    arguments = ["--data", data, "--run", tmp_path / "run", "--nproc", 2, "--restarts", 2, *helpers.tiny_arguments()]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    launched = Launched(helpers.command("pretrain", "bert-tiny", *arguments), tmp_path, PYTHONPATH=path)
+    try:
+        assert launched.wait() == 1
+    finally:
+        launched.kill()
+    death = "bertrain: rank 1 was killed by SIGKILL; "
+    assert launched.err.splitlines() == [
+        f"{death}starting all ranks again (1 of 2 without a new checkpoint)",
+        f"{death}starting all ranks again (2 of 2 without a new checkpoint)",
+        f"{death}given up after 2 restart(s) without a new checkpoint (--restarts)",
+    ]

@@ -80,6 +80,26 @@ def test_dropout_follows_the_seed(precision: str) -> None:
         assert not torch.equal(gradient, gradients[2][name]), name
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_layers_computed_again_give_the_same_gradient_in_less_memory(precision: str) -> None:
+    model = model_both_ways(fp8=precision == "fp8", dropout=0.1)
+    if precision == "fp8":
+        model.measure_scales()
+    found, peaks = [], []
+    for what in ("none", "selective", "full"):
+        for layer in model.fused.layers:
+            layer.recompute = what
+        for gradient in model.gradients_in_place():
+            gradient.fill_(float("nan"))
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        found.append([model.run(), *model.gradients().values()])
+        peaks.append(torch.cuda.max_memory_allocated())
+    for less in found[1:]:
+        assert all(map(torch.equal, found[0], less))
+    assert peaks[0] > peaks[1] > peaks[2], peaks
+
+
 # Steps of training
 
 
@@ -151,6 +171,18 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
     assert isinstance(eager.compute, FusedCompute)
     assert any(captured.graph is not None for captured in replayed.compute._captured.values())
     assert all(captured.graph is None for captured in eager.compute._captured.values())
+
+
+@pytest.mark.parametrize("what", ["selective", "full"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_training_is_the_same_with_less_kept(shards: Shards, precision: str, what: str) -> None:
+    everything, less = (
+        Trainer(training_settings(precision, train__activation_checkpointing=kept)) for kept in ("none", what)
+    )
+    for step in make_steps(shards, training_settings(precision), 6):  # as it is, captured, replayed
+        for one, other in zip(everything.step(step), less.step(step), strict=True):
+            assert torch.equal(one, other)
+    assert all(map(torch.equal, everything.state(), less.state()))
 
 
 def test_bins_of_a_step_add_up(shards: Shards) -> None:

@@ -5,6 +5,8 @@ Needs a CUDA device of compute capability 8.0 or newer and Triton; skips with th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -251,7 +253,7 @@ def spread(num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
 @needs_fp8
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1024, 1024), (333, 3072), (16, 72), (5000, 1000)])
+@pytest.mark.parametrize("shape", [(1024, 1024), (336, 3072), (16, 72), (5008, 1000)])
 def test_cast_both_ways_is_the_twins_to_the_byte(
     format: torch.dtype, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
@@ -270,7 +272,7 @@ def test_cast_both_ways_is_the_twins_to_the_byte(
 
 def eight_bit_gelu_case(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Argument, a bias whose own GELU is not the largest result, and a gradient."""
-    return 30 * random(1003, 1000, dtype=dtype), 0.1 * random(1000), random(1003, 1000, dtype=dtype)
+    return 30 * random(1008, 1000, dtype=dtype), 0.1 * random(1000), random(1008, 1000, dtype=dtype)
 
 
 @needs_fp8
@@ -307,6 +309,40 @@ def test_gelu_in_8_bits_alone_is_the_same() -> None:
         same, alone, _ = gelu.bias_gelu_backward(dy, x, bias, twins.cast_at(3.7, format, "cuda"), full=False)
         assert same is x
         assert all(map(twins.same_bits, alone, wide))
+
+
+@needs_fp8
+@pytest.mark.parametrize("shape", [(1024, 1024), (336, 3072), (16, 72), (5008, 1000)])
+def test_turned_bytes_are_the_same(shape: tuple[int, int]) -> None:
+    cast, peaks = twins.cast_at(3.7, torch.float8_e5m2, "cuda"), torch.rand(30000, device="cuda")
+    rows = fp8.cast_plain(random(*shape), cast.scale, cast.dtype)
+    eight = fp8.turn(fp8.Bytes(rows, peaks), cast)
+    assert eight.rows is rows
+    assert twins.same_bits(eight.columns, rows.t())
+    assert cast.largest.max() == peaks.max()
+
+
+def bytes_of_layernorm(dtype: torch.dtype, full: bool) -> twins.Written:
+    return twins.layernorm_in_bytes(1000, 1024, dtype, "cuda", full=full)
+
+
+def bytes_of_attention(dtype: torch.dtype, full: bool) -> twins.Written:
+    return twins.attention_in_bytes(LENGTHS["mixed"], 4, 64, dtype, "cuda", full=full)
+
+
+@needs_fp8
+@pytest.mark.parametrize("run", [bytes_of_layernorm, bytes_of_attention])
+def test_rows_in_8_bits_are_those_in_full_to_the_byte(run: Callable[[torch.dtype, bool], twins.Written]) -> None:
+    # In float32 the kernel's own result shows what it has cast.
+    for full, (rows, peaks), cast in run(torch.float32, True):
+        assert twins.same_bits(rows, fp8.cast_plain(full, cast.scale, cast.dtype))
+        assert peaks.max() == full.abs().max()
+    state = torch.cuda.get_rng_state(), torch.get_rng_state()
+    both = run(torch.bfloat16, True)
+    torch.cuda.set_rng_state(state[0])
+    torch.set_rng_state(state[1])
+    for (_, one, _), (_, other, _) in zip(both, run(torch.bfloat16, False), strict=True):
+        assert all(map(twins.same_bits, one, other)), "what training asks for: 8-bit gradients and nothing else"
 
 
 def test_scales_follow_the_peaks() -> None:

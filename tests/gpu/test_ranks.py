@@ -21,7 +21,7 @@ def train(run: Path, data: Path, world: int, **overrides: object) -> list[float]
     """Losses of a run of `world` ranks under torchrun, or of one that no launcher started (0)."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "-m", "--", "bertrain"]
     arguments = helpers.tiny_arguments(
-        train__device="cuda", train__max_steps=30, train__bucket_mb=1, **{**WIDE, **BINS, **overrides}
+        train__device="cuda", train__max_steps=20, train__bucket_mb=1, **{**WIDE, **BINS, **overrides}
     )
     command = [
         sys.executable, *(launcher if world else ["-m", "bertrain"]), "pretrain", "bert-tiny", "--data", data,

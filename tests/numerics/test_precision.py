@@ -1,13 +1,105 @@
-"""bf16 products stay near fp32, and change nothing about what is stored."""
+"""Each precision rounds as much as it should, trains as it did when its losses were noted, and stores fp32."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
+from bertrain.errors import UserError
+from bertrain.train import isa
+from bertrain.train.precision import check_precision, set_precision
 from bertrain.train.pretrain import pretrain
 from tests import helpers
+from tests.numerics import golden_losses
+
+CPU = torch.device("cpu")
+HAS_AMX = isa.usable("auto") == "amx"
+needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX, or the environment leaves it out")
+
+# Relative distances of losses. Between instruction sets (AVX2, AVX-512, AMX) those of fp32 differ by 5e-8, of fp16 by
+# 9e-5, of bf16 by 7e-4: a sum in another order rounds to another neighbour now and then, and training carries it on.
+# A single rounding is up to 6e-8, 5e-4 and 4e-3. The distance of each to fp32 is 7e-5 (fp16) to 5e-4.
+TOLERANCES = {"fp32": 1e-5, "bf32": 2e-3, "bf16": 2e-3, "fp16": 5e-4}
+
+
+@pytest.fixture
+def fp32_afterwards() -> Iterator[None]:
+    yield
+    set_precision(helpers.tiny_settings().train)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("golden")
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf32", marks=needs_amx), "bf16", "fp16"])
+def test_losses_are_those_that_were_noted(precision: str, folder: Path, fp32_afterwards: None) -> None:
+    noted = json.loads(golden_losses.FILE.read_text())
+    losses = golden_losses.losses_in(precision, folder)
+
+    def distance(others: list[float]) -> float:
+        return max(abs(one - other) / other for one, other in zip(losses, others, strict=True))
+
+    assert distance(noted[precision]) <= TOLERANCES[precision]
+    if precision != "fp32":
+        assert distance(noted["fp32"]) > TOLERANCES["fp32"], "nothing was rounded"
+
+
+def product_errors(a: torch.Tensor, b: torch.Tensor) -> list[float]:
+    """Relative errors of a product, of one with a bias, of a batch of them, and of the gradients of the first."""
+    exact = a.double() @ b.double()
+    one, other = a.clone().requires_grad_(), b.clone().requires_grad_()
+    product = one @ other
+    product.backward(b)
+    assert one.grad is not None
+    assert other.grad is not None
+    assert product.dtype == torch.float32
+    return [
+        helpers.relative_error(product.double(), exact),
+        helpers.relative_error(torch.addmm(torch.zeros(len(b)), a, b).double(), exact),
+        helpers.relative_error(torch.stack([a, a]).matmul(b)[1].double(), exact),
+        helpers.relative_error(one.grad.double(), b.double() @ b.double().t()),
+        helpers.relative_error(other.grad.double(), a.double().t() @ b.double()),
+    ]
+
+
+@needs_amx
+def test_bf32_rounds_the_operands_of_products_to_bf16_and_fp32_does_not(fp32_afterwards: None) -> None:
+    """Two operands, each rounded to 8 bits: a relative error of about sqrt(2) * 2^-8 / sqrt(12) = 1.6e-3."""
+    torch.manual_seed(0)
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+    set_precision(helpers.tiny_settings(train__precision="bf32").train)
+    rounded = product_errors(a, b)
+    set_precision(helpers.tiny_settings(train__precision="fp32").train)
+    exact = product_errors(a, b)
+    assert all(1e-3 < error < 4e-3 for error in rounded), rounded
+    assert all(error < 1e-6 for error in exact), exact
+
+
+@pytest.mark.parametrize(
+    ("precision", "capped", "sentence"),
+    [
+        ("tf32", "auto", r"a CPU multiplies no TF32\); use --train.precision bf32"),
+        ("bf32", "avx2", r"need AMX, and this run has avx2\); use --train.precision fp32"),
+        ("bf32", "avx512", r"need AMX, and this run has avx512\); use --train.precision fp32"),
+    ],
+)
+def test_what_a_cpu_cannot_multiply_is_refused(
+    precision: str, capped: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if capped != "auto":
+        if isa.FLAGS[capped] not in isa.cpu_flags():
+            pytest.skip(f"this CPU has no {capped}")
+        for name, value in isa.CAPS[capped].items():
+            monkeypatch.setenv(name, value)
+    settings = helpers.tiny_settings(train__precision=precision, train__isa=capped).train
+    with pytest.raises(UserError, match=rf"train.precision {precision} is not possible here \(.*{sentence}"):
+        check_precision(settings, CPU)
 
 
 def test_bf16_follows_fp32(tmp_path: Path) -> None:

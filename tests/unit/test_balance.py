@@ -24,7 +24,8 @@ from bertrain.data.batching import POLICIES
 from bertrain.data.loader import Loader
 from bertrain.data.shards import Shards
 from bertrain.model.attention import RaggedPlan
-from bertrain.train.pretrain import dry_run, pretrain
+from bertrain.train.announce import dry_run
+from bertrain.train.pretrain import pretrain
 from tests import helpers
 
 

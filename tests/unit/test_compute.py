@@ -23,22 +23,28 @@ def precision_of(run: Path) -> str:
 
 def test_auto_is_settled_when_a_run_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    pretrain(helpers.tiny_settings(train__precision="auto", train__device="cpu", train__max_steps=2), data, run)
-    chosen, _ = choose_precision(CPU)
+    settings = helpers.tiny_settings(train__precision="auto", train__device="cpu", train__max_steps=2)
+    pretrain(settings, data, run)
+    chosen, reason = choose_precision(settings.train, CPU)
     assert precision_of(run) == chosen
-    assert f"computing with plain PyTorch, {chosen}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"computing with plain PyTorch, {chosen}" in said
+    assert f"train.precision auto: {chosen} ({reason})" in said
 
 
 def test_auto_continues_a_run_as_it_was_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As if it had begun on a machine that chose otherwise."""
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    other = "fp32" if choose_precision(CPU)[0] == "bf16" else "bf16"
+    chosen, _ = choose_precision(helpers.tiny_settings().train, CPU)
+    other = "fp32" if chosen == "bf16" else "bf16"
     common = {"train__device": "cpu", "checkpoint__every_steps": 2}
     pretrain(helpers.tiny_settings(train__precision=other, train__max_steps=4, **common), data, run)
     calm = helpers.losses(run)
     (run / "checkpoints" / "step-00000004" / "manifest.json").unlink()
     pretrain(helpers.tiny_settings(train__precision="auto", train__max_steps=4, **common), data, run)
-    assert "continuing after step 2" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "continuing after step 2" in said
+    assert f"train.precision auto: {other} (as the run was begun)" in said
     assert precision_of(run) == other
     assert helpers.losses(run) == calm
 

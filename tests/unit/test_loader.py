@@ -16,7 +16,7 @@ from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.settings import Settings
-from bertrain.train.pretrain import dry_run
+from bertrain.train.announce import dry_run
 from tests import helpers
 
 

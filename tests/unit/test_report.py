@@ -437,3 +437,16 @@ def test_a_folder_in_the_way_is_left_alone(trained: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="which is a folder; name a file"):
         report([trained / "whole"], out=tmp_path / "report.html")
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_times_of_ranks_are_averaged_for_each(trained: Path, tmp_path: Path) -> None:
+    def told(step: int, host: str, slow: float) -> dict[str, Any]:
+        seconds = {"data": 0.001, "forward_backward": slow, "reduction": 0.5, "optimizer": 0.002}
+        entries = [{"rank": rank, "host": host, "tokens": 1000.0 * step, "seconds": seconds} for rank in (0, 1)]
+        return {"kind": "ranks", "step": step, "ranks": entries}
+
+    run = copy(trained, "words", tmp_path / "run")
+    write_metrics(run, [*metrics(run), told(1, "here", 0.010), told(3, "here", 0.030), told(3, "there", 0.040)])
+    page = report([run]).read_text()
+    for cells in (("0", "here", "2,000", "1.0", "20.0", "500.0", "2.0"), ("1", "there", "3,000", "1.0", "40.0")):
+        assert f"<th scope=row>{cells[0]}</th>" + "".join(f"<td>{cell}</td>" for cell in cells[1:]) in page

@@ -116,6 +116,7 @@ def test_console_line_worked_out_by_hand() -> None:
             "tokens": 500,
             "seconds": phases,
             "applied": step != 4,
+            "rank_tokens": [250, 250],
         }
 
     assert console_line([record(3, 2.0, 1.0), record(4, 4.0, 3.0)], 100) == (

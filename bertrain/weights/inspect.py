@@ -1,0 +1,134 @@
+"""`bertrain weights show` and `compare`: what lies in a file of weights, and whether two hold the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bertrain.errors import UserError
+from bertrain.weights.huggingface import bert_config
+from bertrain.weights.source import open_source, read_weights
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes
+
+Verdict = Literal["equal", "close", "different", "only in A", "only in B"]
+
+
+@dataclass(frozen=True)
+class ShownTensor:
+    """A tensor as it lies in its file, and its name here."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    ours: str | None
+    """None for what has no place in our model."""
+    is_skipped: bool
+    """Whether it is known and no weight: an optimizer's state, a counter, a constant."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What lies in a file or folder of weights; no tensor was read for it."""
+
+    kind: Kind
+    origin: str
+    global_step: int | None
+    config: dict[str, object] | None
+    words: int | None
+    """Size of the vocabulary beside it."""
+    parameters: int
+    """Numbers in a BERT's tensors; what lies there twice counts once, optimizer states not at all."""
+    nbytes: int
+    """Of all that lies there."""
+    tensors: tuple[ShownTensor, ...]
+    missing: tuple[str, ...] | None
+    """Tensors of a model with both heads that are not there, by our names; None where no config says how many."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a tensor of ours differs between two sources."""
+
+    name: str
+    verdict: Verdict
+    largest_absolute: float | None = None
+    largest_relative: float | None = None
+    """Of |a - b| over the larger of |a| and |b|."""
+
+
+def show_weights(source: str | Path) -> Shown:
+    """What lies in a run, a folder or a file of weights: tensors, config, vocabulary."""
+    opened = open_source(source)
+    placed = {stored.place: stored for stored in opened.tensors if stored.place is not None}
+    whole = {place.ours for place in placed if place.third < 0}
+    counted = [stored for place, stored in placed.items() if place.third < 0 or place.ours not in whole]
+    missing = None
+    if opened.settings is not None:
+        found = {place.ours for place in placed}
+        missing = tuple(name for name in expected_shapes(opened, opened.settings) if name not in found)
+    return Shown(
+        kind=opened.kind,
+        origin=opened.origin,
+        global_step=opened.global_step,
+        config=bert_config(opened.settings) if opened.settings else None,
+        words=len(opened.vocabulary.words) if opened.vocabulary else None,
+        parameters=sum(math.prod(stored.shape) for stored in counted),
+        nbytes=sum(stored.nbytes for stored in opened.tensors),
+        tensors=tuple(
+            ShownTensor(
+                name=stored.name,
+                shape=stored.shape,
+                dtype=stored.dtype,
+                nbytes=stored.nbytes,
+                ours=stored.place.ours if stored.place else None,
+                is_skipped=stored.is_skipped,
+            )
+            for stored in opened.tensors
+        ),
+        missing=missing,
+    )
+
+
+def compare_weights(a: str | Path, b: str | Path, *, tolerance: float = 0.0) -> list[Compared]:
+    """Two sources of weights, tensor by tensor after mapping to our names; padding of the vocabulary is left out.
+
+    A tensor is equal (every value), close (no two values further apart than `tolerance`) or different.
+    """
+    if not tolerance >= 0:
+        raise UserError(f"--tolerance is {tolerance}; it must be a number from 0 on")
+    one, other = read_weights(a), read_weights(b)
+    names = dict.fromkeys([*one.tensors, *other.tensors])
+    return [_compare(name, _without_padding(one, name), _without_padding(other, name), tolerance) for name in names]
+
+
+def is_same(compared: list[Compared]) -> bool:
+    """Whether two sources hold the same tensors, each equal or close."""
+    return all(tensor.verdict in ("equal", "close") for tensor in compared)
+
+
+def _without_padding(weights: Weights, name: str) -> Tensor | None:
+    tensor = weights.tensors.get(name)
+    if tensor is None or name not in PADDED_BY_VOCABULARY:
+        return tensor
+    words = weights.vocabulary.words if weights.vocabulary else ()
+    return tensor[: len(words) or weights.settings.vocab_size]
+
+
+def _compare(name: str, a: Tensor | None, b: Tensor | None, tolerance: float) -> Compared:
+    if a is None or b is None:
+        return Compared(name, "only in B" if a is None else "only in A")
+    if a.shape != b.shape:
+        return Compared(name, "different")
+    if torch.equal(a, b):
+        return Compared(name, "equal", 0.0, 0.0)
+    difference = (a.double() - b.double()).abs()
+    difference[(a == b) | (a.isnan() & b.isnan())] = 0.0  # infinities, and what is no number on both sides
+    scale = torch.maximum(a.double().abs(), b.double().abs()).clamp(min=1e-300)
+    absolute, relative = (float(part.nan_to_num(nan=math.inf).max()) for part in (difference, difference / scale))
+    return Compared(name, "close" if absolute <= tolerance else "different", absolute, relative)

@@ -1,0 +1,42 @@
+"""Memory runs out for real, in a process with a limit: one sentence, exit code 2, and a run that can be resumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import helpers
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import bertrain.train.pretrain
+from bertrain.cli import main
+status = Path("/proc/self/status").read_text()
+now = int(status.split("VmSize:")[1].split()[0]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (now + (100 << 20), resource.RLIM_INFINITY))
+sys.argv = ["bertrain", *sys.argv[1:]]
+main()
+"""
+
+
+def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    arguments = helpers.tiny_arguments(batch__sequences=700, batch__token_budget=40000, train__max_steps=1)
+    command = [sys.executable, "-c", LIMITED, "pretrain", "bert-tiny", "--data", data, "--run", run, *arguments]
+    environment = helpers.environment() | {"MALLOC_ARENA_MAX": "1"}  # a thread's arena is a large reservation
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    print(done.stderr)
+    assert done.returncode == 2
+    (sentence,) = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
+    assert sentence.startswith("bertrain: out of memory (")
+    assert sentence.endswith(
+        f"continue with `bertrain resume {run} --train.activation_checkpointing full`, or begin anew with a "
+        "--batch.token_budget under 40000"
+    )
+    resumed = helpers.bertrain("resume", run, "--train.activation_checkpointing", "full")
+    assert "done:" in resumed.stdout
+    assert len(helpers.losses(run)) == 1

@@ -1,0 +1,90 @@
+"""A cap on instructions holds: the libraries themselves say which kernels they ran."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bertrain.errors import UserError
+from bertrain.train import isa
+from tests import helpers
+
+PRODUCTS = """
+import sys
+from bertrain.train.isa import cap_isa
+cap_isa(sys.argv[1])
+import torch
+a = torch.ones(64, 64)
+a @ a
+with torch.autocast("cpu", torch.bfloat16):
+    a @ a
+print("aten", torch.backends.cpu.get_cpu_capability())
+"""
+needs = pytest.mark.skipif
+
+
+def has(name: str) -> bool:
+    return isa.FLAGS[name] in isa.cpu_flags()
+
+
+def run_products(wish: str) -> str:
+    """What MKL, oneDNN and ATen say of a product of 32 bits and one of 16."""
+    clean = {name: value for name, value in os.environ.items() if name not in isa.CAPS["avx2"]}
+    environment = clean | {"ONEDNN_VERBOSE": "profile_exec", "MKL_VERBOSE": "1"}
+    command = [sys.executable, "-c", PRODUCTS, wish]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    return done.stdout.lower()
+
+
+@needs(not has("avx2"), reason="this CPU has no AVX2")
+def test_avx2_leaves_out_all_that_is_newer() -> None:
+    said = run_products("avx2")
+    assert "aten avx2" in said
+    assert "avx512" not in said
+    assert "amx" not in said
+    assert "mkl_verbose" not in said or "(intel(r) avx2)" in said, "a torch without MKL has oneDNN for both"
+
+
+@needs(not has("avx512"), reason="this CPU has no AVX-512")
+def test_avx512_leaves_out_amx() -> None:
+    said = run_products("avx512")
+    assert "aten avx512" in said
+    assert "matmul,brg_matmul:avx512" in said
+    assert "amx" not in said
+
+
+@needs(not has("amx"), reason="this CPU has no AMX")
+def test_amx_is_used_where_it_is_not_left_out() -> None:
+    assert "_amx" in run_products("amx")
+
+
+def test_what_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2"})
+    with pytest.raises(UserError, match=r"train.isa amx is not possible here: this CPU has avx2; use --train.isa auto"):
+        isa.cap_isa("amx")
+
+
+@needs(not has("avx2"), reason="this CPU has no AVX2")
+def test_a_cap_that_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in isa.CAPS["avx2"]:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"comes too late: torch is loaded.*ONEDNN_MAX_CPU_ISA=AVX2"):
+        isa.cap_isa("avx2")
+    for name, value in isa.CAPS["avx2"].items():
+        monkeypatch.setenv(name, value)
+    isa.cap_isa("avx2")
+    assert isa.describe("auto") == "instructions up to avx2 (the environment's cap)"
+    assert isa.describe("avx2") == "instructions up to avx2 (train.isa)"
+
+
+@needs(not has("avx2"), reason="this CPU has no AVX2")
+def test_the_command_line_caps_a_run_and_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("isa")
+    arguments = helpers.tiny_arguments(train__isa="avx2", train__max_steps=1)
+    done = helpers.bertrain(
+        "pretrain", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run", *arguments
+    )
+    assert "instructions up to avx2 (train.isa)" in done.stdout

@@ -1,0 +1,143 @@
+"""fp16's loss scale: halved by an overflow, doubled after 2,000 steps without one, saved, no reason to end a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertrain.data.loader import Loader
+from bertrain.data.shards import Shards
+from bertrain.errors import UserError
+from bertrain.train import loss_scale
+from bertrain.train.loss_scale import GROWTH_STEPS, MINIMUM, SCALE, START, LossScale, next_scale
+from bertrain.train.parallel import Ranks
+from bertrain.train.pretrain import pretrain, resume
+from bertrain.train.state import TrainState
+from tests import helpers
+
+CPU = torch.device("cpu")
+
+
+def as_numbers(scale: float, streak: int, applied: bool) -> tuple[float, int]:
+    """The rule, written for one number at a time."""
+    if not applied:
+        return max(scale / 2, MINIMUM), 0
+    if streak + 1 == GROWTH_STEPS:
+        return scale * 2, 0
+    return scale, streak + 1
+
+
+@given(st.integers(0, 30), st.integers(0, GROWTH_STEPS - 1), st.booleans())
+def test_next_scale_is_the_rule(exponent: int, streak: int, applied: bool) -> None:
+    scale, longer = next_scale(torch.tensor(2.0**exponent), torch.tensor(streak), torch.tensor(float(applied)))
+    assert (scale.item(), longer.item()) == as_numbers(2.0**exponent, streak, applied)
+
+
+def test_it_doubles_after_two_thousand_steps_and_is_halved_down_to_one() -> None:
+    scale = LossScale(CPU)
+    tensor, one, zero = scale.scale, torch.tensor(1.0), torch.tensor(0.0)
+    for _ in range(GROWTH_STEPS):
+        assert scale.scale == START
+        scale.update(one)
+    assert scale.scale == 2 * START
+    for _ in range(30):
+        scale.update(zero)
+    assert scale.scale == MINIMUM
+    assert scale.scale is tensor, "a CUDA graph holds it"
+
+
+def test_its_state_goes_on_where_it_was() -> None:
+    scale, continued = LossScale(CPU), LossScale(CPU)
+    scale.update(torch.tensor(0.0))
+    for _ in range(GROWTH_STEPS - 1):
+        scale.update(torch.tensor(1.0))
+    continued.load({name: tensor.clone() for name, tensor in scale.state().items()})
+    for one in (scale, continued):
+        one.update(torch.tensor(1.0))
+        assert one.scale == START
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5, 100.0])
+@pytest.mark.parametrize("clipping", ["global", "local", "bucket"])
+def test_clipping_undoes_the_scale(limit: float, clipping: str) -> None:
+    settings = helpers.tiny_settings(train__precision="fp16", optimizer__clip_norm=limit, optimizer__clipping=clipping)
+    results = []
+    for scale in (1.0, 1024.0):
+        state = TrainState.build(settings, Ranks(0, 1, CPU))
+        state.exchange.loss_scale.fill_(scale)
+        state.arena.gradients.normal_(generator=torch.Generator().manual_seed(0)).mul_(scale)
+        state.exchange.begin()
+        state.exchange.finish()
+        norm, factor = state.exchange.norm_and_factor()
+        results.append((norm, state.arena.gradients * factor))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_an_overflow_changes_nothing_but_the_scale(tmp_path: Path) -> None:
+    """A scale that fp16 cannot hold: its largest number is 65,504."""
+    settings = helpers.tiny_settings(train__precision="fp16")
+    state = TrainState.build(settings, Ranks(0, 1, CPU))
+    compute = state.compute
+    step = Loader(Shards.open(helpers.make_data(tmp_path)), settings).step(0, 0)
+    compute.restore({name: tensor * 2**16 for name, tensor in compute.state().items()})
+    trained = [state.arena.values, *state.optimizer.buffers.values()]
+    before = [tensor.clone() for tensor in trained]
+
+    def verdict() -> list[float]:
+        compute.begin(len(step.bins))
+        for batch in step.bins:
+            compute.add_bin(batch, step, is_last=False)
+        return compute.update(1e-3).tolist()
+
+    norm, applied, scale = verdict()
+    assert (applied, scale) == (0.0, START * 2**16)
+    assert not torch.isfinite(torch.tensor(norm))
+    assert all(map(torch.equal, trained, before))
+    assert torch.isfinite(compute.sums).all(), "the loss itself is not scaled"
+    skipped = 1
+    while verdict()[1] == 0.0:
+        skipped += 1
+    assert compute.state()[SCALE] == START * 2 ** (16 - skipped)
+    assert not torch.equal(trained[0], before[0])
+
+
+def step_records(run: Path) -> list[dict[str, object]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "step"]
+
+
+def test_overflows_do_not_end_a_run_and_the_scale_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if many steps had doubled it: more overflows in a row than steps may be skipped."""
+    monkeypatch.setattr(loss_scale, "START", 2.0**32)
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    common = {"train__precision": "fp16", "train__max_skipped_steps": 2, "log__every_steps": 1}
+    pretrain(helpers.tiny_settings(train__max_steps=16, checkpoint__every_steps=8, **common), data, run)
+    records = step_records(run)
+    overflows = [record["applied"] for record in records].index(True)
+    assert overflows > 3
+    assert [record["loss_scale"] for record in records[: overflows + 1]] == [
+        2.0**32 / 2**n for n in range(overflows + 1)
+    ]
+    calm = helpers.losses(run)
+    (run / "checkpoints" / "step-00000016" / "manifest.json").unlink()
+    resume(run)
+    assert helpers.losses(run) == calm
+    assert [record["loss_scale"] for record in step_records(run)] == [record["loss_scale"] for record in records]
+
+
+def test_what_a_smaller_scale_does_not_mend_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "START", 4.0)
+    data = helpers.make_data(tmp_path)
+    settings = helpers.tiny_settings(
+        train__precision="fp16", train__max_skipped_steps=3, optimizer__learning_rate=1e30, log__every_steps=1
+    )
+    with pytest.raises(UserError, match="was not finite in 3 steps in a row"):
+        pretrain(settings, data, tmp_path / "run")
+    scales = [record["loss_scale"] for record in step_records(tmp_path / "run") if not record["applied"]]
+    assert scales[:2] == [4.0, 2.0]
+    assert scales[-3:] == [1.0, 1.0, 1.0]

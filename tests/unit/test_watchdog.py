@@ -1,0 +1,109 @@
+"""Who stopped, who is slow, who failed: the judgements, apart from the threads and processes that lead to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
+from bertrain.launch.local import what_befell
+from bertrain.train.stragglers import slow_ranks
+from bertrain.train.watchdog import PLACES, STARTING, Whereabouts, Word, have_stopped, sentence, waited_for
+from tests import helpers
+
+
+def word(rank: int, step: int = 12, place: str = "sum over ranks", *, is_still: bool = True) -> Word:
+    return Word(rank, f"node{rank // 2}", 100 + rank, step, place, is_still, beat=1)
+
+
+def test_a_run_has_stopped_when_nobody_moves() -> None:
+    still, moving = word(0), word(1, is_still=False)
+    assert have_stopped([still, still], [False, False])
+    assert not have_stopped([still, moving], [False, False]), "one evaluates, the other waits for it"
+    assert have_stopped([still, moving], [False, True]), "the word of one who is not heard of is an old one"
+
+
+def test_the_one_that_came_least_far_is_waited_for() -> None:
+    words = [word(0), word(1), word(2, place="forward and backward"), word(3)]
+    quiet = [False] * 4
+    assert [one.rank for one in waited_for(words, quiet)] == [2]
+    assert sentence(words, quiet, "10m") == (
+        "rank 2 on host node1 has not moved since step 12, in forward and backward; the others wait for it (nothing "
+        "moved for 10m, train.hang_timeout)"
+    )
+    ahead = [word(0, 13, "data"), word(1, 12, "saving"), word(2, 12, "saving"), word(3, 13, "data")]
+    assert [one.rank for one in waited_for(ahead, quiet)] == [1, 2]
+    assert sentence(ahead, quiet, "10m").count("; the others wait for them") == 1
+
+
+def test_one_that_is_not_heard_of_is_named_before_those_that_are() -> None:
+    words = [word(0, place="data"), word(1, 0, STARTING, is_still=False)]
+    assert [one.rank for one in waited_for(words, [False, True])] == [1]
+    assert sentence(words, [False, True], "5s").startswith(
+        "rank 1 on host node0 has not moved, nor answered, since it was started; the others wait for it"
+    )
+
+
+def test_nobody_is_blamed_where_all_came_equally_far() -> None:
+    said = sentence([word(0), word(1)], [False, False], "5s")
+    assert said.count("has not moved since step 12, in sum over ranks") == 2
+    assert "no rank came less far than the others" in said
+    assert "wait" not in sentence([word(0)], [False], "5s"), "there is no other"
+
+
+def test_what_may_take_long() -> None:
+    here = Whereabouts()
+    assert here.may_take_long, "it starts"
+    here.enter("data", 101)
+    assert here.may_take_long, "its first step may compile"
+    here.enter("data", 102)
+    assert not here.may_take_long
+    for place in PLACES[1:-1]:
+        here.enter(place)
+        assert not here.may_take_long
+        assert here.now[:2] == (102, place)
+    here.enter("saving")
+    assert here.may_take_long
+    before = here.now
+    here.move()
+    assert here.now[:2] == before[:2]
+    assert here.now[2] > before[2]
+
+
+def times(rank: int, own: float, waiting: float, tokens: float = 1000) -> dict[str, Any]:
+    seconds = {"data": 0.25 * own, "forward_backward": 0.75 * own, "reduction": waiting, "optimizer": 0.1}
+    return {"rank": rank, "host": "node", "tokens": tokens, "seconds": seconds}
+
+
+def test_the_slow_rank_is_the_one_that_does_not_wait() -> None:
+    assert slow_ranks([times(0, 1.0, 1.0), times(1, 2.0, 0.0)], 1.3) == {1: pytest.approx(2.0)}
+    assert slow_ranks([times(0, 1.0, 0.2), times(1, 1.2, 0.0)], 1.3) == {}
+    many = [times(rank, 1.0, 1.0) for rank in range(7)]
+    assert slow_ranks([*many, times(7, 1.5, 0.0)], 1.3) == {7: pytest.approx(1.5)}
+
+
+def test_a_rank_with_more_work_is_not_slow() -> None:
+    assert slow_ranks([times(0, 1.0, 1.0, tokens=500), times(1, 2.0, 0.0, tokens=1000)], 1.3) == {}
+    assert slow_ranks([times(0, 1.0, 0.0), times(1, 0.001, 1.0, tokens=0)], 1.3) == {}, "nor one without any"
+
+
+@pytest.mark.parametrize("factor", [0.5, 1])
+def test_a_factor_that_would_name_everybody_is_refused(factor: float) -> None:
+    with pytest.raises(UserError, match=r"log\.straggler_factor"):
+        helpers.tiny_settings(log__straggler_factor=factor)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({1: -9}, "rank 1 was killed by SIGKILL"),
+        ({0: EXIT_LOST_RANK, 1: -9}, "rank 1 was killed by SIGKILL"),
+        ({0: -15, 2: 1, 1: EXIT_LOST_RANK}, "rank 2 failed with exit code 1"),
+        ({3: -11, 0: -15}, "rank 3 was killed by SIGSEGV"),
+        ({0: EXIT_HUNG, 1: -9}, "a rank hung"),
+        ({1: EXIT_LOST_RANK, 0: EXIT_LOST_RANK}, f"rank 1 failed with exit code {EXIT_LOST_RANK}"),
+    ],
+)
+def test_the_rank_that_failed_is_told_from_those_that_lost_it(codes: dict[int, int], expected: str) -> None:
+    assert what_befell(codes) == expected
