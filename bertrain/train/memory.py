@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from bertrain.data.batching import capacity_for
 from bertrain.data.source import DataSource
+from bertrain.optim.lamb import AdamW
+from bertrain.optim.rules import RULES
 from bertrain.settings import ModelSettings, Settings
 
 GIB = 1 << 30
@@ -80,7 +82,9 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
     """What a rank of this run needs, `size` being its largest bin."""
     parameters, matrices = count_parameters(settings.model)
     share = ranks if settings.optimizer.sharded else 1
-    always = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": 8 * parameters // share}
+    rule = RULES[settings.optimizer.name]
+    moments = 4 * len(rule.BUFFERS) * parameters
+    always = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": moments // share}
     if is_fused:
         always["narrow copies of the weights"] = 2 * parameters
         if settings.train.precision == "fp8":
@@ -90,9 +94,9 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
     else:
         always["the process"] = PROCESS
         if settings.checkpoint.enabled:
-            always["a checkpoint being written"] = 12 * parameters
+            always["a checkpoint being written"] = 4 * parameters + moments
     bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
-    update = 0 if is_fused else 12 * parameters // share
+    update = 0 if is_fused and issubclass(rule, AdamW) else 12 * parameters // share  # those have kernels
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
         bin[LIBRARIES] = sum(bin.values()) // 10
         update += sum(bin.values()) // 2

@@ -14,6 +14,8 @@ from bertrain.data.shards import Shards
 from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
+from bertrain.optim.arena import Arena
+from bertrain.optim.rules import RULES, build_optimizer
 from bertrain.settings import Settings
 from bertrain.train import settle
 from bertrain.train.announce import dry_run
@@ -74,6 +76,17 @@ def test_a_sharded_optimizer_is_counted_by_its_share() -> None:
     one, four = (estimate(settings, size, ranks=ranks, is_fused=True, on_gpu=True) for ranks in (1, 4))
     assert four.always["moments"] == one.always["moments"] // 4
     assert four.always["weights"] == one.always["weights"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rules_state_is_counted(name: str) -> None:
+    """As many bytes as its buffers take; what pads the arena is left out."""
+    settings, size = helpers.tiny_settings(optimizer__name=name), BinSize(256, 40, 64)
+    model = Bert(settings.model)
+    buffers = build_optimizer(Arena(model), settings.optimizer).state().values()
+    told = estimate(settings, size, ranks=1, is_fused=False, on_gpu=False)
+    assert told.always["moments"] == sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+    assert told.always["a checkpoint being written"] == told.always["moments"] + told.always["weights"]
 
 
 # --- what fits, and what is said --------------------------------------------------------------------
