@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from io import FileIO
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -205,38 +205,10 @@ def write_packed(path: Path, packs: Iterable[tuple[Block, Ints]], count: int, sh
     _write(path, datasets, (to_packed(block, parts, shape) for block, parts in packs))
 
 
-class _Sink(FileIO):
-    """A file for the HDF5 library to write to, which never sees an error: it crashes when it cannot write on.
-
-    The first error is kept, all that follows is taken for written, and the error is raised when the file is closed.
-    """
-
-    failure: OSError | None = None
-
-    def write(self, content: Any) -> int:
-        rest = memoryview(content)
-        while self.failure is None and len(rest):
-            try:
-                rest = rest[super().write(rest) :]
-            except OSError as error:
-                self.failure = error
-        return len(content)
-
-    def truncate(self, size: int | None = None) -> int:
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.failure = self.failure or error
-            return size or 0
-
-    def __exit__(self, *_: object) -> None:
-        super().close()
-        if self.failure is not None:
-            raise self.failure
-
-
 def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], parts: Iterable[Fields]) -> None:
-    with _Sink(path, "w+") as sink, h5py.File(sink, "w") as file:
+    # In memory first: the HDF5 library crashes when it cannot write on, or reads back what it could not write.
+    content = BytesIO()
+    with h5py.File(content, "w") as file:
         for name, (kind, shape) in datasets.items():
             file.create_dataset(name, shape, dtype=kind)
         first = 0
@@ -245,8 +217,7 @@ def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], part
             for name, values in fields.items():
                 file[name][first : first + number] = _column(values)
             first += number
-            if sink.failure is not None:
-                break
+    path.write_bytes(content.getbuffer())
 
 
 def _column(values: npt.NDArray | list[npt.NDArray]) -> npt.NDArray:
