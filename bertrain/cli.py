@@ -113,6 +113,8 @@ def pretrain(
         raise UserError("--quiet and --verbose contradict each other; choose one")
     if quiet or verbose:
         overrides.append(("log.level", "quiet" if quiet else "verbose"))
+    if budget and "train.max_steps" in dict(overrides):
+        raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
     cap_isa(resolved.train.isa)
     if dry_run:
@@ -123,6 +125,9 @@ def pretrain(
             print(shown)
         return
     if benchmark:
+        for option, value in (("--run", run), ("--init", init), ("--restarts", restarts)):
+            if value:
+                raise UserError(f"--benchmark keeps nothing and begins with fresh weights; leave {option} out")
         _benchmark(resolved, data, nproc, steps=benchmark_steps, warm_up=warm_up_steps, as_json=as_json)
         return
     if run is None:
@@ -177,12 +182,14 @@ def resume(
     overrides = parse_overrides(context.args) + given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps)
     opened = Run.open(run)
     cap_isa(config.override(opened.settings, overrides).train.isa)
-    from bertrain.train import checkpoint
+    from bertrain.launch.local import GONE_BACK
     from bertrain.train import pretrain as training
 
     if (nproc > 1 or restarts) and not under_launcher():
-        if from_step:
-            checkpoint.find_step(opened.checkpoints, from_step)
+        training.preflight_resume(run, overrides, from_step=from_step, world=nproc)
+        if from_step is not None:
+            training.go_back(run, from_step)
+            os.environ[GONE_BACK] = "1"
         start_ranks(nproc, restarts, run)
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
@@ -321,9 +328,10 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
             raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
         key, equals, value = word[2:].partition("=")
         if not equals:
-            value = next(words, "")
-            if not value or value.startswith("--"):
+            following = next(words, None)
+            if following is None or following.startswith("--"):
                 raise UserError(f"--{key} has no value after it")
+            value = following
         pairs.append((key, value))
     return pairs
 

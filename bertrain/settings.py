@@ -138,7 +138,7 @@ class OptimizerSettings:
         minimum=0,
         maximum=0.999999,
     )
-    epsilon: float = setting(1e-6, "added to the root of the second moment; madgrad: to its cube root", minimum=0)
+    epsilon: float = setting(1e-6, "added to the root of the second moment; madgrad: to its cube root", minimum=1e-12)
     weight_decay: float = setting(0.01, "decoupled decay; biases and LayerNorm are left out", minimum=0)
     clip_norm: float = setting(1.0, "clip gradients to this norm; 0: never", minimum=0)
     clipping: Literal["global", "local", "bucket"] = setting(

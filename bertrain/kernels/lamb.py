@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bertrain.kernels.backend import available, jit, tl
+from bertrain.kernels.backend import jit, tl
 
 CHUNK = 4096  # elements one program handles; chunks never straddle tensors
 
@@ -204,22 +204,14 @@ def lamb_step(
     first) are float32 tensors of one element on the device. `copy`, if given, receives the new weights in its
     own dtype in the same pass.
     """
-    if not available(parameters.device)[0]:
-        lamb_step_plain(
-            parameters, gradients, first_moments, second_moments, table, learning_rate, clip, apply, step,
-            weight_decay=weight_decay, beta1=beta1, beta2=beta2, eps=eps,
-        )  # fmt: skip
-        if copy is not None and apply.item() != 0:
-            copy.copy_(parameters)
-        return
     num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
     # Where nothing is applied, or a tensor has no part here, zeros travel.
     partials = torch.zeros(num_chunks, 2, dtype=torch.float32, device=parameters.device)
     squares = torch.empty(num_tensors, 2, dtype=torch.float32, device=parameters.device)
     _lamb_update_kernel[(num_chunks,)](
         parameters, gradients, first_moments, second_moments, table.chunks, partials, clip, apply, step,
-        WEIGHT_DECAY=weight_decay, BETA1=beta1, BETA2=beta2, EPS=eps, LOG_BETA1=math.log(beta1),
-        LOG_BETA2=math.log(beta2), ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+        WEIGHT_DECAY=weight_decay, BETA1=beta1, BETA2=beta2, EPS=eps, LOG_BETA1=_logarithm(beta1),
+        LOG_BETA2=_logarithm(beta2), ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     _lamb_squares_kernel[(num_tensors,)](partials, table.tensors, squares, BLOCK=1024, num_warps=4)
     sum_over_ranks(squares)
@@ -227,3 +219,8 @@ def lamb_step(
         parameters, gradients, parameters if copy is None else copy, table.chunks, table.tensors, squares,
         learning_rate, apply, COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
+
+
+def _logarithm(beta: float) -> float:
+    """Of 0, what makes every power of it 0 too, and is still a number."""
+    return math.log(beta) if beta else -1e30

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
 
+GONE_BACK = "BERTRAIN_GONE_BACK"  # tells ranks that the launcher has gone back to an older checkpoint already
 FAILED = "BERTRAIN_FAILED"  # tells ranks that are started again what befell the ones before them, and when
 SAVING_S = 120
 
@@ -99,6 +100,11 @@ def _given_up(restarts: int) -> str:
 def is_restart() -> bool:
     """Whether a launcher, ours or torchrun's, started this rank in the place of one that failed."""
     return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def has_gone_back() -> bool:
+    """Whether our launcher has gone back to the checkpoint that `--from-step` names, before it started any rank."""
+    return GONE_BACK in os.environ
 
 
 def say_that_it_goes_on(step: int) -> None:

@@ -110,7 +110,7 @@ def time_shares(records: list[dict[str, Any]]) -> str:
     return " ".join(
         f"{phase.replace('_', '+')} {sum(record['seconds'][phase] for record in records) / total:.0%}"
         for phase in PHASES
-        if phase != "reduction" or "rank_tokens" in records[-1]
+        if phase != "reduction" or any("rank_tokens" in record for record in records)
     )
 
 

@@ -45,6 +45,7 @@ class Arena:
             for start in range(size, size + parameter.numel(), part):
                 self.segments.append(Segment(start, start + part, parameter.ndim > 1, len(self.segments)))
             size = _round_up(size + parameter.numel(), ALIGNMENT)
+        self._used = size
         size = _round_up(size, ALIGNMENT * shards)
         self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros_like(self.values)
@@ -86,15 +87,14 @@ class Arena:
             if segment.start < span.stop and span.start < segment.stop
         ]
 
-    def buckets(self, size: int, shards: int = 1) -> list[range]:
+    def buckets(self, size: int) -> list[range]:
         """Stretches of at least `size` elements, the last of the arena first, as a backward pass completes them.
 
-        Each holds whole parameters, except where a shard begins: no bucket lies in two shards.
+        Each holds whole parameters; what pads the arena for its shards makes no difference to where they begin.
         """
-        borders = {self.shard(number, shards).start for number in range(shards)}
         found, stop = [], len(self.values)
-        for start in sorted({start for start, _ in self.places.values()} | borders, reverse=True):
-            if start in borders or stop - start >= size:
+        for start in sorted((start for start, _ in self.places.values()), reverse=True):
+            if start == 0 or min(stop, self._used) - start >= size:
                 found.append(range(start, stop))
                 stop = start
         return found

@@ -17,6 +17,7 @@ from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.beginning import check_beginning
 from bertrain.train.checkpoint import Progress
+from bertrain.train.evaluate import check_held_out
 from bertrain.train.memory import GIB, count_parameters
 from bertrain.train.room import with_budget
 from bertrain.train.runs import Run, describe_environment
@@ -96,6 +97,7 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
     if settings.batch.auto:
         settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
         notes.append(f"batch.auto: a token_budget of {settings.batch.token_budget:,}, by the estimate alone")
+    check_held_out(settings, shards)
     needed = place.needs(settings)
     loader = Loader(shards, settings, world=world)
     step, part = loader.step(0, 0), training_rows(shards, settings)
@@ -111,6 +113,7 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         f"parameters: {count_parameters(settings.model)[0]:,}",
         f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.words}",
         f"  in GiB: {needed.text()}",
+        *([] if place.holds(settings) else ["  that is more than there is: this run would be refused"]),
         f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
@@ -124,4 +127,8 @@ def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     how = settings.train
     if how.budget:
         return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
-    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs"
+    earlier = [f"train.{name} {value}" for name in ("max_samples", "max_time") if (value := getattr(how, name))]
+    if settings.evaluate.target_accuracy:
+        earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
+    until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
+    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs{until}"

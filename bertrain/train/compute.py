@@ -191,7 +191,8 @@ class FusedCompute:
         return [] if self._model.scales is None else [self._model.scales.largest]
 
     def state(self) -> dict[str, Tensor]:
-        return {} if self._model.scales is None else {FP8_SCALE: self._model.scales.scale}
+        scales = self._model.scales
+        return {} if scales is None or not scales.ready else {FP8_SCALE: scales.scale}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         if self._model.scales is not None and FP8_SCALE in state:

@@ -10,19 +10,27 @@ from typing import Literal
 import torch
 
 from bertrain.data.batch import Batch
-from bertrain.data.loader import Loader
-from bertrain.data.source import open_data
+from bertrain.data.loader import Loader, check_data
+from bertrain.data.source import DataSource, open_data
 from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.observe.console import warn
 from bertrain.observe.metrics import averages
-from bertrain.settings import TrainSettings
+from bertrain.settings import Settings, TrainSettings
 from bertrain.train import checkpoint, parallel
 from bertrain.train.precision import autocast, set_precision
 from bertrain.train.runs import Run, refuse_other_vocabulary
 
 KEPT_BYTES = 1 << 30  # of a rank's held-out batches, on its device; if they are more, they are made anew each time
+
+
+def check_held_out(settings: Settings, shards: DataSource) -> None:
+    """Refuse held-out data, if any is named, that does not fit the data to train on."""
+    if settings.evaluate.data:
+        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
+        check_data(held_out, settings)
+        refuse_other_vocabulary(held_out, shards.vocabulary.hash)
 
 
 def evaluate(

@@ -2,7 +2,7 @@
 
 A bucket is a fixed range of the arena. The backward pass completes the arena from its end to its beginning, and so
 buckets leave in one fixed order, the same on every rank and in every run; only the last bin of a step sends any. With a
-sharded optimizer a bucket goes to the one rank that will use it, which together is a reduce-scatter of the arena.
+sharded optimizer each part of a bucket goes to the one rank that will use it: together, a reduce-scatter of the arena.
 
 Clipping, with c the limit, W the ranks, B the buckets, S the loss scale and g a rank's share of the step's gradient
 times W, so that it is of the size of the whole:
@@ -41,8 +41,8 @@ class Exchange:
         self.span = arena.shard(ranks.rank if self.is_sharded else 0, shards)
         """The stretch of the arena whose sum this rank gets."""
         size = settings.train.bucket_mb * MEGABYTE // arena.gradients.element_size()
-        self.buckets = arena.buckets(size, shards)
-        self._owners = [bucket.start // len(self.span) for bucket in self.buckets]
+        self.buckets = arena.buckets(size)
+        self._shards = [arena.shard(number, shards) for number in range(shards)]
         self._members = {name: self._buckets_of(name) for name in arena.places}
         self.loss_scale = torch.ones((), device=arena.gradients.device)
         """What the gradients are multiplied by, and must be divided by in the end."""
@@ -97,13 +97,17 @@ class Exchange:
             work.wait()
 
     def _send(self) -> None:
-        bucket, owner = self.buckets[self._next], self._owners[self._next]
+        bucket = self.buckets[self._next]
         gradients = self._arena.gradients[bucket.start : bucket.stop]
         if self._clipping == "bucket" and self._limit:
             self._clip(gradients, len(self.buckets))
-        if self._ranks.is_connected:
-            work = self._ranks.begin_sum_to(owner, gradients) if self.is_sharded else self._ranks.begin_sum(gradients)
-            self._works.append(work)
+        if self.is_sharded:
+            for owner, shard in enumerate(self._shards):
+                part = self._arena.gradients[max(bucket.start, shard.start) : min(bucket.stop, shard.stop)]
+                if len(part):
+                    self._works.append(self._ranks.begin_sum_to(owner, part))
+        elif self._ranks.is_connected:
+            self._works.append(self._ranks.begin_sum(gradients))
         self._next += 1
 
     def _clip(self, share: Tensor, parts: int) -> None:

@@ -18,7 +18,7 @@ from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource, open_data
 from bertrain.errors import AgreedError, RequeueError, UserError
-from bertrain.launch.local import is_restart, say_that_it_goes_on
+from bertrain.launch.local import has_gone_back, is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.schedules import learning_rate
@@ -29,7 +29,7 @@ from bertrain.train.announce import announce, warn_of_warm_up
 from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
-from bertrain.train.evaluate import HeldOut, evaluate_model
+from bertrain.train.evaluate import HeldOut, check_held_out, evaluate_model
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
@@ -71,10 +71,34 @@ def resume(
     `overrides` may change settings that do not shape the training: where and how it runs, what is said and saved.
     Going back puts the later checkpoints aside, under another name, and takes the later steps out of the metrics.
     """
+    if is_restart() or has_gone_back():
+        from_step = None  # it went back when it was started; a restart goes on from what was done since
+    try:
+        settings = preflight_resume(run, overrides, from_step=from_step, world=parallel.count_ranks())
+    except UserError as error:
+        raise AgreedError(str(error)) from None  # every rank finds the same
+    opened = Run.open(run)
+    with parallel.join(settings.train) as ranks:
+        _warn_of_no_checkpoints(settings, ranks)
+        run_now = opened.continued(settings, opened.data)
+        return train(run_now, open_for(opened.data, settings, ranks), ranks, from_step=from_step)
+
+
+def preflight_resume(
+    run: str | Path,
+    overrides: list[tuple[str, str]] | None = None,
+    *,
+    from_step: int | None = None,
+    world: int = 1,
+) -> Settings:
+    """Refuse what can be refused before a run is touched or any rank is started; returns the settings to go on with."""
     opened = Run.open(run)
     settings = override(opened.settings, overrides or [])
-    if is_restart():
-        from_step = None  # it went back when it was started; a restart goes on from what was done since
+    if settings.batch.auto and not opened.settings.batch.auto:
+        raise UserError(
+            "batch.auto finds a token_budget when a run begins; this one keeps its "
+            f"batch.token_budget of {settings.batch.token_budget}"
+        )
     if from_step:
         checkpoint.find_step(opened.checkpoints, from_step)
     if not opened.data.exists():
@@ -83,11 +107,20 @@ def resume(
             "--data and its new place"
         )
     shards = open_data(opened.data, vocab=settings.data.vocab, verify="size")
-    check_memory(settings, shards, parallel.count_ranks(), is_begun=True)
-    with parallel.join(settings.train) as ranks:
-        _warn_of_no_checkpoints(settings, ranks)
-        run_now = opened.continued(settings, opened.data)
-        return train(run_now, open_for(opened.data, settings, ranks), ranks, from_step=from_step)
+    check_memory(settings, shards, world, is_begun=True)
+    check_groups(settings.batch.group_size, world)
+    check_held_out(settings, shards)
+    return settings
+
+
+def go_back(run: str | Path, step: int) -> None:
+    """Put aside the checkpoints after `step`, once and for all ranks that are to be started."""
+    opened = Run.open(run)
+    with opened.lock() as is_ours:
+        if not is_ours:
+            raise UserError(f"another process is training in {opened.folder}; wait for it or end it")
+        for path in checkpoint.set_aside(opened.checkpoints, step):
+            print(f"put aside: {path}")
 
 
 def _warn_of_no_checkpoints(settings: Settings, ranks: parallel.Ranks) -> None:
@@ -111,10 +144,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     is_begun = (Path(run) / "config.json").is_file()
     check_memory(settings, shards, world, is_begun=is_begun)
     check_groups(settings.batch.group_size, world)
-    if settings.evaluate.data:
-        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
-        check_data(held_out, settings)
-        refuse_other_vocabulary(held_out, shards.vocabulary.hash)
+    check_held_out(settings, shards)
     if is_begun:
         Run.open(run).refuse_other(settings, init)
     else:
@@ -246,7 +276,7 @@ def train(
             kept = f"which is saved; continue with `bertrain resume {run.folder}`"
             if not settings.checkpoint.enabled:
                 kept = "of which nothing is saved (checkpoint.enabled false)"
-            stopped = RequeueError if verdict == REQUEUE else AgreedError
+            stopped = RequeueError if verdict == REQUEUE and settings.checkpoint.enabled else AgreedError
             raise stopped(f"stopped by {name} after step {state.progress.step}, {kept}")
         return state.progress
 

@@ -20,6 +20,7 @@ from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.initial import initialise
 from bertrain.observe.metrics import Stopwatch
+from bertrain.optim.arena import Arena
 from bertrain.optim.rules import RULES
 from bertrain.settings import Settings
 from bertrain.train import exchange
@@ -120,13 +121,16 @@ def check_gentle_clipping_is_none(data: Path, ranks: Ranks) -> None:
 
 def check_sharded(data: Path, ranks: Ranks) -> None:
     """The sharded optimizer trains as the whole one does, on a share of its memory, and saves the same checkpoint."""
-    for rule in RULES:
+    for rule, clipping in [*((rule, "global") for rule in RULES), ("adamw", "bucket")]:
         states = []
         for sharded in (False, True):
-            settings = helpers.tiny_settings(**SETTINGS, optimizer__name=rule, optimizer__sharded=sharded)
+            settings = helpers.tiny_settings(
+                **SETTINGS, optimizer__name=rule, optimizer__sharded=sharded, optimizer__clipping=clipping,
+                optimizer__clip_norm=LIMIT,
+            )  # fmt: skip
             state = TrainState.build(settings, ranks)
             loader = Loader(Shards.open(data), settings, rank=ranks.rank, world=ranks.world)
-            for number in range(4):
+            for number in range(3):
                 train_step(state, loader.step(number, 24 * number), settings, ranks, Stopwatch(CPU))
             states.append(state)
         whole, shard = states
@@ -191,13 +195,14 @@ def test_ranks_together(tmp_path: Path, world: int) -> None:
 
 
 def test_buckets_cover_the_arena_once_from_its_end() -> None:
-    state = TrainState.build(helpers.tiny_settings(), Ranks(0, 1, CPU))
-    for shards in (1, 2, 3):
-        size = len(state.arena.values) // (64 * shards) * 64 * shards
-        state.arena.values = state.arena.values[:size]
-        buckets = state.arena.buckets(2000, shards)
-        assert [bucket.stop for bucket in buckets] == [size, *(bucket.start for bucket in buckets[:-1])]
-        assert buckets[-1].start == 0
-        for number in range(shards):
-            border = state.arena.shard(number, shards).start
-            assert not any(bucket.start < border < bucket.stop for bucket in buckets)
+    """And they begin at the same places however many shards the arena is padded for."""
+    starts = []
+    for shards in (1, 2, 3, 7):
+        arena = Arena(helpers.build_model(helpers.tiny_settings().model), shards=shards)
+        assert len(arena.values) % shards == 0
+        buckets = arena.buckets(2000)
+        assert [bucket.stop for bucket in buckets] == [len(arena.values), *(bucket.start for bucket in buckets[:-1])]
+        starts.append([bucket.start for bucket in buckets])
+    assert starts[0][-1] == 0
+    assert len(starts[0]) > 5
+    assert all(other == starts[0] for other in starts)
