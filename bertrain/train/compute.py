@@ -183,7 +183,7 @@ class FusedCompute:
     def _layers_to_pause_after(self) -> frozenset[int]:
         """The layers whose backward pass completes a bucket."""
         starts = [self._model.first_place(number) for number in range(len(self._model.layers))]
-        sent = [bucket.start for bucket in self._exchange.spans_sent if bucket.start >= starts[0]]
+        sent = [bucket.start for bucket in self._exchange.sent_on_the_way if bucket.start >= starts[0]]
         return frozenset(max(number for number, place in enumerate(starts) if place <= start) for start in sent)
 
     @property

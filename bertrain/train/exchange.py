@@ -16,7 +16,7 @@ times W, so that it is of the size of the whole:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,6 +44,9 @@ class Exchange:
         self.buckets = arena.buckets(size)
         self._shards = [arena.shard(number, shards) for number in range(shards)]
         self._members = {name: self._buckets_of(name) for name in arena.places}
+        self._num_members = [0] * len(self.buckets)
+        for number in chain.from_iterable(self._members.values()):
+            self._num_members[number] += 1
         self.loss_scale = torch.ones((), device=arena.gradients.device)
         """What the gradients are multiplied by, and must be divided by in the end."""
         self._missing: list[int] = []
@@ -56,7 +59,7 @@ class Exchange:
         return not self._ranks.is_connected and self._clipping == "global"
 
     @property
-    def spans_sent(self) -> Iterable[range]:
+    def sent_on_the_way(self) -> list[range]:
         """The buckets that may leave while the backward pass goes on, in their order."""
         return [] if self.is_idle or self._clipping == "local" else self.buckets
 
@@ -68,21 +71,18 @@ class Exchange:
     def begin(self) -> None:
         """Before the backward pass of a step's last bin."""
         self._works, self._next = [], 0
-        self._missing = [0] * len(self.buckets)
-        for members in self._members.values():
-            for number in members:
-                self._missing[number] += 1
+        self._missing = list(self._num_members)
 
     def parameter_ready(self, name: str) -> None:
         """The gradient of this parameter is complete."""
         for number in self._members[name]:
             self._missing[number] -= 1
-        while self.spans_sent and self._next < len(self.buckets) and self._missing[self._next] == 0:
+        while self._next < len(self.sent_on_the_way) and self._missing[self._next] == 0:
             self._send()
 
     def ready_from(self, start: int) -> None:
         """Every gradient from this place of the arena on is complete."""
-        while self.spans_sent and self._next < len(self.buckets) and self.buckets[self._next].start >= start:
+        while self._next < len(self.sent_on_the_way) and self.buckets[self._next].start >= start:
             self._send()
 
     def finish(self) -> None:
