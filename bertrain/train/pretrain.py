@@ -43,8 +43,8 @@ from bertrain.train.watchdog import SAVING
 def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
     """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
 
-    `init` names a run or a Hugging Face folder whose weights to begin with. If `run` holds this very run
-    already, it is continued.
+    `init` names a run, or weights of any form that `weights show` knows, to begin with. If `run` holds this
+    very run already, it is continued.
     """
     init = str(Path(init).resolve()) if init else ""
     settings, notes = settle(settings, run)
