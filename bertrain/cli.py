@@ -113,7 +113,7 @@ def pretrain(
         raise UserError("--quiet and --verbose contradict each other; choose one")
     if quiet or verbose:
         overrides.append(("log.level", "quiet" if quiet else "verbose"))
-    if budget and "train.max_steps" in dict(overrides):
+    if budget and max_steps:
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
     cap_isa(resolved.train.isa)
