@@ -25,6 +25,7 @@ from tests import helpers
 from tests.processes import Launched, records
 
 HOST = platform.node()
+ROOT = Path(__file__).parents[2]  # the ranks import what this file does to them
 
 
 def start(folder: Path, *more: object, python_path: Path | None = None, **settings: object) -> tuple[Launched, Path]:
@@ -32,7 +33,7 @@ def start(folder: Path, *more: object, python_path: Path | None = None, **settin
     data, run = helpers.make_data(folder), folder / "run"
     arguments = helpers.tiny_arguments(**{"train__max_steps": 100000} | settings)
     command = helpers.command("pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", 2, *arguments, *more)
-    path = os.pathsep.join(str(part) for part in (python_path, os.environ.get("PYTHONPATH")) if part)
+    path = os.pathsep.join(str(part) for part in (python_path, ROOT, os.environ.get("PYTHONPATH")) if part)
     return Launched(command, folder, PYTHONPATH=path), run
 
 
