@@ -79,20 +79,25 @@ class Matrix:
         assert self._scales is not None
         of_matrix = self._scales.inverse(self._site)
         assert of_matrix is not None
+        if not x.is_cuda:
+            product = _widened(x, inverse_scale) @ _widened(matrix, of_matrix).t()
+            return (product if bias is None else product + bias).to(self.value.dtype)
         return torch._scaled_mm(
             x, matrix.t(), inverse_scale, of_matrix, bias, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
     def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
         """dy' x, into the arena in float32."""
-        if not self.gradient.is_cuda:  # the interpreter's way: a CPU has no product from 16 bits into 32
-            _add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
-        elif (
-            dy.inverse_scale is not None
-            and x.inverse_scale is not None
-            and dy.eight is not None
+        if (
+            dy.eight is not None
             and x.eight is not None
+            and dy.inverse_scale is not None
+            and x.inverse_scale is not None
         ):
+            if not self.gradient.is_cuda:
+                wide = _widened(dy.eight.columns, dy.inverse_scale), _widened(x.eight.columns, x.inverse_scale)
+                _add(self.gradient, wide[0] @ wide[1].t(), accumulate)
+                return
             # A sum over all tokens is long: it is kept in float32 throughout, not in the tensor cores' shorter one.
             out = torch.empty_like(self.gradient) if accumulate else self.gradient
             torch._scaled_mm(
@@ -101,10 +106,17 @@ class Matrix:
             )  # fmt: skip
             if accumulate:
                 self.gradient.add_(out)
+        elif not self.gradient.is_cuda:
+            _add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
         elif accumulate:
             torch.addmm(self.gradient, dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
         else:
             torch.mm(dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
+
+
+def _widened(eight: Tensor, inverse_scale: Tensor) -> Tensor:
+    """8 bits as float32: a CPU, on which the interpreter runs, has no product of 8 bits, nor of 16 into 32."""
+    return eight.float() * inverse_scale
 
 
 @dataclass
