@@ -8,6 +8,7 @@ waits for, and a step that is not applied leaves weights, buffers and the count 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from bertrain.optim.arena import Arena
 from bertrain.settings import OptimizerSettings
 
 
-class Optimizer:
+class Optimizer(ABC):
     """An update rule over a stretch of an arena; the whole, unless `span` says which."""
 
     BUFFERS: ClassVar[tuple[str, ...]]
@@ -54,9 +55,9 @@ class Optimizer:
         # A gradient that is not finite must not reach the buffers, not even multiplied by zero.
         self.update(torch.where(apply > 0, self.gradients * gradient_scale, 0.0), learning_rate, apply)
 
+    @abstractmethod
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
         """Change weights and buffers by `gradient`, a tensor of this call's own, or by nothing where `apply` is 0."""
-        raise NotImplementedError
 
     def slices(self, flat: Tensor) -> list[Tensor]:
         """The parts of a flat buffer to which decay and layer-wise rates apply."""
