@@ -44,7 +44,7 @@ class Optimizer(ABC):
         self.num_applied = torch.zeros((), dtype=torch.float64, device=arena.values.device)
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 - most rules have nothing to set
         """Set what does not begin as zero; called again when the weights are replaced before the first step."""
 
     @torch.no_grad()
