@@ -87,6 +87,8 @@ def time_left(records: list[dict[str, Any]], last_step: int | None) -> str:
 def figures(records: list[dict[str, Any]]) -> str:
     """Mean loss and accuracy, the newest rate, and real tokens per second over these steps."""
     left_out = len(records) - len(computed(records))
+    if left_out == len(records):
+        return f"{left_out} left out"
     not_finite = sum(not record["applied"] for record in records) - left_out
     note = f"  {not_finite} not finite, not applied" if not_finite else ""
     note += f"  {left_out} left out" if left_out else ""
@@ -99,6 +101,8 @@ def figures(records: list[dict[str, Any]]) -> str:
 
 def brief(records: list[dict[str, Any]]) -> str:
     """What fits beside a bar on a terminal of 80 columns."""
+    if not computed(records):
+        return f"{len(records)} left out"
     speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
     accuracy = _mean(records, "mlm_accuracy")
     return f"loss {_mean(records, 'loss'):.3f}  masked words {accuracy:.1%}  {speed:,.0f} tokens/s"
