@@ -221,9 +221,10 @@ def _unpack(archive: Path, folder: Path) -> None:
     try:
         with tarfile.open(archive) as tar, new_folder(folder) as partial:
             for member in tar:
-                if member.isreg():
-                    member.name = Path(member.name).name
-                    tar.extract(member, partial, filter="data")
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    with content, open(partial / Path(member.name).name, "wb") as file:
+                        shutil.copyfileobj(content, file)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UserError(f"{archive} is damaged or cut off ({error}); remove it and fetch it again") from None
 
