@@ -49,6 +49,13 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", minimum=0)
     nsp: bool = setting(True, "train next-sentence prediction beside masked words")
+    head: Literal["pretrain", "classify", "regress", "span"] = setting(
+        "pretrain",
+        "what is asked of the encoder. pretrain: masked words and next sentences; classify, regress: a class or a "
+        "number for each text; span: where in the text an answer begins and ends",
+    )
+    num_labels: int = setting(2, "classify: how many classes there are", minimum=2)
+    head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", minimum=0, maximum=0.99)
     pad_vocab_to: Literal[1, 8, 64] = setting(
         1, "pad the vocabulary's rows to a multiple of this (tensor cores like 8 or 64); no word is added"
     )
@@ -94,6 +101,34 @@ class DataSettings:
         """The rows that `slice` leaves of so many: 0:0.9 and 0.9:1 have none in common and miss none."""
         begin, end = parse_slice(self.slice)
         return range(int(begin * num_rows), int(end * num_rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What a model is fine-tuned for. Files lie in the folder `--data`."""
+
+    name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli or classify; empty: pre-training")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a damaged row of the data. stop: refuse the file, naming its line; skip: pass over it, and count"
+    )
+    text: str = setting("text", "classify: the column with the text")
+    text_pair: str = setting("", "classify: the column with a second text; empty: there is none")
+    label: str = setting("label", "classify: the column with the label")
+    target: Literal["class", "number"] = setting("class", "classify: whether a label is one of several, or a number")
+    languages: str = setting(
+        "all", "xnli: the languages to score, such as de,fr; all of those in the file", shapes_training=False
+    )
+    doc_stride: int = setting(128, "squad: tokens from one window of a long text to the next", minimum=1)
+    max_query_length: int = setting(64, "squad: a question is cut off after so many tokens", minimum=1)
+    max_answer_length: int = setting(
+        30, "squad: the longest answer in tokens that is given", minimum=1, shapes_training=False
+    )
+    n_best: int = setting(20, "squad: candidates that are kept for each question", minimum=1, shapes_training=False)
+    null_threshold: float = setting(
+        0.0,
+        "squad/v2.0: no answer is given where the score of none exceeds the best answer's by more than this",
+        shapes_training=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +380,7 @@ class Settings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    task: TaskSettings = field(default_factory=TaskSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
