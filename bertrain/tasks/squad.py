@@ -15,7 +15,7 @@ from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.settings import Settings, TaskSettings
 from bertrain.tasks.squad_answers import Answers, find_answers, write_answers
-from bertrain.tasks.squad_files import Collection, Version, find_file, read_squad
+from bertrain.tasks.squad_files import Collection, Version, find_file, read_squad, shortened
 from bertrain.tasks.squad_score import score_squad
 from bertrain.tasks.squad_windows import Located, Texts, Windows, locate_answers, make_windows, tokenize
 from bertrain.tasks.task import Head, Outputs, Split
@@ -175,7 +175,7 @@ class SquadTask:
             if not paragraphs.counts[question.context]:
                 what = "has a context without a word in it"
             elif is_training and not located.is_usable[number]:
-                what = f"has the answer {question.answers[0].text!r}, which does not stand in its context"
+                what = f"has the answer {shortened(question.answers[0].text)!r}, which does not stand in its context"
             else:
                 usable.append(number)
                 continue

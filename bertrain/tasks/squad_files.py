@@ -172,7 +172,13 @@ def _refuse_other_version(path: Path, question: Question, fields: dict[str, Any]
 
 def _name(row: Row) -> str:
     identifier = row.question.get("id")
-    return f"question {identifier}" if isinstance(identifier, str) and identifier.isprintable() else row.place
+    is_name = isinstance(identifier, str) and identifier.strip() and identifier.isprintable()
+    return f"question {shortened(identifier)}" if is_name else row.place
+
+
+def shortened(text: str) -> str:
+    """As much of a text as a message can hold."""
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # --- the rows of each form -----------------------------------------------------------------------------------
