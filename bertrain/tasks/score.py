@@ -22,8 +22,8 @@ def score(
 ) -> dict[str, float]:
     """The official figures of a file of predictions on the file of a task's questions and answers.
 
-    `null_odds` (squad/v2.0) is the file that says how likely each question is to have no answer; a prediction whose odds
-    exceed `null_threshold` counts as none.
+    `null_odds` (squad/v2.0) is the file that says how likely each question is to have no answer; a prediction whose
+    odds exceed `null_threshold` counts as none.
     """
     prefix = task.partition("/")[0]
     if prefix not in SCORERS:

@@ -172,8 +172,9 @@ def _refuse_other_version(path: Path, question: Question, fields: dict[str, Any]
 
 def _name(row: Row) -> str:
     identifier = row.question.get("id")
-    is_name = isinstance(identifier, str) and identifier.strip() and identifier.isprintable()
-    return f"question {shortened(identifier)}" if is_name else row.place
+    if isinstance(identifier, str) and identifier.strip() and identifier.isprintable():
+        return f"question {shortened(identifier)}"
+    return row.place
 
 
 def shortened(text: str) -> str:
