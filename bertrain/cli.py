@@ -15,6 +15,7 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_tasks import add_task_verbs
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import (
     EXIT_LOST_RANK,
@@ -242,6 +243,9 @@ def fill_mask(
         print(sentence)
         for guesses in masks:
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
+
+
+add_task_verbs(app)
 
 
 @app.command()

@@ -451,6 +451,11 @@ class Settings:
                 f"batch.token_budget {batch.token_budget} cannot hold one example of "
                 f"data.max_seq_length {data.max_seq_length}"
             )
+        if self.task.name.startswith("squad/") and data.max_seq_length < self.task.max_query_length + 4:
+            raise UserError(
+                f"task.max_query_length {self.task.max_query_length} leaves no room for a text beside a question in "
+                f"data.max_seq_length {data.max_seq_length}"
+            )
         if batch.tokens and batch.tokens < data.max_seq_length:
             raise UserError(
                 f"batch.tokens {batch.tokens} cannot hold one example of data.max_seq_length {data.max_seq_length}"
