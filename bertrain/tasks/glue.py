@@ -132,9 +132,10 @@ def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
     task = TASKS[name]
     folder = find_task_folder(folder, name)
     notes: list[str] = []
-    read = Reading(
+    numbers = {str(number): number for number in range(len(task.labels))}
+    reading = Reading(
         columns=task.columns,
-        read_label=read_number if task.head == "regress" else read_class(task.labels),
+        read_label=read_number if task.head == "regress" else read_class(task.labels, also=numbers),
         unnamed=task.unnamed,
         undecided=task.undecided,
         is_rough=task.is_rough,
@@ -147,7 +148,7 @@ def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
     def load(split: str) -> TableSplit:
         if not files[split]:
             raise UserError(f"there is no {split} file of {settings.task.name} in {folder}: {split}.tsv, or the like")
-        found = maker.read(split, files[split], read, with_answers=split.startswith(("train", "dev")))
+        found = maker.read(split, files[split], reading, with_answers=split.startswith(("train", "dev")))
         if found.num_examples != task.rows[split]:
             notes.append(
                 f"{split}: {files[split][0]} has {found.num_examples:,} rows of the {task.rows[split]:,} published"

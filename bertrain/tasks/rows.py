@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertrain.data.block import Block
-from bertrain.data.records import Problem
+from bertrain.data.records import Problem, listed
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
@@ -38,6 +38,8 @@ class Columns:
     label: tuple[str, ...] = ("label",)
     index: tuple[str, ...] = INDEX_COLUMNS
     language: tuple[str, ...] = ()
+    hint: str = ""
+    """What to do where one is missing."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Reading:
     """The number that a label stands for; raises ValueError with what is wrong about it."""
     unnamed: tuple[str, ...] = ()
     """The columns of files that do not name them."""
+    languages: tuple[str, ...] = ()
+    """Of several languages, those that are wanted."""
     undecided: str = ""
     """A label that says that people did not agree: such rows are left out, as everybody does."""
     is_rough: bool = False
@@ -73,11 +77,11 @@ def gather(files: Sequence[Path], reading: Reading, flaws: Flaws, *, with_answer
 
     def choose(names: list[str]) -> list[str | None]:
         return [
-            _pick(names, columns.first, required=True),
-            _pick(names, columns.second, required=True),
-            _pick(names, columns.label, required=True) if with_answers else None,
-            _pick(names, columns.index, required=False),
-            _pick(names, columns.language, required=True),
+            pick(names, columns.first, columns.hint),
+            pick(names, columns.second, columns.hint),
+            pick(names, columns.label, columns.hint) if with_answers else None,
+            pick(names, columns.index, required=False),
+            pick(names, columns.language, columns.hint),
         ]
 
     for path in files:
@@ -91,6 +95,8 @@ def gather(files: Sequence[Path], reading: Reading, flaws: Flaws, *, with_answer
             first, second, label, index, language = row.values
             if reading.undecided and label == reading.undecided:
                 texts.num_left_out += 1
+                continue
+            if reading.languages and language not in reading.languages:
                 continue
             what = "" if reading.is_rough else _emptiness(first, second, has_second=bool(columns.second))
             answer = 0.0
@@ -115,11 +121,11 @@ def gather(files: Sequence[Path], reading: Reading, flaws: Flaws, *, with_answer
     return texts
 
 
-def _pick(names: list[str], wanted: tuple[str, ...], *, required: bool) -> str | None:
+def pick(names: list[str], wanted: tuple[str, ...], hint: str = "", *, required: bool = True) -> str | None:
     """The first of the wanted columns that is there."""
     found = next((name for name in wanted if name in names), None)
     if found is None and wanted and required:
-        raise LookupError(" or ".join(map(repr, wanted)))
+        raise LookupError(" or ".join(map(repr, wanted)), hint)
     return found
 
 
@@ -136,13 +142,13 @@ def _emptiness(first: str | None, second: str | None, *, has_second: bool) -> st
     return "has an empty second text" if has_second and not (second and second.strip()) else ""
 
 
-def read_class(labels: Sequence[str]) -> Callable[[str], float]:
-    """A label by its name, or by its number among them."""
-    numbers = {str(number): number for number in range(len(labels))} | {name: i for i, name in enumerate(labels)}
+def read_class(labels: Sequence[str], also: Mapping[str, int] | None = None) -> Callable[[str], float]:
+    """The number of a label by its name; or by what else stands for one."""
+    numbers = {**(also or {}), **{label: number for number, label in enumerate(labels)}}
 
     def read(label: str) -> float:
         if label not in numbers:
-            raise ValueError(f"has the label {label!r}, which is none of {', '.join(labels)}")
+            raise ValueError(f"has the label {label!r}, and there are only {listed(list(labels))}")
         return numbers[label]
 
     return read

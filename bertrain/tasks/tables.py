@@ -41,7 +41,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_UTF8 = "is not UTF-8 text; save the file as UTF-8"
 
 Choose = Callable[[list[str]], "Sequence[str | None]"]
-"""Picks columns by name; raises LookupError with what is missing, in words."""
+"""Picks columns by name; raises LookupError of what is missing, and of what to do about it, in words."""
 
 
 class Row(NamedTuple):
@@ -72,6 +72,11 @@ def form_of(path: Path) -> str:
     return FORMS.get(_unpacked_name(path).rpartition(".")[2], "")
 
 
+def stem_of(path: Path) -> str:
+    """The name of a table's file without its endings."""
+    return _unpacked_name(path).rpartition(".")[0]
+
+
 def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
     """The files of one part of some data, by what they may be called, a `*` standing for anything: train.tsv.gz, the
     numbered train-00000-of-00002.parquet, train/data-00000-of-00001.arrow. Each value is a whole set of files, in
@@ -84,9 +89,8 @@ def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for stem in stems:
         for path in tables:
-            own_stem = _unpacked_name(path).rpartition(".")[0]
-            numbered = _NUMBERED.fullmatch(own_stem)
-            if fnmatch(own_stem, stem):
+            numbered = _NUMBERED.fullmatch(stem_of(path))
+            if fnmatch(stem_of(path), stem):
                 found.setdefault(path.name, [path])
             elif numbered and numbered["stem"] == stem:
                 shards = found.setdefault(f"{stem}-*-of-{numbered['total']}", [])
@@ -292,7 +296,8 @@ def _chosen(name: str, names: list[str], choose: Choose) -> Sequence[str | None]
     try:
         return choose(names)
     except LookupError as error:
-        raise UserError(f"{name} has no column {error.args[0]}; it has {listed(names)}") from None
+        missing, hint = error.args
+        raise UserError(f"{name} has no column {missing}, only {listed(names)}{hint}") from None
 
 
 def _row(place: str, values: Iterable[Any], columns: Sequence[str | None]) -> Row | Problem:
