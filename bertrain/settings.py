@@ -362,7 +362,7 @@ class EvaluateSettings:
         0.0,
         "end the run once the masked-word accuracy (fine-tuning: the task's main figure) reaches this; 0: never",
         minimum=0,
-        maximum=1,
+        maximum=100,
         shapes_training=False,
     )
     max_examples: int = setting(

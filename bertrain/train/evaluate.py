@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -72,6 +72,10 @@ class Judge(Protocol):
     def main_figure(self) -> str:
         """The figure by which one result is better than another."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is to be said of it before it begins."""
+
     def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Everything measured, each rank computing its share."""
 
@@ -80,6 +84,7 @@ class HeldOut:
     """A rank's share of the held-out batches, kept on the device once they have been there."""
 
     main_figure = "mlm_accuracy"
+    notes: Sequence[str] = ()
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
         self._mask_id, self._model = loader.shards.vocabulary.id_of("[MASK]"), model

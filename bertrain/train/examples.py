@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bertrain.data.source import DataSource, open_data
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
 from bertrain.settings import Settings
+from bertrain.tasks import registry
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.task import Split, Task
 from bertrain.train.runs import Run
@@ -33,16 +36,19 @@ def task_data(split: Split, folder: str | Path, settings: Settings, words: Vocab
     return TaskData(split, Path(folder), words, settings.data.max_seq_length)
 
 
-def open_task(folder: str | Path, settings: Settings, words: Vocabulary) -> Task:
-    """The task that `settings` name, with its files in `folder`."""
-    from bertrain.tasks import registry
+def open_task(
+    folder: str | Path, settings: Settings, words: Vocabulary, described: Mapping[str, Any] | None = None
+) -> Task:
+    """The task that `settings` name, with its files in `folder`.
 
+    `described` is what a model that was trained for it before says of it; training data need not be there then.
+    """
     if not Path(folder).exists():
         raise UserError(f"no data of {settings.task.name} at {folder}")
-    key = (Path(folder).resolve(), settings.task, settings.data.max_seq_length, words.hash)
+    key = (Path(folder).resolve(), settings.task, settings.data.max_seq_length, words.hash, described is None)
     if key not in _opened:
         _opened.clear()
-        _opened[key] = registry.open_task(settings, Path(folder), words)
+        _opened[key] = registry.open_task(settings, Path(folder), words, described=described)
     return _opened[key]
 
 

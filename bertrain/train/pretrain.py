@@ -192,7 +192,7 @@ def train(
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            announce(run, loader, ranks, state.progress, console, notes)
+            announce(run, loader, ranks, state.progress, console, [*notes, *(held_out.notes if held_out else ())])
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -431,7 +431,7 @@ def _held_out(run: Run, ranks: parallel.Ranks) -> Judge | None:
     if run.settings.task.name:
         words = run.vocabulary()
         task = open_task(run.data, run.settings, words)
-        return TaskJudge(task.held_out(), task.main_figure, run.settings, run.data, words) if task.held_out() else None
+        return TaskJudge(task, task.held_out(), run.settings, run.data, words) if task.held_out() else None
     if not run.settings.evaluate.data:
         return None
     shards = open_for(run.settings.evaluate.data, run.settings, ranks)

@@ -16,14 +16,14 @@ from bertrain.data.loader import EVALUATION_STEP, Loader
 from bertrain.data.masking import Ints
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.settings import Settings
-from bertrain.tasks.task import Outputs, Split
+from bertrain.tasks.task import Outputs, Split, Task
 from bertrain.train import parallel
 from bertrain.train.compute import Predictor
 from bertrain.train.examples import task_data
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 """Bins in which a device is fast, where nobody asks for a number of examples."""
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99, 100)
 
 
 class TaskJudge:
@@ -31,13 +31,13 @@ class TaskJudge:
 
     def __init__(
         self,
+        task: Task,
         splits: Mapping[str, Split],
-        main_figure: str,
         settings: Settings,
         folder: str | Path,
         words: Vocabulary,
     ) -> None:
-        self.main_figure, self._splits = main_figure, splits
+        self.main_figure, self.notes, self._splits = task.main_figure, task.notes, splits
         self._settings, self._folder, self._words = settings, folder, words
 
     def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
