@@ -41,6 +41,7 @@ _HOMES = {
     "report": "observe.report",
     "resolve": "config",
     "resume": "train.pretrain",
+    "score": "tasks.score",
     "show_weights": "weights.inspect",
     "train_vocabulary": "data.tokenizer",
     "verify": "data.verify",

@@ -9,12 +9,28 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_options import (
+    OVERRIDES,
+    Device,
+    MaxSamples,
+    MaxTime,
+    RankCount,
+    Restarts,
+    RunFolder,
+    SkipSteps,
+    given,
+    is_first_rank,
+    parse_overrides,
+    start_ranks,
+    under_launcher,
+)
+from bertrain.cli_tasks import add_task_verbs
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import (
     EXIT_LOST_RANK,
@@ -40,21 +56,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
 
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
-]
-Device = Literal["auto", "cpu", "cuda"]
-RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
-Restarts = Annotated[
-    int,
-    typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
-]
-MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
-MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
-SkipSteps = Annotated[
-    str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
 ]
 
 
@@ -197,20 +200,39 @@ def resume(
 @app.command()
 def evaluate(
     run: RunFolder,
-    data: DataFolder,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="a folder made by `bertrain data prepare`; of a fine-tuned run its task's, or its own"),
+    ] = None,
     checkpoint: Checkpoint = "newest",
     max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    at_once: Annotated[
+        int, typer.Option(min=0, help="of a fine-tuned run: examples in a batch, of which latency is told; 0: many")
+    ] = 0,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Loss and accuracy of a run on held-out data.
+    """Loss and accuracy of a run on held-out data; of a fine-tuned one, its task's figures.
 
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.observe.console import evaluation_text
-    from bertrain.train.evaluate import evaluate as evaluate_run
+    from bertrain.train.runs import Run
 
-    result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
+    if Run.open(run).settings.task.name:
+        from bertrain.train.finetune import judge_run
+
+        if max_examples:
+            raise UserError("--max-examples is for pre-training; a task is scored on the whole of its held-out part")
+        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once)
+    else:
+        from bertrain.train.evaluate import evaluate as evaluate_run
+
+        if data is None:
+            raise UserError("--data is missing: the prepared folder to evaluate on")
+        if at_once:
+            raise UserError("--at-once is for fine-tuned runs")
+        result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank():
         return
     if as_json:
@@ -242,6 +264,9 @@ def fill_mask(
         print(sentence)
         for guesses in masks:
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
+
+
+add_task_verbs(app)
 
 
 @app.command()
@@ -319,54 +344,10 @@ def doctor(
         print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")
 
 
-def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
-    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
-    pairs = []
-    words = iter(arguments)
-    for word in words:
-        if not word.startswith("--") or len(word) == 2:
-            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            following = next(words, None)
-            if following is None or following.startswith("--"):
-                raise UserError(f"--{key} has no value after it")
-            value = following
-        pairs.append((key, value))
-    return pairs
-
-
-def given(**options: str | None) -> list[tuple[str, str]]:
-    """The options of these names that were given, as settings of the run."""
-    return [(f"train.{name}", value) for name, value in options.items() if value is not None]
-
-
-def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:
-    """Run this same command as several ranks, and end as they end; a new checkpoint in `run` is progress."""
-    from bertrain.launch.local import run_ranks
-
-    def newest_step() -> int:
-        from bertrain.train.checkpoint import whole_checkpoints
-
-        steps = [int(path.name.partition("-")[2]) for path in whole_checkpoints(run / "checkpoints")] if run else []
-        return max(steps, default=0)
-
-    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=newest_step))
-
-
 def finish(run: Path, step: int) -> None:
     """The last line: what was made, and what to type next. Said once, by the first rank."""
     if is_first_rank():
         print(f"done: {run} after step {step}; next: bertrain evaluate {run} --data DIR")
-
-
-def under_launcher() -> bool:
-    """Whether torchrun started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def main() -> None:

@@ -138,7 +138,10 @@ class BatchSettings:
     sequences: int = setting(0, "examples in a step; 0: measured in tokens", minimum=0)
     tokens: int = setting(0, "real tokens in a step, at the most; 0: measured in sequences", minimum=0)
     token_budget: int = setting(
-        4096, "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it", minimum=8
+        4096,
+        "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it. 0, for "
+        "fine-tuning: what most steps of the data need",
+        minimum=0,
     )
     policy: PolicyName = setting(
         "budget",
@@ -182,6 +185,15 @@ class OptimizerSettings:
         "bucket of a rank's share, to clip_norm / sqrt(buckets), as soon as it is ready. The last two depend on the "
         "number of ranks",
     )
+    layer_decay: float = setting(
+        1.0,
+        "the rate of each layer is that of the layer above it times this; the heads have the full rate",
+        minimum=0.01,
+        maximum=1,
+    )
+    frozen_layers: int = setting(
+        0, "the embeddings and this many of the first layers stay as they are; 0: everything is trained", minimum=0
+    )
     sharded: bool = setting(
         False, "each rank keeps and updates one share of the optimizer's state", shapes_training=False
     )
@@ -192,6 +204,12 @@ class ScheduleSettings:
     """Linear warm-up, then decay."""
 
     warmup_steps: int = setting(0, "length of the linear warm-up", minimum=0)
+    warmup_share: float = setting(
+        0.0,
+        "the same as a share of train.max_steps, with a decay that counts from the end of the warm-up; 0: by steps",
+        minimum=0,
+        maximum=0.99,
+    )
     start_warmup_step: int = setting(0, "where the warm-up line starts; negative: it begins part way up", maximum=0)
     decay: Literal["polynomial", "linear", "square-root", "cosine", "constant"] = setting(
         "polynomial",
@@ -210,6 +228,11 @@ class ScheduleSettings:
 
     def check(self) -> ScheduleSettings:
         """Refuse a decay that contradicts itself; returns itself."""
+        if self.warmup_share and (self.warmup_steps or self.start_warmup_step or self.decay_start):
+            raise UserError(
+                "schedule.warmup_share says where the warm-up ends and the decay begins; leave warmup_steps, "
+                "start_warmup_step and decay_start out"
+            )
         warmup_end = self.warmup_steps + self.start_warmup_step
         if 0 < self.decay_steps < warmup_end:
             raise UserError(
@@ -242,6 +265,9 @@ class TrainSettings:
     """The run as a whole."""
 
     max_steps: int = setting(1000, "optimizer steps in the run", minimum=1)
+    epochs: float = setting(
+        0.0, "fine-tuning: passes over the data, which set max_steps when a run begins; 0: by max_steps", minimum=0
+    )
     max_samples: int = setting(
         0, "end after this many examples, if that comes first; 0: never", minimum=0, shapes_training=False
     )
@@ -319,11 +345,24 @@ class EvaluateSettings:
     every_samples: int = setting(
         0, "evaluate each time this many examples were trained on; 0: at the end", minimum=0, shapes_training=False
     )
+    every_epochs: float = setting(
+        0.0,
+        "fine-tuning: evaluate after so many passes over the data; 0: by every_samples",
+        minimum=0,
+        shapes_training=False,
+    )
+    at_once: int = setting(
+        0,
+        "fine-tuning: examples that are evaluated or predicted at once, of which latency is told; 0: as many as are "
+        "fast",
+        minimum=0,
+        shapes_training=False,
+    )
     target_accuracy: float = setting(
         0.0,
-        "end the run once the masked-word accuracy reaches this; 0: never",
+        "end the run once the masked-word accuracy (fine-tuning: the task's main figure) reaches this; 0: never",
         minimum=0,
-        maximum=1,
+        maximum=100,
         shapes_training=False,
     )
     max_examples: int = setting(
@@ -396,7 +435,10 @@ class Settings:
             raise UserError(
                 f"data.max_seq_length {data.max_seq_length} is more than model.max_positions {model.max_positions}"
             )
-        if data.max_predictions >= data.max_seq_length:
+        is_task = bool(self.task.name)
+        if not is_task:
+            self._check_pretraining()
+        if data.max_predictions >= data.max_seq_length and not is_task:
             raise UserError(
                 f"data.max_predictions {data.max_predictions} leaves no context in "
                 f"data.max_seq_length {data.max_seq_length}"
@@ -404,9 +446,14 @@ class Settings:
         if bool(batch.sequences) == bool(batch.tokens):
             given = "both are" if batch.sequences else "neither is"
             raise UserError(f"a step is measured by batch.sequences or by batch.tokens, and {given} set; set one")
-        if batch.token_budget < data.max_seq_length:
+        if batch.token_budget < data.max_seq_length and (batch.token_budget or not is_task):
             raise UserError(
                 f"batch.token_budget {batch.token_budget} cannot hold one example of "
+                f"data.max_seq_length {data.max_seq_length}"
+            )
+        if self.task.name.startswith("squad/") and data.max_seq_length < self.task.max_query_length + 4:
+            raise UserError(
+                f"task.max_query_length {self.task.max_query_length} leaves no room for a text beside a question in "
                 f"data.max_seq_length {data.max_seq_length}"
             )
         if batch.tokens and batch.tokens < data.max_seq_length:
@@ -422,6 +469,22 @@ class Settings:
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
         self.schedule.check()
+        if self.train.budget and self.schedule.warmup_share:
+            raise UserError(
+                f"train.budget {self.train.budget} finds the number of steps on the way; set schedule.warmup_steps "
+                "instead of schedule.warmup_share"
+            )
+        if self.optimizer.name not in ("lamb", "adamw"):
+            for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
+                if getattr(self.optimizer, name) != default:
+                    raise UserError(
+                        f"optimizer.{name} is for lamb and adamw, and optimizer.name is {self.optimizer.name}"
+                    )
+        if self.optimizer.frozen_layers > model.num_layers:
+            raise UserError(
+                f"optimizer.frozen_layers {self.optimizer.frozen_layers} is more than model.num_layers "
+                f"{model.num_layers}"
+            )
         if self.train.budget and self.schedule.decay_steps:
             raise UserError(
                 f"train.budget {self.train.budget} sets where the decay ends; leave schedule.decay_steps "
@@ -438,7 +501,7 @@ class Settings:
             ("target_accuracy", evaluate.target_accuracy > 0),
             ("rule", evaluate.rule == "mlperf"),
         ):
-            if asked and not evaluate.data:
+            if asked and not self.evaluates:
                 raise UserError(f"evaluate.{name} is set, but evaluate.data names no folder to evaluate on")
         if evaluate.rule == "mlperf" and (evaluate.every_samples or not batch.sequences):
             raise UserError("evaluate.rule mlperf goes by batch.sequences; set that, and not evaluate.every_samples")
@@ -446,9 +509,26 @@ class Settings:
             raise UserError(
                 "checkpoint.keep_best is set, but checkpoint.enabled is false, which keeps none; choose one"
             )
-        if self.checkpoint.keep_best and not evaluate.data:
+        if self.checkpoint.keep_best and not self.evaluates:
             raise UserError("checkpoint.keep_best is set, but evaluate.data names no folder to evaluate on")
         return self
+
+    def _check_pretraining(self) -> None:
+        """Refuse what is for fine-tuning alone."""
+        if self.model.head != "pretrain":
+            raise UserError(f"model.head {self.model.head} is for fine-tuning, and task.name names no task")
+        for name, value in (
+            ("train.epochs", self.train.epochs),
+            ("evaluate.every_epochs", self.evaluate.every_epochs),
+            ("evaluate.at_once", self.evaluate.at_once),
+        ):
+            if value:
+                raise UserError(f"{name} is for fine-tuning; pre-training goes by steps and samples")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on while it trains; a task brings it along."""
+        return bool(self.evaluate.data or self.task.name)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)

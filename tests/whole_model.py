@@ -44,6 +44,7 @@ def random_batch(
         mlm_positions=mlm_positions,
         mlm_labels=mlm_labels,
         nsp_labels=nsp_labels,
+        answers=None,
         max_seqlen=max_seqlen,
         sequence_lengths=tuple(sequence_lengths.tolist()),
         dropout_seed=5,

@@ -187,16 +187,20 @@ class Loader:
 
     def evaluation(self, max_examples: int) -> Iterator[Batch]:
         """This rank's bins of an evaluation: evenly strided examples, masked the same way every time."""
+        return (batch for _, batch in self.evaluation_bins(max_examples))
+
+    def evaluation_bins(self, max_examples: int, at_once: int = EVALUATION_STEP) -> Iterator[tuple[Ints, Batch]]:
+        """The same with the rows of each bin, in the order of its sequences; `at_once` are dealt into bins together."""
         total = len(self.shards)
         count = min(max_examples or total, total)
         chosen = np.arange(count) * total // count
         key = derive(EVALUATION_SEED, "mask", "evaluation")
         number = 0
-        for first in range(0, count, EVALUATION_STEP):
-            rows = chosen[first : first + EVALUATION_STEP]
+        for first in range(0, count, at_once):
+            rows = chosen[first : first + at_once]
             for bin in self._deal(self._sizes(rows), self.capacity):
                 if number % self.world == self.rank:
-                    yield self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
+                    yield rows[bin], self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
                 number += 1
 
     def _sizes(self, rows: Ints) -> Sizes:
@@ -239,6 +243,10 @@ class Loader:
         mlm_positions[: len(chosen)] = place[chosen]
         mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
         mlm_labels[: len(chosen)] = labels
+        answers = None
+        if block.answers is not None:
+            answers = np.zeros((num_slots, block.answers.shape[1]), dtype=block.answers.dtype)
+            answers[layout.slots] = block.answers
         batch = Batch(
             input_ids=torch.from_numpy(input_ids),
             segment_ids=torch.from_numpy(segment_ids),
@@ -248,6 +256,7 @@ class Loader:
             mlm_positions=torch.from_numpy(mlm_positions),
             mlm_labels=torch.from_numpy(mlm_labels),
             nsp_labels=torch.from_numpy(nsp_labels),
+            answers=None if answers is None else torch.from_numpy(answers),
             max_seqlen=self._max_seq_length,
             sequence_lengths=tuple(sequence_lengths.tolist()),
             dropout_seed=dropout_seed,
@@ -277,7 +286,8 @@ def room_for_static_masks(
 def check_data(shards: DataSource, settings: Settings) -> None:
     """Refuse data that was not made for these settings."""
     words, limit = len(shards.vocabulary.words), settings.data.max_seq_length
-    if words != settings.model.vocab_size:
+    # Weights of others may have a few rows more than words; a task is read with the words that come with them.
+    if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
         raise UserError(
             f"{shards.folder} was prepared with a vocabulary of {words} words, but model.vocab_size is "
             f"{settings.model.vocab_size}; prepare it with the model's vocabulary or set --model.vocab_size {words}"
@@ -288,7 +298,11 @@ def check_data(shards: DataSource, settings: Settings) -> None:
             f"{shards.folder} holds an example of {longest} tokens, more than data.max_seq_length {limit}; "
             f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
         )
-    if settings.model.nsp and shards.read(np.array([0])).segment_b[0] == shards.lengths[0]:
+    if (
+        settings.model.head == "pretrain"
+        and settings.model.nsp
+        and shards.read(np.array([0])).segment_b[0] == shards.lengths[0]
+    ):
         raise UserError(
             f"{shards.folder} holds examples of one segment (--full-sentences), without a next sentence to tell; "
             "set --model.nsp false or prepare pairs"

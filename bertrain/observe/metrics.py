@@ -24,6 +24,7 @@ from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
 from bertrain.observe.console import PHASES, Console, evaluation_text, warn
 from bertrain.observe.spikes import WINDOW, SpikeWatch
+from bertrain.settings import ModelSettings
 from bertrain.train.loss_scale import MINIMUM
 from bertrain.train.stragglers import RankTimes
 
@@ -74,7 +75,7 @@ class StepRecord:
     tokens: int
     num_predictions: int
     num_sequences: int
-    nsp: bool
+    model: ModelSettings
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
     verdict: Tensor  # gradient norm, 1 if the step was applied, and in fp16 the loss scale it was computed at
@@ -170,7 +171,7 @@ class Metrics:
     def _finish(self, record: StepRecord) -> dict[str, Any]:
         gradient_norm, applied, *loss_scale = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
-        figures = averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp)
+        figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
         if not record.skipped:
             self.durations.append(sum(phases))
             self._not_finite += not applied
@@ -227,15 +228,18 @@ class Metrics:
                 self.failure = error
 
 
-def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: bool) -> dict[str, float]:
+def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
     """Losses and accuracies from the sums over a step or an evaluation, all ranks together."""
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums.tolist()
+    if model.head != "pretrain":
+        accuracy = {} if model.head == "regress" else {"accuracy": nsp_correct / num_sequences}
+        return {"loss": nsp_loss / num_sequences} | accuracy
     result = {
         "loss": mlm_loss / num_predictions + nsp_loss / num_sequences,
         "mlm_loss": mlm_loss / num_predictions,
         "mlm_accuracy": mlm_correct / num_predictions,
     }
-    if nsp:
+    if model.nsp:
         result |= {"nsp_loss": nsp_loss / num_sequences, "nsp_accuracy": nsp_correct / num_sequences}
     return result
 

@@ -177,6 +177,12 @@ def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
     )
 
 
+def tasks_in(folder: Path) -> dict[str, bool]:
+    """The tasks whose folders lie in `folder`, in GLUE's order, and whether there is something to train on."""
+    inside = {_plain(path.name): path for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else {}
+    return {name: bool(choose_files(inside[name], stems_of("train"), [])) for name in TASKS if name in inside}
+
+
 def find_task_folder(folder: Path, name: str) -> Path:
     """Where the files of a task are: `folder`, or the folder in it that is called as the task."""
     if not folder.is_dir():

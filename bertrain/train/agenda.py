@@ -141,7 +141,7 @@ class Agenda:
             list(durations)[-TIMED_STEPS:],
             progress,
             seconds=self.seconds(),
-            seconds_per_evaluation=evaluation if self.settings.evaluate.data else 0.0,
+            seconds_per_evaluation=evaluation if self.settings.evaluates else 0.0,
             evaluation_interval=self.evaluation_interval,
         )
 

@@ -11,13 +11,14 @@ import torch
 from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, training_rows
-from bertrain.data.source import DataSource, open_data
+from bertrain.data.source import DataSource
 from bertrain.observe.console import Console, warn
 from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.beginning import check_beginning
 from bertrain.train.checkpoint import Progress
 from bertrain.train.evaluate import check_held_out
+from bertrain.train.examples import open_examples, words_for
 from bertrain.train.memory import GIB, count_parameters
 from bertrain.train.room import with_budget
 from bertrain.train.runs import Run, describe_environment
@@ -46,7 +47,7 @@ def announce(
     console.say(
         f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
     )
-    if shards.predictions is not None:
+    if shards.predictions is not None and not settings.task.name:
         console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
     if settings.train.budget and not run.measured:
         console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
@@ -90,7 +91,7 @@ def _describe_balance(loader: Loader, settings: Settings, progress: Progress) ->
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     settings, notes = settle(settings, None)
-    shards = open_data(data, vocab=settings.data.vocab, verify="size")
+    shards = open_examples(data, settings, words_for(settings, "", init), verify="size")
     check_beginning(settings, shards, init)
     check_groups(settings.batch.group_size, world)
     place = place_for(settings, shards, world)

@@ -46,7 +46,8 @@ class BinSize:
         )
         # Padding and the junk at a bin's end are sequences too, of up to max_seq_length.
         attended = data.max_seq_length if pads else float((lengths**2).sum() / lengths.sum())
-        return BinSize(batch.token_budget, capacity.predictions, attended)
+        predictions = 0 if settings.task.name else capacity.predictions
+        return BinSize(batch.token_budget, predictions, attended)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,14 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
     embeddings = (vocab + model.max_positions + model.num_segments + 2) * width
     matrices = model.num_layers * (4 * width * width + 2 * width * inner)
     other = model.num_layers * (9 * width + inner)
-    heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
+    match model.head:
+        case "pretrain":
+            heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
+        case "span":
+            heads = 2 * width + 2
+        case _:
+            labels = model.num_labels if model.head == "classify" else 1
+            heads = width * width + width + labels * (width + 1)
     return embeddings + matrices + other + heads, matrices
 
 

@@ -128,6 +128,11 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
     return torch.device("cpu"), "torch sees no GPU"
 
 
+def is_first_process() -> bool:
+    """Whether this process is the first rank, by its launcher's word; alone, it is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def count_ranks() -> int:
     """The ranks of this run, by its launcher's word."""
     return int(os.environ.get("WORLD_SIZE", 1))

@@ -16,7 +16,8 @@ import torch
 from bertrain.config import override
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
-from bertrain.data.source import DataSource, open_data
+from bertrain.data.source import DataSource
+from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, RequeueError, UserError
 from bertrain.launch.local import has_gone_back, is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
@@ -29,11 +30,13 @@ from bertrain.train.announce import announce, warn_of_warm_up
 from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
-from bertrain.train.evaluate import HeldOut, check_held_out, evaluate_model
+from bertrain.train.evaluate import HeldOut, Judge, check_held_out
+from bertrain.train.examples import open_examples, open_task, words_for
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
 from bertrain.train.runs import Run, check_free, refuse_other_vocabulary
+from bertrain.train.scores import TaskJudge
 from bertrain.train.settle import check_memory, find_token_budget, settle
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
@@ -50,14 +53,16 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
     settings, notes = settle(settings, run)
     settings = settle_budget(settings, run)
     fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
+    words = words_for(settings, run, init)
     with parallel.join(settings.train) as ranks:
-        shards = open_for(data, settings, ranks)
+        shards = open_for(data, settings, ranks, words)
         is_new = not (Path(run) / "config.json").is_file()
         if ranks.from_first(is_new):
             settings, found = find_token_budget(settings, shards, ranks)
             notes += found
         if ranks.is_first and is_new:
-            Run.create(run, settings, shards, init, fingerprint)
+            described = open_task(data, settings, words).describe() if words is not None else None
+            Run.create(run, settings, shards, init, fingerprint, described)
         ranks.from_first(0)
         _warn_of_no_checkpoints(settings, ranks)
         return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes)
@@ -81,7 +86,8 @@ def resume(
     with parallel.join(settings.train) as ranks:
         _warn_of_no_checkpoints(settings, ranks)
         run_now = opened.continued(settings, opened.data)
-        return train(run_now, open_for(opened.data, settings, ranks), ranks, from_step=from_step)
+        shards = open_for(opened.data, settings, ranks, opened.vocabulary())
+        return train(run_now, shards, ranks, from_step=from_step)
 
 
 def preflight_resume(
@@ -103,10 +109,10 @@ def preflight_resume(
         checkpoint.find_step(opened.checkpoints, from_step)
     if not opened.data.exists():
         raise UserError(
-            f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
+            f"the data of this run is no longer at {opened.data}; put it back, or repeat the first command with "
             "--data and its new place"
         )
-    shards = open_data(opened.data, vocab=settings.data.vocab, verify="size")
+    shards = open_examples(opened.data, settings, opened.vocabulary(), verify="size")
     check_memory(settings, shards, world, is_begun=True)
     check_groups(settings.batch.group_size, world)
     check_held_out(settings, shards)
@@ -138,7 +144,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
     compute.choose(settings, device)
-    shards = open_data(data, vocab=settings.data.vocab, verify="size")
+    shards = open_examples(data, settings, words_for(settings, run, init), verify="size")
     check_data(shards, settings)
     training_rows(shards, settings)
     is_begun = (Path(run) / "config.json").is_file()
@@ -152,9 +158,11 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     return check_beginning(settings, shards, init)
 
 
-def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
+def open_for(
+    folder: str | Path, settings: Settings, ranks: parallel.Ranks, words: Vocabulary | None = None
+) -> DataSource:
     """The data of a run, whose hashes the first rank checks for all."""
-    return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
+    return open_examples(folder, settings, words, verify=settings.data.verify if ranks.is_first else "size")
 
 
 def train(
@@ -184,7 +192,7 @@ def train(
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            announce(run, loader, ranks, state.progress, console, notes)
+            announce(run, loader, ranks, state.progress, console, [*notes, *(held_out.notes if held_out else ())])
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -240,9 +248,9 @@ def train(
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
-                result = evaluate_model(state.model, held_out, ranks, how)
+                result = held_out.figures(state.compute.outputs, ranks)
                 metrics.evaluation(done, state.progress.samples, result)
-                due = agenda.judge(due, state.progress, result["mlm_accuracy"])
+                due = agenda.judge(due, state.progress, result[held_out.main_figure])
             if due.measures:
                 measured = agenda.measure(state.progress, metrics.durations, agenda.seconds() - evaluation_began)
                 run = _fix_length(run, measured, ranks, console)
@@ -319,7 +327,7 @@ def train_step(
         tokens=step.num_tokens,
         num_predictions=step.num_predictions,
         num_sequences=step.num_sequences,
-        nsp=settings.model.nsp,
+        model=settings.model,
         learning_rate=rate,
         sums=work.sums.clone(),
         verdict=verdict,
@@ -340,7 +348,7 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
         tokens=0,
         num_predictions=step.num_predictions,
         num_sequences=step.num_sequences,
-        nsp=settings.model.nsp,
+        model=settings.model,
         learning_rate=0.0,
         sums=torch.full((4,), torch.nan),
         verdict=torch.tensor([torch.nan, 0.0]),
@@ -419,12 +427,16 @@ def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Lo
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
 
 
-def _held_out(run: Run, ranks: parallel.Ranks) -> HeldOut | None:
+def _held_out(run: Run, ranks: parallel.Ranks) -> Judge | None:
+    if run.settings.task.name:
+        words = run.vocabulary()
+        task = open_task(run.data, run.settings, words)
+        return TaskJudge(task, task.held_out(), run.settings, run.data, words) if task.held_out() else None
     if not run.settings.evaluate.data:
         return None
     shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
-    return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples)
+    return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples, run.settings.model)
 
 
 def _failure_sentence(run: Run, failure: Exception | None) -> str:

@@ -1,0 +1,70 @@
+"""Options that several verbs share, and what they have in common: settings on the command line, ranks to start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bertrain.errors import UserError
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+Device = Literal["auto", "cpu", "cuda"]
+RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
+Restarts = Annotated[
+    int,
+    typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
+]
+MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
+MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
+SkipSteps = Annotated[
+    str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
+]
+
+
+def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
+    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
+    pairs = []
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--") or len(word) == 2:
+            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            following = next(words, None)
+            if following is None or following.startswith("--"):
+                raise UserError(f"--{key} has no value after it")
+            value = following
+        pairs.append((key, value))
+    return pairs
+
+
+def given(**options: str | None) -> list[tuple[str, str]]:
+    """The options of these names that were given, as settings of the run."""
+    return [(f"train.{name}", value) for name, value in options.items() if value is not None]
+
+
+def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:
+    """Run this same command as several ranks, and end as they end; a new checkpoint in `run` is progress."""
+    from bertrain.launch.local import run_ranks
+
+    def newest_step() -> int:
+        from bertrain.train.checkpoint import whole_checkpoints
+
+        steps = [int(path.name.partition("-")[2]) for path in whole_checkpoints(run / "checkpoints")] if run else []
+        return max(steps, default=0)
+
+    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=newest_step))
+
+
+def under_launcher() -> bool:
+    """Whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
