@@ -94,6 +94,7 @@ def _find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, 
     if not form_of(data):
         raise UserError(f"--data {data} is no table that is read: .csv, .tsv, .jsonl, .parquet")
     if is_trained:
+        notes.append(f"{data} is taken as one part, {stem_of(data)}, whatever it was trained on")
         return {stem_of(data): [data]}
     found = {"train": [data]}
     if stem_of(data) == "train":
