@@ -56,7 +56,7 @@ def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: 
         return maker.read(split, files[split], reading, with_answers=with_answers)
 
     others = [split for split in files if split != "train"]
-    answered = [split for split in others if any(islice(_labels(files[split], columns), LOOKED_AT))]
+    answered = [split for split in others if any(islice(_labels(files[split], columns, required=False), LOOKED_AT))]
     if not answered and described is None:
         notes.append(f"{data} has no held-out part with labels, such as a dev.csv: nothing will be scored")
     return TableTask(
@@ -109,7 +109,7 @@ def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[
     if "train" not in files:
         raise UserError("--data has no train file, such as a train.csv, to find the labels in")
     counts: dict[str, int] = {}
-    for label in _labels(files["train"], columns):
+    for label in _labels(files["train"], columns, required=True):
         if label:
             counts[label] = counts.get(label, 0) + 1
     labels = sorted_labels(counts)
@@ -122,11 +122,11 @@ def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[
     return labels
 
 
-def _labels(files: Iterable[Path], columns: Columns) -> Iterator[str]:
+def _labels(files: Iterable[Path], columns: Columns, *, required: bool) -> Iterator[str]:
     """The label of each row that can be read; "" where there is none."""
 
     def choose(names: list[str]) -> list[str | None]:
-        return [pick(names, columns.label, required=False)]
+        return [pick(names, columns.label, columns.hint, required=required)]
 
     for path in files:
         for row in read_table(path, choose):

@@ -292,13 +292,13 @@ class Maker:
         longest = self.settings.data.max_seq_length
         block, num_cut = encode_texts(self.vocabulary, texts.first, texts.second or None, longest)
         for count, what in (
-            (flaws.count, f"passed over; the first: {flaws.first}"),
-            (texts.num_torn, "were torn in two by their authors and are left out, as everybody does"),
-            (texts.num_undecided, f"are left out: {reading.undecided!r} says that people did not agree on a label"),
-            (num_cut, f"of {len(block):,} are cut to {longest} tokens (--data.max_seq_length)"),
+            (flaws.count, f"passed over {_rows(flaws.count)}; the first: {flaws.first}"),
+            (texts.num_torn, f"left out {_rows(texts.num_torn)}, torn in two by their authors, as everybody does"),
+            (texts.num_undecided, f"left out {_rows(texts.num_undecided)} whose label people did not agree on"),
+            (num_cut, f"cut {_rows(num_cut)} of {len(block):,} to {longest} tokens (--data.max_seq_length)"),
         ):
             if count:
-                self.notes.append(f"{name}: {count:,} {'row' if count == 1 else 'rows'} {what}")
+                self.notes.append(f"{name}: {what}")
         if with_answers:
             kind = np.float32 if self.head == "regress" else np.int64
             block = dataclasses.replace(block, answers=np.array(texts.answers, dtype=kind)[:, None])
@@ -308,3 +308,7 @@ class Maker:
 
 def _first_of(files: Sequence[Path]) -> str:
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
