@@ -302,7 +302,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 def test_wrong_rows_of_glue_stop_or_are_counted(tmp_path: Path) -> None:
     rows = ["sentence\tlabel", "good film\t1", "bad film\t7", "\t1", "worse\t0", "no label\t"]
     (tmp_path / "train.tsv").write_text("\n".join(rows))
-    with pytest.raises(UserError, match=r"line 3 of .*train.tsv has the label '7', .*; mend it, or .*on_error skip"):
+    with pytest.raises(UserError, match=r"line 3 of .*train.tsv has the label '7', .*; mend it, or .*--on-error skip"):
         open_named("glue/sst2", tmp_path).training()
     task = open_named("glue/sst2", tmp_path, on_error="skip")
     assert task.training().num_examples == 2
