@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def test_figures_of_a_model_that_always_says_the_same(predicted: int) -> None:
     assert all(np.isfinite(value) for value in found.values())
     assert found["matthews"] == found["pearson"] == found["spearmanr"] == 0
     assert metrics.score(["pearson"], np.array([1.0]), np.array([2.0])) == {"pearson": 0}
+    same = np.full(4, predicted)
+    assert all(map(np.isfinite, metrics.score(list(metrics.FIGURES), same, same).values()))
     nearly = 1e8 + np.array([0.0, 0.0, 1e-8, 0.0])
     assert all(map(np.isfinite, metrics.score(["pearson", "spearmanr"], answers, nearly).values()))
 
@@ -129,6 +132,17 @@ def test_outputs_that_are_no_numbers_are_named() -> None:
     outputs[2, 1] = np.nan
     with pytest.raises(UserError, match="no finite numbers for 1 of 4 examples"):
         metrics.predictions_of(outputs, "classify")
+
+
+def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [])
+    with pytest.raises(UserError, match=r"need scikit-learn; install it with: pip install 'bertrain\[finetune\]'"):
+        open_named("glue/sst2", GLUE)
+    task = open_named("glue/sst2", GLUE, described={})  # to predict, it is not needed
+    assert task.unanswered()["test"].num_examples == 8
+    with pytest.raises(UserError, match="need scikit-learn"):
+        task.held_out()["dev"].figures(said_for_sure([0] * 12, 2))
 
 
 # --- GLUE --------------------------------------------------------------------------------------------------
@@ -287,7 +301,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         open_named("glue/mnl", GLUE)
     with pytest.raises(UserError, match="is the folder of another task; give that of CoLA"):
         open_named("glue/cola", GLUE / "SST-2")
-    with pytest.raises(UserError, match=r"neither a folder RTE nor train.tsv"):
+    with pytest.raises(UserError, match=r"nothing of glue/rte in .*, nor a folder RTE"):
         open_named("glue/rte", tmp_path)
     with pytest.raises(UserError, match="there is no --data"):
         open_named("glue/rte", tmp_path / "absent")
