@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -365,6 +367,23 @@ def test_xnli_is_scored_by_language(tmp_path: Path) -> None:
         open_named("xnli", tmp_path, languages="de,fr").held_out()
     with pytest.raises(UserError, match=r"task.languages has 'dee'; did you mean 'de'\?"):
         open_named("xnli", tmp_path, languages="dee")
+
+
+def test_xnli_as_datasets_has_it_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    write_xnli(tmp_path / "archive")
+    for language in ("de", "en"):
+        (tmp_path / language).mkdir()
+        table = pa.table({"premise": [f"a {label}" for label in LABELS], "hypothesis": ["b"] * 3, "label": [0, 1, 2]})
+        pyarrow.parquet.write_table(table, tmp_path / language / "validation-00000-of-00001.parquet")
+        pyarrow.parquet.write_table(table, tmp_path / language / "train-00000-of-00001.parquet")
+    ours, theirs = open_named("xnli", tmp_path / "archive"), open_named("xnli", tmp_path)
+    assert list(theirs.held_out()) == ["dev"]
+    a, b = ours.held_out()["dev"], theirs.held_out()["dev"]
+    assert np.array_equal(a.block.tokens, b.block.tokens)
+    outputs = said_for_sure([0, 1, 2, 0, 0, 0], 3)
+    assert a.figures(outputs) == b.figures(outputs)
+    assert theirs.training().num_examples == 3
 
 
 def test_xnli_trains_on_mnli_where_that_is_what_there_is(tmp_path: Path) -> None:
