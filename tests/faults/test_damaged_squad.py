@@ -64,11 +64,12 @@ def two_articles(damage: Damage) -> Damage:
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "answer nowhere": (set_question(answers=[{"text": "Atlantis", "answer_start": 3}]), "'Atlantis', which does not"),
-    "answer of controls": (set_question(answers=[{"text": "\x07", "answer_start": 3}]), "does not stand in"),
+    "answer of controls": (set_question(answers=[{"text": "\x07", "answer_start": 3}]), "an empty 'text'"),
     "empty question": (set_question(question=" \n"), "has an empty 'question'"),
     "no question": (drop_field("question"), "has no 'question'"),
     "question of another type": (set_question(question=["what?"]), "'question' that is no text"),
     "lone surrogate": (set_question(question="what \ud800?"), "lone surrogate"),
+    "question of controls": (set_question(question="\x00\u200b"), "has an empty 'question'"),
     "no id": (drop_field("id"), "question 1 of paragraph 1 of article 1 has no 'id'"),
     "repeated id": (repeat_question, "has the id of another"),
     "answers as a text": (set_question(answers="France"), "'answers' that are no list"),
@@ -80,7 +81,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "lists that differ": (set_question(answers={"text": ["a"], "answer_start": []}), "without as many 'text'"),
     "empty context": (lambda content: content["data"][0]["paragraphs"][0].update(context=" "), "an empty 'context'"),
     "no context": (lambda content: content["data"][0]["paragraphs"][0].pop("context"), "has no 'context'"),
-    "context of controls": (lambda content: content["data"][0]["paragraphs"][0].update(context="\x00\x07"), "context"),
+    "context of controls": (
+        lambda content: content["data"][0]["paragraphs"][0].update(context="\x00"),
+        "an empty 'con",
+    ),
+    "context of no word": (
+        lambda content: content["data"][0]["paragraphs"][0].update(context="\ufffd"),
+        "without a word",
+    ),
     "no questions": (lambda content: content["data"][0]["paragraphs"][0].pop("qas"), "paragraph 1 of article 1 has no"),
     "article of another type": (lambda content: content["data"].insert(0, 7), "article 1 has no list 'paragraphs'"),
 }
