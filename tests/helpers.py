@@ -20,6 +20,9 @@ from bertrain.model.bert import Bert
 from bertrain.settings import ModelSettings, Settings
 from bertrain.weights.huggingface import huggingface_names
 
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+"""Real data beside the repository, where there is some."""
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 TINY = {
