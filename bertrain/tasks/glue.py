@@ -21,7 +21,7 @@ from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, 
 from bertrain.tasks.tables import choose_files
 from bertrain.tasks.task import Head, Outputs
 
-PAIR = Columns(("sentence1", "premise"), ("sentence2", "hypothesis"))
+PAIR = Columns(("sentence1", "premise", "Premise"), ("sentence2", "hypothesis", "Hypothesis"))
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
         settings, vocabulary, task.head, task.labels, task.figure_names, notes, partial(write_submission, task)
     )
     files = {split: choose_files(folder, stems_of(split), notes) for split in task.rows}
+    if "diagnostic" in files and not files["diagnostic"]:
+        files["diagnostic"] = find_diagnostic(folder.resolve().parent, notes)
 
     def load(split: str) -> TableSplit:
         if not files[split]:
@@ -193,6 +195,13 @@ def find_task_folder(folder: Path, name: str) -> Path:
     return folder
 
 
+def find_diagnostic(root: Path, notes: list[str]) -> list[Path]:
+    """The rows that GLUE asks a model of MNLI about besides, in a folder beside MNLI's."""
+    return choose_files(root / "diagnostic", stems_of("diagnostic"), notes) or choose_files(
+        root / "ax", ["test"], notes
+    )
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "")
 
@@ -204,7 +213,7 @@ def stems_of(split: str) -> list[str]:
         "dev": ["msr_paraphrase_test"],
         "dev_matched": ["multinli_1.0_dev_matched"],
         "dev_mismatched": ["multinli_1.0_dev_mismatched"],
-        "diagnostic": ["diagnostic-full", "ax"],
+        "diagnostic": ["diagnostic-full"],
     }
     return [split, split.replace("dev", "validation"), *others.get(split, [])]
 

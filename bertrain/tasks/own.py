@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, 
 from bertrain.tasks.tables import choose_files, form_of, read_table, stem_of
 
 STEMS = {
-    "train": ("train", "training", "train_*"),
+    "train": ("train", "training", "train_*", "data"),
     "dev": ("dev", "validation", "valid", "val", "eval"),
     "test": ("test",),
 }
@@ -24,6 +25,7 @@ STEMS = {
 
 HINT = "; name yours with --task.text, --task.text_pair and --task.label"
 MANY_LABELS = 100
+LOOKED_AT = 1000  # rows, before a file is said to have no labels
 
 
 def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: Mapping[str, Any] | None) -> TableTask:
@@ -54,7 +56,7 @@ def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: 
         return maker.read(split, files[split], reading, with_answers=with_answers)
 
     others = [split for split in files if split != "train"]
-    answered = [split for split in others if any(_labels(files[split][:1], columns))]
+    answered = [split for split in others if any(islice(_labels(files[split], columns, required=False), LOOKED_AT))]
     if not answered and described is None:
         notes.append(f"{data} has no held-out part with labels, such as a dev.csv: nothing will be scored")
     return TableTask(
@@ -91,7 +93,15 @@ def _find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, 
         return {split: files for split, files in found.items() if files}
     if not form_of(data):
         raise UserError(f"--data {data} is no table that is read: .csv, .tsv, .jsonl, .parquet")
-    return {stem_of(data) if is_trained else "train": [data]}
+    if is_trained:
+        notes.append(f"{data} is taken as one part, {stem_of(data)}, whatever it was trained on")
+        return {stem_of(data): [data]}
+    found = {"train": [data]}
+    if stem_of(data) == "train":
+        beside = {split: choose_files(data.parent, STEMS[split], notes) for split in ("dev", "test")}
+        notes += [f"{split}: {files[0]}, beside {data.name}" for split, files in beside.items() if files]
+        found |= {split: files for split, files in beside.items() if files}
+    return found
 
 
 def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[str]) -> tuple[str, ...]:
@@ -99,7 +109,7 @@ def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[
     if "train" not in files:
         raise UserError("--data has no train file, such as a train.csv, to find the labels in")
     counts: dict[str, int] = {}
-    for label in _labels(files["train"], columns):
+    for label in _labels(files["train"], columns, required=True):
         if label:
             counts[label] = counts.get(label, 0) + 1
     labels = sorted_labels(counts)
@@ -112,11 +122,11 @@ def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[
     return labels
 
 
-def _labels(files: Iterable[Path], columns: Columns) -> Iterator[str]:
+def _labels(files: Iterable[Path], columns: Columns, *, required: bool) -> Iterator[str]:
     """The label of each row that can be read; "" where there is none."""
 
     def choose(names: list[str]) -> list[str | None]:
-        return [pick(names, columns.label, required=False)]
+        return [pick(names, columns.label, columns.hint, required=required)]
 
     for path in files:
         for row in read_table(path, choose):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from bertrain.files import write_atomically
 from bertrain.settings import Settings
 from bertrain.tasks import metrics
 from bertrain.tasks.sentences import encode_texts
-from bertrain.tasks.tables import Flaws, read_table
+from bertrain.tasks.tables import Flaws, Row, Torn, read_table
 from bertrain.tasks.task import Head, Outputs
 
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
 INDEX_COLUMNS = ("index", "idx", "id")
 
 
@@ -68,7 +70,8 @@ class Texts:
     answers: list[float] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     languages: list[str] = field(default_factory=list)
-    num_left_out: int = 0
+    num_torn: int = 0
+    num_undecided: int = 0
 
 
 def gather(files: Sequence[Path], reading: Reading, flaws: Flaws, *, with_answers: bool) -> Texts:
@@ -84,41 +87,44 @@ def gather(files: Sequence[Path], reading: Reading, flaws: Flaws, *, with_answer
             pick(names, columns.language, columns.hint),
         ]
 
-    for path in files:
-        for row in read_table(path, choose, reading.unnamed):
-            if isinstance(row, Problem):
-                if reading.is_rough:
-                    texts.num_left_out += 1
-                else:
-                    flaws.meet(row)
-                continue
-            first, second, label, index, language = row.values
-            if reading.undecided and label == reading.undecided:
-                texts.num_left_out += 1
-                continue
-            if reading.languages and language not in reading.languages:
-                continue
-            what = "" if reading.is_rough else _emptiness(first, second, has_second=bool(columns.second))
-            answer = 0.0
-            if with_answers and not what:
-                try:
-                    answer = reading.read_label(_stripped(label))
-                except ValueError as error:
-                    what = str(error)
-            if what:
-                flaws.meet(Problem(row.place, what))
-                continue
-            texts.ids.append(str(len(texts.ids)) if index is None else index)
-            texts.first.append(first or "")
-            if columns.second:
-                texts.second.append(second or "")
-            if with_answers:
-                texts.answers.append(answer)
-            if columns.language:
-                texts.languages.append(language or "")
+    rows = chain.from_iterable(read_table(path, choose, reading.unnamed) for path in files)
+    for number, row in enumerate(rows):
+        if reading.is_rough and isinstance(row, Torn):
+            texts.num_torn += 1
+        elif isinstance(row, Problem):
+            flaws.meet(row)
+        else:
+            _add(texts, row, str(number), reading, flaws, with_answers=with_answers)
     if not texts.first:
-        raise UserError(f"{_listed(files)} holds no row that can be used")
+        raise UserError(
+            f"{_first_of(files)} holds no row that can be used" + (f": {flaws.first}" if flaws.first else "")
+        )
     return texts
+
+
+def _add(texts: Texts, row: Row, number: str, reading: Reading, flaws: Flaws, *, with_answers: bool) -> None:
+    """Add a row to the others, unless it is not wanted or cannot be used."""
+    first, second, label, index, language = row.values
+    has_second = bool(reading.columns.second)
+    if reading.undecided and label == reading.undecided:
+        texts.num_undecided += 1
+        return
+    if reading.languages and language not in reading.languages:
+        return
+    try:
+        if not reading.is_rough:
+            _refuse_empty(first, second if has_second else first)
+        if with_answers:
+            texts.answers.append(reading.read_label(_stripped(label)))
+    except ValueError as error:
+        flaws.meet(Problem(row.place, str(error)))
+        return
+    texts.ids.append(number if index is None else index)
+    texts.first.append(first or "")
+    if has_second:
+        texts.second.append(second or "")
+    if reading.languages:
+        texts.languages.append(language or "")
 
 
 def pick(names: list[str], wanted: tuple[str, ...], hint: str = "", *, required: bool = True) -> str | None:
@@ -135,11 +141,11 @@ def _stripped(label: str | None) -> str:
     return label.strip()
 
 
-def _emptiness(first: str | None, second: str | None, *, has_second: bool) -> str:
-    """What is empty of a row's texts, in words; nothing if all is well."""
+def _refuse_empty(first: str | None, second: str | None) -> None:
     if not (first and first.strip()):
-        return "has an empty text"
-    return "has an empty second text" if has_second and not (second and second.strip()) else ""
+        raise ValueError("has an empty text")
+    if not (second and second.strip()):
+        raise ValueError("has an empty second text")
 
 
 def read_class(labels: Sequence[str], also: Mapping[str, int] | None = None) -> Callable[[str], float]:
@@ -160,8 +166,8 @@ def read_number(label: str) -> float:
         value = float(label)
     except ValueError:
         raise ValueError(f"has the label {label!r}, which is no number") from None
-    if not np.isfinite(value):
-        raise ValueError(f"has the label {label!r}, which is not finite")
+    if not abs(value) <= LARGEST_NUMBER:
+        raise ValueError(f"has the label {label!r}, which is no finite number")
     return value
 
 
@@ -283,21 +289,16 @@ class Maker:
         """A split of the rows of some files."""
         flaws = Flaws(self.settings.task.on_error)
         texts = gather(files, reading, flaws, with_answers=with_answers)
-        if flaws.count:
-            rows = f"{flaws.count:,} row{'s' if flaws.count > 1 else ''}"
-            self.notes.append(f"{name}: {rows} of {_listed(files)} passed over; the first: {flaws.first}")
-        return self.make(name, texts, with_answers=with_answers)
-
-    def make(self, name: str, texts: Texts, *, with_answers: bool) -> TableSplit:
-        """A split of rows that have been read."""
         longest = self.settings.data.max_seq_length
         block, num_cut = encode_texts(self.vocabulary, texts.first, texts.second or None, longest)
-        if texts.num_left_out:
-            self.notes.append(f"{name}: {texts.num_left_out:,} rows without a label or torn in two left out, as usual")
-        if num_cut:
-            self.notes.append(
-                f"{name}: {num_cut:,} of {len(block):,} texts cut to {longest} tokens (--data.max_seq_length)"
-            )
+        for count, what in (
+            (flaws.count, f"passed over {_rows(flaws.count)}; the first: {flaws.first}"),
+            (texts.num_torn, f"left out {_rows(texts.num_torn)}, torn in two by their authors, as everybody does"),
+            (texts.num_undecided, f"left out {_rows(texts.num_undecided)} whose label people did not agree on"),
+            (num_cut, f"cut {_rows(num_cut)} of {len(block):,} to {longest} tokens (--data.max_seq_length)"),
+        ):
+            if count:
+                self.notes.append(f"{name}: {what}")
         if with_answers:
             kind = np.float32 if self.head == "regress" else np.int64
             block = dataclasses.replace(block, answers=np.array(texts.answers, dtype=kind)[:, None])
@@ -305,5 +306,9 @@ class Maker:
         return TableSplit(name, block, self.head, self.labels, figure_names, ids, languages, self.write)
 
 
-def _listed(files: Sequence[Path]) -> str:
+def _first_of(files: Sequence[Path]) -> str:
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"

@@ -51,6 +51,10 @@ class Row(NamedTuple):
     values: tuple[str | None, ...]
 
 
+class Torn(Problem):
+    """A row that has not as many fields as there are columns."""
+
+
 @dataclass
 class Flaws:
     """What to do with rows that cannot be read, and how many there were."""
@@ -78,9 +82,10 @@ def stem_of(path: Path) -> str:
 
 
 def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
-    """The files of one part of some data, by what they may be called, a `*` standing for anything: train.tsv.gz, the
-    numbered train-00000-of-00002.parquet, train/data-00000-of-00001.arrow. Each value is a whole set of files, in
-    order; sets that are called alike by several stems come in the order of these.
+    """The files that one part of some data may lie in, those of the first stem first; a `*` stands for anything.
+
+    Of the stem train: train.tsv, train.jsonl.gz; train-00000-of-00002.parquet and its like, which belong together; and
+    what a folder train holds of Arrow and Parquet.
     """
     if not folder.is_dir():
         return {}
@@ -108,7 +113,11 @@ def choose_files(folder: Path, stems: Sequence[str], notes: list[str]) -> list[P
     if len(found) > 1:
         chosen, *others = found
         notes.append(f"{folder} has {chosen} and {', '.join(others)}; took the first")
-    return next(iter(found.values()), [])
+    files = next(iter(found.values()), [])
+    numbered = _NUMBERED.fullmatch(stem_of(files[0])) if files else None
+    if numbered and int(numbered["total"]) != len(files):
+        raise UserError(f"of the {int(numbered['total'])} parts that {files[0]} is one of, {len(files)} are there")
+    return files
 
 
 def _unpacked_name(path: Path) -> str:
@@ -169,23 +178,25 @@ def _fields(
 ) -> Iterator[Row | Problem]:
     """Rows of fields, the first of which names the columns; or does not, where `unnamed` are given."""
     rows = iter(rows)
-    number, header = next(rows, (0, []))
-    if isinstance(header, Problem) or not all(map(_is_text, header)):
-        raise UserError(f"line {number:,} of {name}, which names the columns, cannot be read; save the file as UTF-8")
+    line, header = next(rows, (0, []))
+    if isinstance(header, Problem):
+        raise UserError(f"{header}; it must name the columns")
+    if not all(map(_is_text, header)):
+        raise UserError(f"line {line:,} of {name} {NOT_UTF8}")
     if not header:
         return
     if unnamed and not set(header) & set(unnamed):
-        rows = itertools.chain([(number, header)], rows)
+        rows = itertools.chain([(line, header)], rows)
         header = list(unnamed)
-    places = [None if column is None else header.index(column) for column in _chosen(name, header, choose)]
-    for number, fields in rows:
-        place = f"line {number:,} of {name}"
+    chosen = [None if column is None else header.index(column) for column in _chosen(name, header, choose)]
+    for line, fields in rows:
+        place = f"line {line:,} of {name}"
         if isinstance(fields, Problem):
             yield fields
         elif len(fields) != len(header):
-            yield Problem(place, f"has {len(fields)} fields, and there are {len(header)} columns")
+            yield Torn(place, f"has {len(fields)} fields, and there are {len(header)} columns")
         else:
-            values = tuple(None if place is None else fields[place] for place in places)
+            values = tuple(None if number is None else fields[number] for number in chosen)
             yield Row(place, values) if all(map(_is_text, values)) else Problem(place, NOT_UTF8)
 
 
@@ -228,7 +239,7 @@ def _columnar(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> Iterato
         for row in read(stream.path, choose):
             place = row.place
             yield row
-    except (pa.ArrowException, ValueError, MemoryError) as error:
+    except (pa.ArrowException, ValueError, LookupError, ArithmeticError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{stream.name} is damaged or cut off after {place} ({reason}); fetch it again") from None
 
