@@ -138,8 +138,8 @@ class SquadTask:
 
     @cached_property
     def _others(self) -> list[SquadSplit]:
-        names = {"dev": "dev", "test": "test", "one": self.files["one"].stem if "one" in self.files else ""}
-        return [self._read(kind, names[kind], is_training=False) for kind in names if kind in self.files]
+        names = {kind: path.stem if kind == "one" else kind for kind, path in self.files.items() if kind != "train"}
+        return [self._read(kind, name, is_training=False) for kind, name in names.items()]
 
     def _splits_to_predict(self, *, is_answered: bool) -> dict[str, Split]:
         return {split.name: split for split in self._others if split.collection.is_answered is is_answered}

@@ -120,9 +120,9 @@ def _text(fields: dict[str, Any], name: str) -> str:
         raise _DamageError(f"has no {name!r}")
     if not isinstance(value, str):
         raise _DamageError(f"has a {name!r} that is no text")
-    if not value.strip():
+    if not any(character.isprintable() and not character.isspace() for character in value):
         raise _DamageError(f"has an empty {name!r}")
-    if not _is_unicode(value):
+    if not _is_unicode(value):  # no tokenizer takes it
         raise _DamageError(f"has half of a character (a lone surrogate) in its {name!r}")
     return value
 

@@ -29,14 +29,24 @@ def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: obj
     settings = helpers.tiny_settings(
         model__vocab_size=2000, model__hidden_size=256, model__num_heads=4,
         model__intermediate_size=1024, model__max_positions=520, data__max_seq_length=512, batch__token_budget=1024,
-        model__hidden_dropout=dropout, model__attention_dropout=dropout, **({"model__num_layers": 3} | overrides),
+        model__hidden_dropout=dropout, model__attention_dropout=dropout, model__head_dropout=dropout,
+        task__name="glue/mnli" if "model__head" in overrides else "", **({"model__num_layers": 3} | overrides),
     ).model  # fmt: skip
     torch.manual_seed(3)
     batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
+    if settings.head != "pretrain":
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
     return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
 
 
-VARIANTS = [{"model__pad_vocab_to": 64, "model__num_segments": 3}, {"model__nsp": False}, {"model__num_layers": 1}]
+VARIANTS: list[dict[str, object]] = [
+    {"model__pad_vocab_to": 64, "model__num_segments": 3},
+    {"model__nsp": False},
+    {"model__num_layers": 1},
+    {"model__head": "classify", "model__num_labels": 3},
+    {"model__head": "regress"},
+    {"model__head": "span"},
+]
 
 
 @pytest.mark.parametrize("overrides", VARIANTS)
@@ -45,6 +55,7 @@ def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, obje
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=1e-2)
+    assert model.output_error() <= 1e-2
     for name, value in errors.items():
         # The gradients of this LayerNorm are small sums of large terms; autocast is as far from float32 there.
         assert value <= (2e-2 if name.startswith("masked_words.norm") else 1e-2), name
