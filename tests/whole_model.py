@@ -145,10 +145,11 @@ class BothWays:
         return max(twins.error(one, other.detach()) for one, other in pairs if one is not None)
 
     def errors(self) -> dict[str, float]:
-        """The relative error of each gradient; the absolute one of what is zero, up to rounding."""
+        """The relative error of each gradient; of what is zero up to rounding, relative to the whole gradient."""
         zero = vanishing(self.fused.settings)
+        whole = torch.stack([gradient.norm() for gradient in self.expected.values()]).norm()
         return {
-            name: float((tensor - self.expected[name]).abs().max())
+            name: float((tensor - self.expected[name]).norm() / whole)
             if name in zero
             else twins.error(tensor, self.expected[name])
             for name, tensor in self.gradients().items()
