@@ -144,6 +144,11 @@ class BothWays:
         assert all((one is None) == (other is None) for one, other in pairs)
         return max(twins.error(one, other.detach()) for one, other in pairs if one is not None)
 
+    def total_error(self) -> float:
+        """Of the whole gradient: where the terms of single tensors cancel, it is what rounding is to be measured by."""
+        found = self.gradients()
+        return twins.error(*(torch.cat([one[name].flatten() for name in found]) for one in (found, self.expected)))
+
     def errors(self) -> dict[str, float]:
         """The relative error of each gradient; of what is zero up to rounding, relative to the whole gradient."""
         zero = vanishing(self.fused.settings)

@@ -56,9 +56,11 @@ def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, obje
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=1e-2)
     assert model.output_error() <= 1e-2
+    assert model.total_error() <= 1e-2
     for name, value in errors.items():
-        # The gradients of this LayerNorm are small sums of large terms; autocast is as far from float32 there.
-        assert value <= (2e-2 if name.startswith("masked_words.norm") else 1e-2), name
+        # These gradients are small sums of large terms; autocast is as far from float32 there.
+        of_span = overrides.get("model__head") == "span"
+        assert value <= (8e-2 if of_span else 2e-2 if name.startswith("masked_words.norm") else 1e-2), name
     model.run(accumulate=True)
     for name, gradient in model.gradients().items():
         assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
@@ -72,7 +74,9 @@ def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, 
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=5e-2)
-    assert 1e-3 < max(errors.values()) <= 0.15, max(errors, key=errors.__getitem__)
+    assert model.total_error() <= 5e-2
+    bound = 1.0 if overrides.get("model__head") == "span" else 0.15
+    assert 1e-3 < max(errors.values()) <= bound, max(errors, key=errors.__getitem__)
     model.run(accumulate=True)
     for name, gradient in model.gradients().items():
         assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
