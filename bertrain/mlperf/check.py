@@ -66,7 +66,9 @@ class Checked:
     scaled_minutes: float | None
 
 
-def check(folder: str | Path, *, rulesets: Sequence[str] = RULESETS, division: Division | None = None) -> Checked:
+def check_results(
+    folder: str | Path, *, rulesets: Sequence[str] = RULESETS, division: Division | None = None
+) -> Checked:
     """Check the result_*.txt of a folder as MLPerf would, under each of `rulesets`.
 
     `division` asks how they would fare in the other division than the one they name. Nothing is written there.

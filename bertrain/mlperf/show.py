@@ -72,7 +72,7 @@ class Score:
     """Why there is no score; nothing where there is one."""
 
 
-def show(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogFigures]:
+def show_logs(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogFigures]:
     """The figures of each of these logs. `ranks` is the number of accelerators, where the log tells it wrong."""
     return [figures_of(read_log(file), ranks=ranks) for file in files]
 
@@ -187,7 +187,7 @@ def of_one_system(logs: Sequence[LogFigures]) -> bool:
     return len({(log.organization, log.platform, log.division, log.global_batch_size) for log in logs}) == 1
 
 
-def plot(files: Sequence[str | Path], out: str | Path) -> Path:
+def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
     """Draw the accuracy of logs over each other, by samples and by time, as an SVG file."""
     from bertrain.files import write_atomically
     from bertrain.observe.mlperf_plots import draw_logs
@@ -196,7 +196,7 @@ def plot(files: Sequence[str | Path], out: str | Path) -> Path:
     if out.suffix != ".svg":
         raise UserError(f"--plot writes an SVG file; give {out} a name that ends in .svg")
     try:
-        write_atomically(out, draw_logs(show(files)))
+        write_atomically(out, draw_logs(show_logs(files)))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     return out

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bertrain.data.loader import Loader
 from bertrain.settings import Settings
 from bertrain.train.checkpoint import Progress
-from bertrain.train.parallel import Ranks
+from bertrain.train.state import TrainState
 
 
 class Events:
     """Called by the trainer on every rank at the same points; this one takes no notice of anything."""
 
-    def building(self, settings: Settings, loader: Loader, ranks: Ranks) -> None:
+    def building(self, settings: Settings, state: TrainState, loader: Loader) -> None:
         """Settings are what they will be, weights and data are there; nothing has been computed yet."""
 
     def starting(self) -> None:

@@ -197,7 +197,7 @@ def train(
         if ranks.is_first:
             run.write_config(run.folder)
             announce(run, loader, ranks, state.progress, console, notes)
-        events.building(settings, loader, ranks)
+        events.building(settings, state, loader)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
