@@ -15,6 +15,7 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_mlperf import mlperf_app
 from bertrain.cli_options import (
     OVERRIDES,
     Device,
@@ -55,6 +56,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(mlperf_app, name="mlperf")
 
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
@@ -299,8 +301,9 @@ def recipes(
     if as_json:
         print(json.dumps(headlines))
         return
+    width = max(map(len, headlines))
     for recipe, headline in headlines.items():
-        print(f"{recipe:<20} {headline}")
+        print(f"{recipe:<{width}} {headline}")
 
 
 @app.command()

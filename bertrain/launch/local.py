@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
 
@@ -51,6 +53,23 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
             os.environ[FAILED] = f"{ended} {what}"
     except SignalException as caught:
         return EXIT_REQUEUE if caught.sigval in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
+
+
+def run_alone(arguments: list[str]) -> int:
+    """Run `bertrain ARGUMENTS` in a process of its own; returns its exit code, negative for the signal that ended it.
+
+    Signals are passed on to it, once each.
+    """
+    process = subprocess.Popen([sys.executable, "-u", "-m", "bertrain", *arguments], start_new_session=True)
+    before: dict[signal.Signals, Any] = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run_once(nproc: int, arguments: list[str]) -> dict[int, int]:

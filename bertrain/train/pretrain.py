@@ -31,23 +31,28 @@ from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, Judge, check_held_out
+from bertrain.train.events import Events
 from bertrain.train.examples import open_examples, open_task, words_for
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
 from bertrain.train.runs import Run, check_free, refuse_other_vocabulary
 from bertrain.train.scores import TaskJudge
-from bertrain.train.settle import check_memory, find_token_budget, settle
+from bertrain.train.settle import check_memory, draw_seed, find_token_budget, settle
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
 
+NOBODY_ASKS = Events()
 
-def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
+
+def pretrain(
+    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", events: Events = NOBODY_ASKS
+) -> Progress:
     """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
 
     `init` names a run, or weights of any form that `weights show` knows, to begin with. If `run` holds this
-    very run already, it is continued.
+    very run already, it is continued. `events` is told what happens.
     """
     init = str(Path(init).resolve()) if init else ""
     settings, notes = settle(settings, run)
@@ -58,14 +63,15 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
         shards = open_for(data, settings, ranks, words)
         is_new = not (Path(run) / "config.json").is_file()
         if ranks.from_first(is_new):
+            settings, drawn = draw_seed(settings, ranks)
             settings, found = find_token_budget(settings, shards, ranks)
-            notes += found
+            notes += drawn + found
         if ranks.is_first and is_new:
             described = open_task(data, settings, words).describe() if words is not None else None
             Run.create(run, settings, shards, init, fingerprint, described)
         ranks.from_first(0)
         _warn_of_no_checkpoints(settings, ranks)
-        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes)
+        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes, events=events)
 
 
 def resume(
@@ -166,11 +172,17 @@ def open_for(
 
 
 def train(
-    run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None, notes: Sequence[str] = ()
+    run: Run,
+    shards: DataSource,
+    ranks: parallel.Ranks,
+    *,
+    from_step: int | None = None,
+    notes: Sequence[str] = (),
+    events: Events = NOBODY_ASKS,
 ) -> Progress:
     """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end.
 
-    `notes` are said at the start: what `auto` was taken to mean.
+    `notes` are said at the start: what `auto` was taken to mean. `events` is told what happens.
     """
     settings, how = run.settings, run.settings.train
     run.refuse_other_data(shards)
@@ -193,6 +205,7 @@ def train(
         if ranks.is_first:
             run.write_config(run.folder)
             announce(run, loader, ranks, state.progress, console, [*notes, *(held_out.notes if held_out else ())])
+        events.building(settings, state, loader)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -201,7 +214,7 @@ def train(
         agenda = Agenda(settings, state.progress, run.measured, keeps_time=ranks.is_first)
         ending = agenda.why_over(state.progress)
         if not ending:
-            state.warm_up(loader.step(first_step, state.progress.samples))
+            state.warm_up(loader.rehearsal(first_step, state.progress.samples))
         if not ending and keeping.enabled:
             state.make_room_for_snapshots()
         last_step = None if agenda.is_open_ended else agenda.last_step
@@ -222,6 +235,7 @@ def train(
 
         # --- the loop ----------------------------------------------------------------------------
         verdict, here = GO_ON, ranks.whereabouts
+        events.starting()
         agenda.start_clock()
         here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
@@ -248,7 +262,9 @@ def train(
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
+                events.evaluating(state.progress.samples)
                 result = held_out.figures(state.compute.outputs, ranks)
+                events.evaluated(state.progress.samples, result)
                 metrics.evaluation(done, state.progress.samples, result)
                 due = agenda.judge(due, state.progress, result[held_out.main_figure])
             if due.measures:
@@ -256,6 +272,8 @@ def train(
                 run = _fix_length(run, measured, ranks, console)
                 due = agenda.fix(due, run.settings, state.progress)
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
+            if due.ending:
+                events.ended(state.progress, due.ending)
             if due.saves:
                 here.enter(SAVING)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
