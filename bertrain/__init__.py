@@ -33,6 +33,8 @@ _HOMES = {
     "fill_mask": "tasks.fill_mask",
     "import_weights": "weights.export",
     "inspect_data": "data.inspect",
+    "logs": "observe.logs",
+    "look": "observe.watch",
     "mlperf_data": "data.mlperf_data",
     "pack": "data.pack",
     "prepare": "data.prepare",
@@ -44,6 +46,7 @@ _HOMES = {
     "show_weights": "weights.inspect",
     "train_vocabulary": "data.tokenizer",
     "verify": "data.verify",
+    "watch": "observe.watch",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertrain import __version__, config
+from bertrain import __version__, cli_observe, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_observe import RunFolder
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import (
     EXIT_LOST_RANK,
@@ -41,7 +42,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
 ]
@@ -244,18 +244,8 @@ def fill_mask(
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
 
 
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, laid over each other")],
-    out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
-) -> None:
-    """Write one self-contained page about one run or several.
-
-    Example: bertrain report runs/tiny runs/other --out compared.html
-    """
-    from bertrain.observe.report import report as write_report
-
-    print(write_report(runs, out=out))
+for verb in (cli_observe.report, cli_observe.watch, cli_observe.logs):
+    app.command()(verb)
 
 
 @app.command()

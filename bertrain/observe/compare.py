@@ -12,9 +12,12 @@ from bertrain.model.size import count_parameters
 from bertrain.observe.console import PHASES
 from bertrain.observe.history import History
 from bertrain.observe.wording import (
+    YARDSTICKS,
+    amount,
     compact,
     decimal,
     duration,
+    heading_of,
     is_better_low,
     is_share,
     percent,
@@ -40,7 +43,7 @@ def facts(history: History) -> list[Fact]:
         ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, no padding"),
         ("Loss", decimal(summary.last.get("loss")), last),
         *(
-            (title_of(metric).capitalize(), show(metric, value), last)
+            (heading_of(metric), show(metric, value), last)
             for metric, value in summary.last.items()
             if metric == summary.headline or (summary.headline is None and metric == "mlm_accuracy")
         ),
@@ -70,7 +73,7 @@ def _energy(history: History) -> tuple[str, str]:
     joules, tokens = history.summary.energy_j, history.summary.tokens
     if not joules:
         return UNKNOWN, "no telemetry"
-    return f"{compact(joules)} J", f"{compact(joules / max(tokens, 1) * 1e6)} J per million tokens"
+    return amount(joules, "J"), f"{amount(joules / max(tokens, 1) * 1e6, 'J')} per million tokens"
 
 
 def milliseconds(seconds: float) -> str:
@@ -103,10 +106,10 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
         rows.append(["Energy per token, times", *_ratios(energies)])
     for metric in dict.fromkeys(metric for run in histories for metric in run.summary.last):
         values = [run.summary.last.get(metric, math.nan) for run in histories]
-        rows.append([f"{title_of(metric).capitalize()}, last steps", *_differences(metric, values)])
+        rows.append([f"{heading_of(metric)}, last steps", *_differences(metric, values)])
     for metric in dict.fromkeys(metric for run in histories for metric in best_by_metric(run)):
         values = [best_by_metric(run).get(metric, math.nan) for run in histories]
-        rows.append([f"{title_of(metric).capitalize()}, best evaluation", *_differences(metric, values)])
+        rows.append([f"{heading_of(metric)}, best evaluation", *_differences(metric, values)])
     return rows
 
 
@@ -124,9 +127,11 @@ def seconds_to_reach(history: History, metric: str, target: float) -> float:
 
 
 def best_by_metric(history: History) -> dict[str, float]:
-    """The best value of every metric that was evaluated."""
+    """The best value of every metric that was evaluated and that tells runs apart."""
     found: dict[str, float] = {}
     for metric in history.metrics:
+        if metric in YARDSTICKS:
+            continue
         values = [result[metric] for result in history.evaluations if metric in result]
         if values:
             found[metric] = min(values) if is_better_low(metric) else max(values)

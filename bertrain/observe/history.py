@@ -21,7 +21,7 @@ from bertrain.observe import logs
 from bertrain.observe.console import PHASES
 from bertrain.observe.samples import Telemetry, read_telemetry
 from bertrain.observe.stream import Floats, Told, read_stream
-from bertrain.observe.wording import duration, headline_of, is_better_low, is_metric
+from bertrain.observe.wording import duration, headline_of, is_better_low, is_metric, times
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run
 
@@ -188,14 +188,14 @@ def _missing_samples(telemetry: Telemetry) -> list[str]:
     notes = []
     if telemetry.num_unreadable:
         notes.append(f"{telemetry.num_unreadable:,} lines of telemetry could not be read and are left out")
-    for device in telemetry.devices:
-        if device.num_set_back:
-            notes.append(
-                f"the clock was set back {device.num_set_back:,} times while {device.name} was sampled; "
-                "time lines count what passed between samples"
-            )
-        if device.longest_gap_s > LONG_GAP_S:
-            notes.append(f"{device.name} has no samples for {duration(device.longest_gap_s)} at the longest")
+    set_back = [device for device in telemetry.devices if device.num_set_back]
+    if set_back:
+        how_often = times(max(device.num_set_back for device in set_back))
+        notes.append(f"the clock was set back {how_often} between samples; time lines count what passed between them")
+    gaps = [device for device in telemetry.devices if device.longest_gap_s > LONG_GAP_S]
+    if gaps:
+        longest = max(gaps, key=lambda device: device.longest_gap_s)
+        notes.append(f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest")
     return notes
 
 

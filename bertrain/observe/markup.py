@@ -37,7 +37,7 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], 
     body = "".join(f"<tr>{cells('th scope=row', row[:1])}{cells('td', row[1:])}</tr>" for row in rows)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="{kind}">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{cells('th scope=col', headings)}</tr></thead>"
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{cells('th scope=col', headings)}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
 

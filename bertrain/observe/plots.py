@@ -27,7 +27,7 @@ from bertrain.observe.history import (
     thin,
 )
 from bertrain.observe.stream import Floats
-from bertrain.observe.wording import YARDSTICKS, compact, is_share, title_of
+from bertrain.observe.wording import YARDSTICKS, compact, heading_of, is_share
 
 NUM_COLOURS = 8  # --run-0 to --run-7 in report.css
 PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
@@ -80,7 +80,7 @@ def curves_of(histories: Sequence[History]) -> list[Curve]:
     left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
     if any(curve.field.endswith("_loss") for curve in known):
         left = [name for name in left if name != "loss"]  # it is their sum
-    others = [Curve(name, title_of(name).capitalize(), "", PERCENT if is_share(name) else compact) for name in left]
+    others = [Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact) for name in left]
     idle = [IDLE] if any(history.told.ranks for history in histories) else []
     return [*known, *others, *COURSE, *idle]
 

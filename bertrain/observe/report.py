@@ -42,7 +42,7 @@ from bertrain.observe.plots import (
     plot_ranks,
     plot_track,
 )
-from bertrain.observe.wording import compact, duration, is_metric, show, title_of
+from bertrain.observe.wording import amount, compact, duration, is_metric, show, title_of
 from bertrain.settings import SECTIONS, Settings
 
 MOST_NAMED = 12  # skipped steps that are listed by number
@@ -220,23 +220,32 @@ def _rank_times(histories: Sequence[History]) -> str:
 def _telemetry(histories: Sequence[History]) -> str:
     if not any(history.telemetry.devices for history in histories):
         return quiet("None: telemetry was not switched on, or nothing of it is in the run folder.")
-    rows, notes = [], []
+    devices, numbers = [], []
     for history, name in zip(histories, _run_names(histories), strict=True):
+        run = [name] * (len(histories) > 1)
         for device in history.telemetry.devices:
+            throttled = ", ".join(
+                f"{reason} in {count / device.num_samples:.1%}" for reason, count in device.reasons.most_common()
+            )
+            energy = amount(device.energy_j, "J") if device.energy_j else "–"
+            sampled = [f"{device.num_samples:,}", duration(device.seconds)]
+            devices.append([*run, device.name, *sampled, energy, throttled or "–"])
             for column, track in device.tracks.items():
                 cells = [compact(value) if track.count else "–" for value in (track.least, track.mean, track.most)]
-                rows.append([name] * (len(histories) > 1) + [device.name, column, *cells])
-            for reason, count in device.reasons.most_common():
-                share = f"{count / device.num_samples:.1%} of {device.num_samples:,} samples"
-                notes.append(f"{history.name}, {device.name}: throttled ({reason}) in {share}")
-            if device.energy_j:
-                notes.append(f"{history.name}, {device.name}: {compact(device.energy_j)} J")
-    headings = ["run"] * (len(histories) > 1) + ["device", "number", "least", "mean", "most"]
+                numbers.append([*run, device.name, column, *cells])
+    run_heading = ["run"] * (len(histories) > 1)
+    names = [device.name for device in histories[0].telemetry.devices]
+    key = _key(names, numbered=False) if len(histories) == 1 and len(names) > 1 else _run_key(histories)
     plots = _plots([plot_track(track, histories) for track in TRACKS])
-    devices = [device.name for device in histories[0].telemetry.devices]
-    key = _key(devices) if len(histories) == 1 and len(devices) > 1 else _run_key(histories)
-    numbers = table("What the samples say", headings, rows, kind="numbers")
-    return key + plots + listed(notes, "notes") + unfolding("Every number of every device", numbers)
+    of_devices = table(
+        "Each device",
+        [*run_heading, "device", "samples", "over", "energy", "throttled, share of samples"],
+        devices,
+        kind="numbers",
+    )
+    headings = [*run_heading, "device", "number", "least", "mean", "most"]
+    of_numbers = table("What the samples say", headings, numbers, kind="numbers")
+    return key + plots + of_devices + unfolding("Every number of every device", of_numbers)
 
 
 # --- evaluations, checkpoints, events --------------------------------------------------------------
@@ -275,7 +284,7 @@ def _checkpoints(histories: Sequence[History]) -> str:
             step = f"{kept.step:,}" if kept.step is not None else kept.name
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kept.saved_s))
             state = Markup(f"<mark>best</mark> {kept.state}") if kept.is_best else kept.state
-            rows.append([name] * (len(histories) > 1) + [step, state, f"{compact(kept.bytes)}B", saved])
+            rows.append([name] * (len(histories) > 1) + [step, state, amount(kept.bytes, "B"), saved])
     if not rows:
         return quiet("None in the run folder.")
     headings = ["run"] * (len(histories) > 1) + ["step", "state", "size", "saved"]
@@ -336,9 +345,12 @@ def _run_names(histories: Sequence[History]) -> list[Markup]:
     return _coloured([history.name for history in histories])
 
 
-def _coloured(names: Sequence[str]) -> list[Markup]:
+def _coloured(names: Sequence[str], *, numbered: bool = True) -> list[Markup]:
     return [
-        Markup(f'<i class="swatch run-{number % NUM_COLOURS}"></i>{number + 1} <span>{escape(name)}</span>')
+        Markup(
+            f'<i class="swatch run-{number % NUM_COLOURS}"></i>{f"{number + 1} " if numbered else ""}'
+            f"<span>{escape(name)}</span>"
+        )
         for number, name in enumerate(names)
     ]
 
@@ -347,5 +359,5 @@ def _run_key(histories: Sequence[History]) -> str:
     return _key([history.name for history in histories]) if len(histories) > 1 else ""
 
 
-def _key(names: Sequence[str]) -> str:
-    return f'<ul class="key runs">{"".join(f"<li>{name}</li>" for name in _coloured(names))}</ul>'
+def _key(names: Sequence[str], *, numbered: bool = True) -> str:
+    return f'<ul class="key runs">{"".join(f"<li>{name}</li>" for name in _coloured(names, numbered=numbered))}</ul>'

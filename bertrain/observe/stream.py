@@ -86,9 +86,11 @@ def whole_lines(path: Path) -> Iterator[bytes]:
     with file:
         rest = b""
         while read := file.read(BLOCK):
-            lines, end, rest = (rest + read).rpartition(b"\n")
-            if end:
-                yield lines + end
+            read = rest + read if rest else read
+            cut = read.rfind(b"\n") + 1
+            rest = read[cut:]
+            if cut:
+                yield read[:cut]
         if rest:
             yield rest
 
@@ -98,7 +100,7 @@ def by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa
 
     Where a block has such a line, its halves are parsed apart, and so on down to that line.
     """
-    if not block.strip():
+    if not block or block.isspace():
         return [], 0
     try:
         if not block.isascii():  # we write nothing else, but a user may

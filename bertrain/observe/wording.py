@@ -27,6 +27,12 @@ def title_of(metric: str) -> str:
     return TITLES.get(metric, metric.replace("_", " "))
 
 
+def heading_of(metric: str) -> str:
+    """Its title to begin a line with."""
+    title = title_of(metric)
+    return title[:1].upper() + title[1:]
+
+
 def is_share(metric: str) -> bool:
     """Whether it is a share of one, to be written in percent."""
     return metric.endswith(("accuracy", "_share"))
@@ -55,6 +61,19 @@ def compact(value: float) -> str:
     rounded = float(f"{value:.3g}")
     unit, suffix = next(pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0])
     return f"{rounded / unit:.3g} {suffix}"
+
+
+def amount(value: float, unit: str) -> str:
+    """A quantity in three digits with its unit: 356 J, 9.57 MJ, 1.2 GB."""
+    rounded = float(f"{value:.3g}")
+    scale, prefix = next(
+        (pair for pair in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0]), (1, "")
+    )
+    return f"{rounded / scale:.3g} {prefix}{unit}"
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def duration(seconds: float) -> str:
