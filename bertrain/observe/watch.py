@@ -150,7 +150,7 @@ def _records(text: bytes) -> list[dict[str, Any]]:
 
 
 def loss_curve(path: Path) -> list[float | None]:
-    """The loss from the beginning to now: of a long file at equal distances in it, the mean of the steps about there."""
+    """The loss from the beginning to now; in a long file looked up at equal distances, the mean of the steps there."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
