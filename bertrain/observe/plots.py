@@ -198,17 +198,17 @@ def plot_ranks(history: History) -> str:
 
 
 TRACKS = {
-    "power_w": ("Power", "{:.3g} W".format),
-    "sm_clock_mhz": ("Clock", "{:.4g} MHz".format),
-    "temperature_c": ("Temperature", "{:.3g} °C".format),
-    "utilisation": ("Utilisation", compact),
+    "power_w": ("Power", "W"),
+    "sm_clock_mhz": ("Clock", "MHz"),
+    "temperature_c": ("Temperature", "°C"),
+    "utilisation": ("Utilisation", ""),
 }
 
 
 def plot_track(name: str, histories: Sequence[History]) -> str:
     """A number of the telemetry over time: a line for each device of one run, or for those of each run."""
-    title, show_value = TRACKS[name]
-    figure, axes = blank_axes("minutes", show_value)
+    title, unit = TRACKS[name]
+    figure, axes = blank_axes("minutes", compact)
     spans = []
     for number, history in enumerate(histories):
         with_it = [device for device in history.telemetry.devices if name in device.tracks]
@@ -219,13 +219,15 @@ def plot_track(name: str, histories: Sequence[History]) -> str:
             line = _line(number if len(histories) > 1 else place)
             axes.plot(minutes, track.curve[: len(minutes)], linewidth=1.4, **line)
             whose = f"run {number + 1}, {device.name}" if len(histories) > 1 else device.name
-            spans.append(
-                f"{whose} {show_value(track.least)} to {show_value(track.most)}, mean {show_value(track.mean)}"
+            least, most, average = (
+                f"{compact(value)} {unit}".rstrip() for value in (track.least, track.most, track.mean)
             )
+            spans.append(f"{whose} {least} to {most}, mean {average}")
     if not spans:
         return ""
     shown = spans[:MOST_NAMED] + [f"and {len(spans) - MOST_NAMED} more"] * (len(spans) > MOST_NAMED)
-    return framed(title, "", to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
+    note = f"In {unit}." if unit else "As a share, or in percent, as the sampler has it."
+    return framed(title, note, to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
 
 
 def plot_lengths(histories: Sequence[History]) -> str:

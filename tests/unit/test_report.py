@@ -280,6 +280,30 @@ def test_the_plots_are_whole_coloured_by_the_page_and_alone(trained: Path) -> No
     assert "Rings are held-out evaluations." in page.text
 
 
+def test_colours_stand_out_from_the_page_by_day_and_night() -> None:
+    """By the formula of WCAG 2: 4.5 for text, 3 for lines and areas."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    style = (Path(plots.__file__).parent / "report.css").read_text()
+    day, night = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part)) for part in style.split("@media screen")[:2])
+    assert len(day) == len(night) == 18
+    for palette in (day, night):
+        for name, colour in palette.items():
+            if name in ("ink", "muted", "warning", "run-0"):
+                assert contrast(colour, palette["surface"]) >= 4.5, name
+            elif name.startswith(("run", "phase")):
+                assert contrast(colour, palette["surface"]) >= 3, name
+        assert contrast(palette["ink"], palette["highlight"]) >= 4.5
+
+
 def test_the_same_run_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
     runs = [trained / "whole", trained / "faster"]
     first, second = report(runs, out=tmp_path / "first.html"), report(runs, out=str(tmp_path / "second.html"))

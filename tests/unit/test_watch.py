@@ -161,13 +161,13 @@ def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
     from tests.processes import Launched
 
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    settings = helpers.tiny_arguments(train__max_steps=60, checkpoint__every_steps=10, log__every_steps=5)
+    settings = helpers.tiny_arguments(train__max_steps=30, checkpoint__every_steps=5, log__every_steps=5)
     command = helpers.command("pretrain", "bert-tiny", "--data", data, "--run", run, *settings)
     training = Launched(command, tmp_path)
     watching = None
     try:
         training.wait_until(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0, "a checkpoint")
-        watching = Launched(helpers.command("watch", run, "--json", "--every", 0.1), tmp_path, "watching")
+        watching = Launched(helpers.command("watch", run, "--json", "--every", 0.3), tmp_path, "watching")
         watching.wait_until(lambda: watching is not None and bool(watching.out), "a look")
         training.process.kill()
         training.process.wait()
@@ -179,6 +179,6 @@ def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
         if watching is not None:
             watching.kill()
     looks = [json.loads(line) for line in watching.out.splitlines()]
-    assert (looks[-1]["state"], looks[-1]["step"], looks[-1]["starts"]) == ("ended", 60, 2)
+    assert (looks[-1]["state"], looks[-1]["step"], looks[-1]["starts"]) == ("ended", 30, 2)
     assert all(math.isfinite(seen["step"]) for seen in looks)
     assert {seen["state"] for seen in looks} <= {"running", "ended"}
