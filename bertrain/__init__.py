@@ -34,6 +34,8 @@ _HOMES = {
     "fill_mask": "tasks.fill_mask",
     "import_weights": "weights.export",
     "inspect_data": "data.inspect",
+    "logs": "observe.logs",
+    "look": "observe.watch",
     "mlperf_data": "data.mlperf_data",
     "pack": "data.pack",
     "plot_logs": "mlperf.show",
@@ -51,6 +53,7 @@ _HOMES = {
     "show_weights": "weights.inspect",
     "train_vocabulary": "data.tokenizer",
     "verify": "data.verify",
+    "watch": "observe.watch",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertrain import __version__, config
+from bertrain import __version__, cli_observe, config
 from bertrain.cli_data import AsJson, data_app
 from bertrain.cli_mlperf import mlperf_app
 from bertrain.cli_options import (
@@ -269,20 +269,8 @@ def fill_mask(
 
 
 add_task_verbs(app)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, laid over each other")],
-    out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
-) -> None:
-    """Write one self-contained page about one run or several.
-
-    Example: bertrain report runs/tiny runs/other --out compared.html
-    """
-    from bertrain.observe.report import report as write_report
-
-    print(write_report(runs, out=out))
+for verb in (cli_observe.report, cli_observe.watch, cli_observe.logs):
+    app.command()(verb)
 
 
 @app.command()

@@ -50,6 +50,7 @@ RUN_FOLDER = {
     "environment.json": "one entry for each start: time, machine, ranks, versions",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
     "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
+    "logs": "`rank-N.jsonl`: what each rank said (`bertrain logs` reads it), 8 MiB and as much in `rank-N.jsonl.1`",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
     "checkpoints": "the newest `checkpoint.keep` checkpoints, the best and a `best.json` that names it if asked for; "
     "`damaged-step-...` was passed over, `aside-...` was put aside by `resume --from-step`",
@@ -106,6 +107,7 @@ STEP_FIELDS = {
     "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
     "after that) and `optimizer`",
     "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from lengths; null where skipped",
+    "padding_share": "share of what is computed that is no token of an example; null where skipped",
 }
 STEP_RANK_FIELDS = {
     "rank_tokens": "tokens that each rank computes in this step, junk included",
@@ -131,6 +133,13 @@ END_FIELDS = {
     "reason": "why the run is over: which limit or target was reached",
 }
 
+LOG_FIELDS = {
+    "time": "seconds since the epoch, by the clock of the rank's machine",
+    "level": "`info`, `warning` or `error`",
+    "event": "`start`, `said`, `steps`, `warning`, `hang`, `restart`, `stop` (ended in a sentence), `failure`, `end`",
+    "text": "the line itself",
+    "lost_before": "lines before this one that could not be written; absent if none",
+}
 RANKS_FIELDS = {
     "kind": '`"ranks"`',
     "step": "the last of the steps that the means are over",
@@ -320,6 +329,8 @@ def _layouts() -> Iterator[str]:
     yield from _named("field", RANKS_FIELDS)
     yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
     yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
+    yield from ("### logs/rank-N.jsonl", "", "One JSON object per line; beside these, fields of the event:", "")
+    yield from _named("field", LOG_FIELDS)
     yield from ("## A checkpoint", "")
     yield (
         "A folder `checkpoints/step-00000500`, written beside its place and renamed when it is whole. It knows no "

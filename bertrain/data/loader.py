@@ -104,11 +104,10 @@ class Loader:
             first = np.cumsum(predictions) - predictions
             positions = np.arange(predictions.sum()) - np.repeat(first, predictions)
             masks = Masks(predictions, positions, np.full_like(positions, word))
-        answers = {
-            "classify": np.zeros((len(rows), 1), dtype=np.int64),
-            "regress": np.zeros((len(rows), 1), dtype=np.float32),
-            "span": np.zeros((len(rows), 2), dtype=np.int64),
-        }.get(self._settings.model.head)
+        answers = None
+        if (head := self._settings.model.head) != "pretrain":
+            columns, kind = 2 if head == "span" else 1, np.float32 if head == "regress" else np.int64
+            answers = np.zeros((len(rows), columns), dtype=kind)
         return Block(np.full(lengths.sum(), word), lengths, lengths // 2, np.zeros_like(lengths), masks, answers)
 
     def _step(self, number: int, position: int, read: Callable[[Ints], Block]) -> Step:

@@ -121,6 +121,11 @@ def is_restart() -> bool:
     return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
+def befell_before() -> str:
+    """What befell the ranks whose place these have taken; nothing, if there were none or it is not known."""
+    return os.environ.get(FAILED, "").partition(" ")[2]
+
+
 def has_gone_back() -> bool:
     """Whether our launcher has gone back to the checkpoint that `--from-step` names, before it started any rank."""
     return GONE_BACK in os.environ

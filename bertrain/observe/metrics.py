@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,7 +23,9 @@ from torch import Tensor
 
 from bertrain.data.balance import Balance
 from bertrain.files import write_atomically
-from bertrain.observe.console import PHASES, Console, evaluation_text, warn
+from bertrain.observe.console import PHASES, Console, console_line, evaluation_text, warn
+from bertrain.observe.logs import note
+from bertrain.observe.samples import newest
 from bertrain.observe.spikes import WINDOW, SpikeWatch
 from bertrain.settings import ModelSettings
 from bertrain.train.loss_scale import MINIMUM
@@ -139,7 +142,10 @@ class Metrics:
         if self._is_writer:
             for record in records:
                 self._write(record)
+            self._show_telemetry(records[-1]["step"])
             self._console.steps(records, self.last_step)
+        else:
+            note("info", "steps", console_line(records, self.last_step), step=records[-1]["step"])
         return [_is_as_it_should_be(record) for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
@@ -190,7 +196,7 @@ class Metrics:
             **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
-            **_balance_fields(record.balance),
+            **_balance_fields(record.balance, record.tokens),
         }
 
     def _watch(self, step: int, loss: float) -> bool:
@@ -204,6 +210,12 @@ class Metrics:
         self._was_spike = is_spike
         return is_spike
 
+    def _show_telemetry(self, step: int) -> None:
+        """Show TensorBoard the newest sample of each device, where a run has telemetry."""
+        for device, sample in newest(self._folder).items() if self._board is not None else ():
+            for name, value in sample.items():
+                self._board.add_scalar(f"telemetry/{device}/{name}", value, step)
+
     def _write(self, record: dict[str, Any]) -> None:
         """Write one record. An error is kept for the loop to see, since the ranks must end together."""
         assert self._file is not None
@@ -213,9 +225,8 @@ class Metrics:
             self._file.write(json.dumps(_finite(record)) + "\n")
             self._file.flush()
             if self._board is not None:
-                for name, value in record.items():
-                    if isinstance(value, float):
-                        self._board.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+                for name, value in scalars(record):
+                    self._board.add_scalar(name, value, record["step"])
         except OSError as error:
             self.failure = error
 
@@ -226,6 +237,14 @@ class Metrics:
                 os.fsync(self._file.fileno())
             except OSError as error:
                 self.failure = error
+
+
+def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """What TensorBoard shows of a record, the seconds of each phase included."""
+    for name, value in record.items():
+        for inner, number in value.items() if isinstance(value, dict) else [("", value)]:
+            if isinstance(number, float):
+                yield "/".join(part for part in (record["kind"], name, inner) if part), number
 
 
 def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
@@ -244,9 +263,12 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     return result
 
 
-def _balance_fields(balance: Balance | None) -> dict[str, Any]:
-    """The idle share, and what each rank computed, where there are several."""
-    fields: dict[str, Any] = {"idle_share": balance.idle_share if balance else None}
+def _balance_fields(balance: Balance | None, tokens: int) -> dict[str, Any]:
+    """The shares of idle ranks and of padding, and what each rank computed, where there are several."""
+    fields: dict[str, Any] = {
+        "idle_share": balance.idle_share if balance else None,
+        "padding_share": 1 - tokens / sum(balance.tokens) if balance else None,
+    }
     if balance is not None and len(balance.work) > 1:
         fields |= {"rank_tokens": balance.tokens, "rank_attention": balance.attention}
     return fields

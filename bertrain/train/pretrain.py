@@ -19,8 +19,9 @@ from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, RequeueError, UserError
-from bertrain.launch.local import has_gone_back, is_restart, say_that_it_goes_on
+from bertrain.launch.local import befell_before, has_gone_back, is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
+from bertrain.observe.logs import keep_log, note
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
@@ -190,10 +191,13 @@ def train(
     make_deterministic(how)
     set_precision(how)
     with ExitStack() as stack:
-        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
         if not ranks.from_first(is_ours):
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
+        stack.enter_context(keep_log(run.folder, ranks.rank, ranks.world))
+        if befell_before():
+            note("warning", "restart", f"all ranks were started again after {befell_before()}")
+        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
         # --- build, and restore ------------------------------------------------------------------
         state = TrainState.build(settings, ranks)
