@@ -95,6 +95,9 @@ def pretrain(
     benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
     warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before those")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="log.telemetry: clocks, power, temperature and energy beside the steps")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say only warnings and the end")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="say more about each step")] = False,
 ) -> None:
@@ -107,6 +110,8 @@ def pretrain(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
     )
+    if telemetry:
+        overrides.append(("log.telemetry", "true"))
     if deterministic:
         overrides.append(("train.deterministic", "true"))
     if quiet and verbose:

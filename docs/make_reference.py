@@ -105,6 +105,7 @@ STEP_FIELDS = {
     "tokens_per_s": "real tokens per second, all ranks together",
     "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
     "after that) and `optimizer`",
+    "ended": "when its last phase was over, in Unix seconds by the clock of telemetry.csv",
     "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from lengths; null where skipped",
 }
 STEP_RANK_FIELDS = {
@@ -129,6 +130,10 @@ END_FIELDS = {
     "step": "after which step",
     "samples": "examples by then",
     "reason": "why the run is over: which limit or target was reached",
+}
+END_ENERGY_FIELDS = {
+    "joules": "of all ranks' devices since the run was last started; null where one of them cannot be measured",
+    "joules_per_million_tokens": "the same over the real tokens trained on since then",
 }
 
 RANKS_FIELDS = {
@@ -320,6 +325,7 @@ def _layouts() -> Iterator[str]:
     yield from _named("field", RANKS_FIELDS)
     yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
     yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
+    yield from ("With `--telemetry` also:", "", *_named("field", END_ENERGY_FIELDS))
     yield from ("## A checkpoint", "")
     yield (
         "A folder `checkpoints/step-00000500`, written beside its place and renamed when it is whole. It knows no "

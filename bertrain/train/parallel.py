@@ -50,6 +50,10 @@ class Ranks:
         return self.rank == 0
 
     @property
+    def is_first_on_host(self) -> bool:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a process group; a single rank has one if torchrun started it."""
         return self.control is not None
