@@ -15,6 +15,7 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_profile import profile_app
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import (
     EXIT_LOST_RANK,
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(profile_app, name="profile")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]

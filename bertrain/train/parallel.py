@@ -50,8 +50,9 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def is_first_on_host(self) -> bool:
-        return os.environ.get("LOCAL_RANK", "0") == "0"
+    def local_rank(self) -> int:
+        """Its number among the ranks of this machine."""
+        return int(os.environ.get("LOCAL_RANK", 0))
 
     @property
     def is_connected(self) -> bool:

@@ -424,7 +424,7 @@ def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> 
         return None
     telemetry.stop()
     joules = telemetry.joules
-    if ranks.device.type == "cpu" and not ranks.is_first_on_host:
+    if ranks.device.type == "cpu" and ranks.local_rank > 0:
         joules = 0.0  # a processor's energy is that of all ranks on it
     total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
     ranks.sum(total)
