@@ -314,6 +314,7 @@ class Work:
         path.unlink()
         launches = kineto.launches_of(content, shift_s=-clock.stepped())
         if keep:
+            content["traceName"] = path.name  # it was that of a passing file
             kineto.add_device_regions(content, launches)
             kineto.write_trace(path, content)
         return Recording(launches, StepSize.of([step for step, _ in taken]))

@@ -37,7 +37,8 @@ def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = No
     """Write what the sets in `folders` say about variability: a page, and the same as CSV and JSON beside it.
 
     `folders` are those of `bertrain profile`, or runs made with telemetry. The page goes to `out`, or to
-    profile-report.html in the first folder. Raises UserError for a folder without a set, or a place that cannot be written.
+    profile-report.html in the first folder. Raises UserError for a folder without a set, or a place that cannot be
+    written.
     """
     sets = find_sets(folders)
     found = compare(sets)

@@ -161,6 +161,8 @@ def read_columns(path: Path) -> dict[str, Floats]:
                 continue
             if len(row) == len(header):
                 rows.append(row)
+    if not header:  # an empty file: the disk was full from the start
+        return {}
     values = np.array(rows, dtype=np.float64).reshape(-1, len(header))
     return dict(zip(header, values.T, strict=True))
 
