@@ -302,7 +302,7 @@ class Work:
         marks = kineto.RegionMarks(self._ranks.whereabouts)
         hooks = kineto.mark_forward(self._state.model)
         try:
-            with recording(activities=kinds, record_shapes=with_sizes) as profiler:
+            with recording(activities=kinds, record_shapes=with_sizes, acc_events=True) as profiler:
                 taken = self.run(count, replace(self._ranks, whereabouts=marks))
                 marks.close()
         finally:
@@ -384,7 +384,8 @@ def write_launches(path: Path, launches: Iterable[kineto.Launch]) -> None:
 
 def describe_set(place: Path) -> str:
     """One line about a set that was just made."""
-    from bertrain.observe.variability import read_set, summarise
+    from bertrain.observe.sets import read_set
+    from bertrain.observe.variability import summarise
 
     found = summarise(read_set(place))
     energy = (

@@ -20,7 +20,8 @@ from bertrain.files import write_atomically
 from bertrain.observe.history import compact, group_size, thin
 from bertrain.observe.plots import NUM_COLOURS, RUN_COLOURS, SURFACE, blank_axes, framed, to_svg
 from bertrain.observe.roofline import Row
-from bertrain.observe.variability import ProfileSet, SetSummary, Variability, box_of, compare, find_sets
+from bertrain.observe.sets import ProfileSet, find_sets
+from bertrain.observe.variability import SetSummary, Variability, box_of, compare
 
 MOST_KERNELS = 15
 TIME_LINES = {
@@ -141,7 +142,9 @@ def _facts(found: Variability) -> str:
         f"<div><dt>{escape(label)}</dt><dd><b>{escape(value)}</b> <small>{escape(note)}</small></dd></div>"
         for label, value, note in cells
     )
-    return f'<dl class="figures">{shown}</dl><p>{escape(found.verdict[:1].upper() + found.verdict[1:])}.</p>'
+    kind = "warning" if any(device.is_outlier for device in found.devices) else "quiet"
+    verdict = escape(found.verdict[:1].upper() + found.verdict[1:])
+    return f'<dl class="figures">{shown}</dl><p class="{kind}">{verdict}.</p>'
 
 
 def devices_table(found: Variability) -> str:
@@ -159,7 +162,9 @@ def devices_table(found: Variability) -> str:
         for device in found.devices
     ]
     headings = ["device", "which", "host", "repeats", "median, ms", "over the median", "between repeats", ""]
-    return table("Devices, the slowest first", headings, rows)
+    of_hosts = [[host, f"{ratio:.3f}"] for host, ratio in found.hosts.items()]
+    hosts = table("Hosts: the median of their devices", ["host", "over the median"], of_hosts)
+    return table("Devices, the slowest first", headings, rows) + (hosts if len(of_hosts) > 1 else "")
 
 
 def sets_table(found: Variability) -> str:
@@ -201,14 +206,14 @@ def roofline_tables(sets: Sequence[ProfileSet]) -> str:
         rows, facts = read_roofline(found.folder)
         ceilings = facts["ceilings"]
         caption = (
-            f"{name}: {ceilings['operations_per_s'] / 1e12:,.1f} TFLOP/s in a product of {ceilings['product']}, "
-            f"{ceilings['bytes_per_s'] / 1e9:,.0f} GB/s in a copy, measured in the same run"
+            f"{name}: {ceilings['operations_per_s'] / 1e12:,.4g} TFLOP/s in a product of {ceilings['product']}, "
+            f"{ceilings['bytes_per_s'] / 1e9:,.4g} GB/s in a copy, measured in the same run"
         )
         cells = [
             [
                 row.part,
-                f"{row.gflop:,.1f}",
-                f"{row.megabytes:,.1f}",
+                f"{row.gflop:,.4g}",
+                f"{row.megabytes:,.4g}",
                 f"{row.floor_ms:,.3f}",
                 row.bound_by or "–",
                 f"{row.measured_ms:,.3f}",
@@ -254,8 +259,8 @@ def missing_list(sets: Sequence[ProfileSet]) -> str:
     for found in sets:
         for what, why in found.missing.items():
             reasons[f"{what}: {why}"] = reasons.get(f"{what}: {why}", 0) + 1
-    items = "".join(f"<li>{escape(reason)} ({count} of {len(sets)} sets)</li>" for reason, count in reasons.items())
-    return f"<ul>{items}</ul>" if items else ""
+    lines = (f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items())
+    return "".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
 
 
 # --- plots --------------------------------------------------------------------------------------------

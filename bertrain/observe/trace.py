@@ -13,7 +13,7 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +216,6 @@ def _split_forward_and_backward(launches: list[Launch]) -> list[Launch]:
     The fused path launches them as one graph, which the kernels of the attention's plan and of the words' loss divide.
     The plain path marks its forward passes; what else it launches meanwhile is backward.
     """
-    from dataclasses import replace
-
     is_fused = any(launch.name == LAST_OF_FORWARD for launch in launches)
     current, found = "data", []
     for launch in launches:

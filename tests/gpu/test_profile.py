@@ -14,7 +14,8 @@ from bertrain.observe.metrics import Stopwatch
 from bertrain.observe.profile import profile
 from bertrain.observe.profile_report import profile_report, read_roofline
 from bertrain.observe.sensors import sensors_for, uuid_of
-from bertrain.observe.variability import find_sets, joules, summarise
+from bertrain.observe.sets import find_sets
+from bertrain.observe.variability import joules, summarise
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 from tests.unit.test_profile import FILES, read_csv

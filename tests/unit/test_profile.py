@@ -18,7 +18,7 @@ from bertrain.errors import UserError
 from bertrain.observe.console import PHASES
 from bertrain.observe.profile import ITERATION_COLUMNS, LAUNCH_COLUMNS, profile, settings_to_profile
 from bertrain.observe.profile_report import profile_report, read_roofline
-from bertrain.observe.variability import find_sets
+from bertrain.observe.sets import find_sets
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 

@@ -12,18 +12,8 @@ import pytest
 from bertrain.errors import UserError
 from bertrain.observe.profile import ITERATION_COLUMNS, write_table
 from bertrain.observe.profile_report import profile_report
-from bertrain.observe.variability import (
-    ProfileSet,
-    box_of,
-    compare,
-    correlation,
-    during,
-    find_sets,
-    joules,
-    read_set,
-    summarise,
-    throttled_by,
-)
+from bertrain.observe.sets import ProfileSet, find_sets, read_set
+from bertrain.observe.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
 
 START = 1_800_000_000.0
 
@@ -141,6 +131,8 @@ def test_the_slow_gpu_is_named() -> None:
     assert [device.uuid for device in slow.devices if device.is_outlier] == ["GPU-slow"]
     assert slow.devices[0].uuid == "GPU-slow"
     assert slow.verdict == f"outliers: GPU-slow on host node2 takes {slow.devices[0].over_median:.3f} times the median"
+    assert list(slow.hosts) == ["node2", "node1"]
+    assert slow.hosts["node2"] == slow.devices[0].over_median
     assert slow.devices[0].between_repeats == pytest.approx(0.01 / slow.devices[0].median_s)
     alone = compare(repeats("GPU-1", "node1", 1.0))
     assert alone.verdict == "one device, so nothing to compare it with; 1.0% between its repeats"
