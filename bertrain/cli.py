@@ -31,6 +31,7 @@ from bertrain.cli_options import (
     start_ranks,
     under_launcher,
 )
+from bertrain.cli_profile import profile_app
 from bertrain.cli_tasks import add_task_verbs
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import (
@@ -57,6 +58,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
 app.add_typer(mlperf_app, name="mlperf")
+app.add_typer(profile_app, name="profile")
 
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
@@ -100,6 +102,9 @@ def pretrain(
     benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
     warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before those")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="log.telemetry: clocks, power, temperature and energy beside the steps")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say only warnings and the end")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="say more about each step")] = False,
 ) -> None:
@@ -112,6 +117,8 @@ def pretrain(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
     )
+    if telemetry:
+        overrides.append(("log.telemetry", "true"))
     if deterministic:
         overrides.append(("train.deterministic", "true"))
     if quiet and verbose:

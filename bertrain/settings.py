@@ -416,6 +416,14 @@ class LogSettings:
         shapes_training=False,
     )
     tensorboard: bool = setting(True, "write TensorBoard events into the run folder", shapes_training=False)
+    telemetry: bool = setting(
+        False,
+        "sample clocks, power, temperature, memory and energy of each rank's device into telemetry.csv",
+        shapes_training=False,
+    )
+    telemetry_ms: int = setting(
+        100, "milliseconds between two samples", minimum=10, maximum=60_000, shapes_training=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

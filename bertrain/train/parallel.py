@@ -50,6 +50,11 @@ class Ranks:
         return self.rank == 0
 
     @property
+    def local_rank(self) -> int:
+        """Its number among the ranks of this machine."""
+        return int(os.environ.get("LOCAL_RANK", 0))
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a process group; a single rank has one if torchrun started it."""
         return self.control is not None

@@ -23,6 +23,7 @@ from bertrain.launch.local import befell_before, has_gone_back, is_restart, say_
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.logs import keep_log, note
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
+from bertrain.observe.telemetry import Telemetry, telemetry_of
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
@@ -235,6 +236,8 @@ def train(
         stack.callback(metrics.close)
         console.start(first_step, last_step)
         stack.callback(console.stop)
+        telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+        tokens_before = state.progress.tokens
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
@@ -294,7 +297,8 @@ def train(
         # --- the end -----------------------------------------------------------------------------
         here.enter(SAVING)
         if ending and verdict != FAIL:
-            metrics.end(state.progress.step, state.progress.samples, ending)
+            energy = _energy(telemetry, state.progress.tokens - tokens_before, ranks)
+            metrics.end(state.progress.step, state.progress.samples, ending, energy)
         saver.wait()
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):
@@ -442,6 +446,22 @@ def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
         every_steps=settings.log.every_steps,
         factor=settings.log.straggler_factor,
     )
+
+
+def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
+    """Joules of all ranks' devices since this start; None in it where one of them cannot be measured."""
+    if telemetry is None:
+        return None
+    telemetry.stop()
+    joules = telemetry.joules
+    if ranks.device.type == "cpu" and ranks.local_rank > 0:
+        joules = 0.0  # a processor's energy is that of all ranks on it
+    total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
+    ranks.sum(total)
+    spent = total.item()
+    if spent != spent:
+        return {"joules": None, "joules_per_million_tokens": None}
+    return {"joules": spent, "joules_per_million_tokens": 1e6 * spent / max(1, tokens)}
 
 
 def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:

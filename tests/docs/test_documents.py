@@ -202,6 +202,19 @@ def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, f
     assert set(result) | {"kind", "samples"} == set(generator.EVALUATION_FIELDS)
 
 
+def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:
+    from bertrain.observe.profile import ITERATION_COLUMNS, LAUNCH_COLUMNS
+    from bertrain.observe.sensors import sensors_for
+    from tests.unit.test_profile import FILES
+
+    assert list(generator.ITERATION_FIELDS) == list(ITERATION_COLUMNS)
+    assert list(generator.LAUNCH_FIELDS) == list(LAUNCH_COLUMNS)
+    assert set(generator.SET_FILES) == FILES
+    sensors = sensors_for(None)
+    named = {re.sub(r"^core\d+_", "core0_", column) for column in [*sensors.columns, *sensors.missing]}
+    assert named <= set(generator.TELEMETRY_COLUMNS)
+
+
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 

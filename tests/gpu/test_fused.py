@@ -141,7 +141,7 @@ class Trainer:
             state.model, state.arena, state.optimizer, state.exchange, state.ranks, settings
         )
         if isinstance(self.compute, FusedCompute) and not graphs:
-            self.compute._pool = None
+            self.compute.uses_graphs = False
         self.compute.restore({})  # as a run begins
 
     def gradient_of(self, step: Step) -> torch.Tensor:
