@@ -15,7 +15,9 @@ import typer
 
 from bertrain import __version__, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_launch import launch_app
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
+from bertrain.config import parse_overrides
 from bertrain.errors import (
     EXIT_LOST_RANK,
     EXIT_USER_ERROR,
@@ -39,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(launch_app, name="launch")
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
@@ -317,23 +320,6 @@ def doctor(
         return
     for finding in findings:
         print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")
-
-
-def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
-    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
-    pairs = []
-    words = iter(arguments)
-    for word in words:
-        if not word.startswith("--") or len(word) == 2:
-            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            following = next(words, None)
-            if following is None or following.startswith("--"):
-                raise UserError(f"--{key} has no value after it")
-            value = following
-        pairs.append((key, value))
-    return pairs
 
 
 def given(**options: str | None) -> list[tuple[str, str]]:

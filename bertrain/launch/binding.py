@@ -150,7 +150,7 @@ def _group_nodes(nodes: Sequence[list[Core]], groups: int) -> list[list[Core]]:
 
 
 def usable_cpus() -> list[int]:
-    """The processors that the ranks of this machine share: by their launcher's word, or all that this process may use."""
+    """The processors that the ranks of this machine share: by their launcher's word, or all that we may use."""
     return parse_cpu_list(os.environ.get(USABLE, "")) or sorted(os.sched_getaffinity(0))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -135,7 +136,7 @@ def gpu_nodes(local_world: int) -> list[int | None]:
     """The NUMA nodes of the GPUs of so many local ranks."""
     nodes = []
     for rank in range(local_world):
-        facts = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
+        facts: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
         nodes.append(
             node_of_pci_device(f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0")
         )
