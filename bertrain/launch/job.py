@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -198,6 +199,7 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
     return tuple(hosts[:nodes])
 
 
+@cache
 def code_version() -> dict[str, str]:
     """What code this is: the package's version, the commit it was checked out from if any, and a hash of its files."""
     package = Path(bertrain.__file__).parent

@@ -96,7 +96,11 @@ def _mpi(job: Job) -> tuple[list[str], list[str], str]:
     start = _starts(
         words, "mpirun starts the ranks, which talk over torch.distributed. It passes USR1 on, and not TERM."
     )
-    return [], ["passed_on_as=USR1", "export BERTRAIN_REPEAT= BERTRAIN_FAILED=", "", *start, *_timer(job)], NO_REQUEUE
+    return (
+        [],
+        ["passed_on_as=USR1", "export BERTRAIN_REPEAT='' BERTRAIN_FAILED=''", "", *start, *_timer(job)],
+        NO_REQUEUE,
+    )
 
 
 def _slurm(job: Job) -> tuple[list[str], list[str], str]:
@@ -288,6 +292,7 @@ for repeat in $repeats; do
     [ "$code" -eq 0 ] || break
 done
 [ -z "${timer:-}" ] || kill "$timer" 2> /dev/null
-[ "$code" -ne 75 ] || requeue
+# Whoever sends TERM (a cancel, a preemption) decides what becomes of the job; after a warning, it is for us to ask.
+[ "$code" -ne 75 ] || [ "$stopping" = TERM ] || requeue
 exit "$code"
 """

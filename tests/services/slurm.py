@@ -12,6 +12,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -95,9 +96,16 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running_slurm(folder: Path) -> Iterator[Slurm]:
+def running_slurm() -> Iterator[Slurm]:
     """Start it all, wait until both nodes are idle, and end it all at the end, in that order."""
-    folder.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name:  # pytest's own folders are closed to the user munge
+        Path(name).chmod(0o755)
+        with _running_in(Path(name)) as slurm:
+            yield slurm
+
+
+@contextmanager
+def _running_in(folder: Path) -> Iterator[Slurm]:
     (folder / "state").mkdir()
     controller, first, second = _free_ports(3)
     configuration = CONFIGURATION.format(
