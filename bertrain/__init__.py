@@ -17,8 +17,10 @@ __version__ = "0.1.0"
 # Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
 _HOMES = {
     "UserError": "errors",
+    "Wishes": "launch.job",
     "benchmark": "train.benchmark",
     "bin_by_length": "data.convert",
+    "cancel_job": "launch.submit",
     "cap_isa": "train.isa",
     "compare_weights": "weights.inspect",
     "convert": "data.convert",
@@ -33,8 +35,12 @@ _HOMES = {
     "fill_mask": "tasks.fill_mask",
     "import_weights": "weights.export",
     "inspect_data": "data.inspect",
+    "job_logs": "launch.submit",
+    "job_status": "launch.submit",
+    "make_job": "launch.job",
     "mlperf_data": "data.mlperf_data",
     "pack": "data.pack",
+    "preflight_job": "launch.preflight",
     "prepare": "data.prepare",
     "pretrain": "train.pretrain",
     "recipe_names": "config",
@@ -42,6 +48,7 @@ _HOMES = {
     "resolve": "config",
     "resume": "train.pretrain",
     "show_weights": "weights.inspect",
+    "submit_job": "launch.submit",
     "train_vocabulary": "data.tokenizer",
     "verify": "data.verify",
 }

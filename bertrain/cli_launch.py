@@ -10,7 +10,7 @@ import typer
 
 from bertrain import config
 from bertrain.cli_data import AsJson
-from bertrain.launch.job import Launcher, MpiType, Runtime, Wishes
+from bertrain.launch.job import Launcher, MpiType, Runtime, Wishes, make_job
 
 launch_app = typer.Typer(
     help="Jobs on this machine or a cluster: written into a folder, then started.",
@@ -146,7 +146,8 @@ def launch_mpi(
 
 def _launch(launcher: Launcher, given: dict[str, Any]) -> None:
     """Resolve, write, submit; `given` are the arguments of a verb by their names."""
-    from bertrain.launch.submit import prepare_job, submit_job
+    from bertrain.launch.scripts import job_script
+    from bertrain.launch.submit import submit_job
 
     wishes = Wishes(**{name: value for name, value in given.items() if name in Wishes.__dataclass_fields__})
     overrides = config.parse_overrides(given["context"].args)
@@ -154,15 +155,15 @@ def _launch(launcher: Launcher, given: dict[str, Any]) -> None:
     names = {name for name, _ in overrides}
     overrides = [pair for pair in defaults if pair[0] not in names] + overrides
     settings = config.resolve(given["recipe"], overrides, given["settings_file"])
-    job, script = prepare_job(
+    job = make_job(
         launcher, settings, given["data"], given["run"],
         wishes=wishes, folder=given["job"], init=str(given["init"] or ""),
     )  # fmt: skip
     if given["dry_run"]:
-        print(f"# {job.folder}/job.sh\n{script}")
+        print(job_script(job))
         return
     print(f"job {job.folder}: {job.world} rank(s); follow it with `bertrain launch logs {job.folder}`", flush=True)
-    number = submit_job(job, settings, script)
+    number = submit_job(job, settings)
     print(f"submitted as {number}")
 
 

@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -310,8 +309,3 @@ def read_job(folder: str | Path) -> Job:
         return Job(folder=folder, wishes=wishes, hosts=hosts, **content)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; launch the job again") from None
-
-
-def shell(words: list[str]) -> str:
-    """A command as a shell reads it."""
-    return shlex.join(words)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 
-from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, shell, write_time
+from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, write_time
 from bertrain.launch.local import SAVING_S
 
 AFTER_SAVING_S = 30
@@ -33,7 +33,7 @@ def _head(job: Job) -> list[str]:
     return [
         "",
         f"# Written by `bertrain launch {job.launcher}`, {job.created}; it can be submitted again as it is.",
-        f"#   each rank runs: bertrain {shell(job.command(1 if job.wishes.repeats > 1 else 0))}",
+        f"#   each rank runs: bertrain {shlex.join(job.command(1 if job.wishes.repeats > 1 else 0))}",
         f"#   on {nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
         "",
         f"job={shlex.quote(str(job.folder))}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.errors import UserError
-from bertrain.launch.job import SCRIPT, Job, make_job, read_job, write_job
+from bertrain.launch.job import SCRIPT, Job, read_job, write_job
 from bertrain.launch.scripts import job_script
 from bertrain.settings import Settings
 
@@ -24,19 +24,13 @@ ALLOCATIONS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 """What tells that we are inside an allocation already."""
 
 
-def prepare_job(*arguments: Any, **options: Any) -> tuple[Job, str]:
-    """A job as `make_job` makes it, and its script; nothing is written."""
-    job = make_job(*arguments, **options)
-    return job, job_script(job)
-
-
 def is_inside_allocation(launcher: str, environment: Mapping[str, str]) -> bool:
     """Whether a launcher's scheduler has given us nodes already (salloc, qsub -I)."""
     return launcher in ALLOCATIONS and ALLOCATIONS[launcher] in environment
 
 
-def submit_job(job: Job, settings: Settings, script: str) -> str:
-    """Write the job folder and hand it to the scheduler; returns its number.
+def submit_job(job: Job, settings: Settings) -> str:
+    """Write the folder of a job that `make_job` made, and hand it to the scheduler; returns its number.
 
     Where there is no scheduler, or we are inside an allocation of it, this process becomes the job.
     """
@@ -47,7 +41,7 @@ def submit_job(job: Job, settings: Settings, script: str) -> str:
         raise UserError(
             f"`launch {job.launcher}` needs {program}, which is not on the path here; try --dry-run to see the job"
         )
-    write_job(job, settings, script)
+    write_job(job, settings, job_script(job))
     path = job.folder / SCRIPT
     if in_place:
         if job.launcher in ALLOCATIONS:

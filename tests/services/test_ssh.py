@@ -54,7 +54,7 @@ def ranks_of(run: Path) -> dict[int, int]:
 
 
 def test_two_hosts_stopped_by_a_signal_and_started_again(hosts: Hosts, tmp_path: Path) -> None:
-    launched = launch(hosts, tmp_path, train__max_steps=200)
+    launched = launch(hosts, tmp_path, train__max_steps=120)
     try:
         launched.wait_until(lambda: len(records(tmp_path / "run")) > 4, "some steps")
         launched.process.send_signal(signal.SIGUSR1)
@@ -71,7 +71,7 @@ def test_two_hosts_stopped_by_a_signal_and_started_again(hosts: Hosts, tmp_path:
     finally:
         again.kill()
     assert "continuing after step" in again.out
-    assert len(helpers.losses(tmp_path / "run")) == 200
+    assert len(helpers.losses(tmp_path / "run")) == 120
 
 
 def test_a_host_that_is_not_there_is_named(hosts: Hosts, tmp_path: Path) -> None:
