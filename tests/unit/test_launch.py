@@ -36,7 +36,7 @@ LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
 
 def job_of(folder: Path, launcher: Launcher, **wishes: Any) -> Any:
     """A job with everything asked for that its launcher knows, in a folder whose name a shell could trip over."""
-    folder = folder / "a $folder"
+    folder = folder / "a folder"
     folder.mkdir(exist_ok=True)
     hostfile = folder / "hosts.txt"
     hostfile.write_text("# ours\none slots=2\ntwo\n")
