@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 
+SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck
+
 .PHONY: demo install test test-services check format clean
 
 demo: $(VENV)/.base
@@ -32,7 +34,7 @@ test: install
 	$(BIN)/pytest -q -m "not services"
 
 test-services: install
-	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy chromium chromium-driver
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)
 	$(BIN)/pytest -q -m services
 
 check: install

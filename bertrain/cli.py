@@ -15,6 +15,7 @@ import typer
 
 from bertrain import __version__, cli_observe, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_launch import launch_app
 from bertrain.cli_mlperf import mlperf_app
 from bertrain.cli_options import (
     OVERRIDES,
@@ -27,13 +28,13 @@ from bertrain.cli_options import (
     SkipSteps,
     given,
     is_first_rank,
-    parse_overrides,
     start_ranks,
     under_launcher,
 )
 from bertrain.cli_profile import profile_app
 from bertrain.cli_tasks import add_task_verbs
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
+from bertrain.config import parse_overrides
 from bertrain.errors import (
     EXIT_LOST_RANK,
     EXIT_USER_ERROR,
@@ -59,6 +60,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
 app.add_typer(mlperf_app, name="mlperf")
 app.add_typer(profile_app, name="profile")
+app.add_typer(launch_app, name="launch")
 
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")

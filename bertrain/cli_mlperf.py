@@ -51,7 +51,8 @@ def mlperf_run(
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
     """
-    from bertrain.cli_options import is_first_rank, parse_overrides
+    from bertrain.cli_options import is_first_rank
+    from bertrain.config import parse_overrides
     from bertrain.train.isa import cap_isa
 
     settings = config.resolve(recipe, parse_overrides(context.args), settings_file)

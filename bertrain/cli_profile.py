@@ -66,7 +66,8 @@ def profile_run(
 
     Example: bertrain profile run bert-tiny --steps 20 --out profiles/tiny
     """
-    from bertrain.cli_options import parse_overrides, start_ranks, under_launcher
+    from bertrain.cli_options import start_ranks, under_launcher
+    from bertrain.config import parse_overrides
     from bertrain.files import refuse_occupied
 
     resolved = config.resolve(recipe, parse_overrides(context.args), settings_file)

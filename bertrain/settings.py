@@ -311,6 +311,12 @@ class TrainSettings:
     threads: int = setting(
         0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0, shapes_training=False
     )
+    binding: Literal["none", "auto"] = setting(
+        "none",
+        "which cores a rank keeps to. none: any; auto: those next to its GPU, or an even share of all, hyper-threads "
+        "together, no rank on two NUMA nodes if it can be avoided; `bertrain launch` asks for auto",
+        shapes_training=False,
+    )
     bucket_mb: int = setting(
         25, "gradients travel in buckets of about this many MB, each as soon as it is ready", minimum=1
     )

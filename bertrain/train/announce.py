@@ -42,6 +42,8 @@ def announce(
     millions = count_parameters(settings.model)[0] / 1e6
     console.say(f"run {run.folder}: {millions:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
+    for local_rank, binding in enumerate(ranks.bindings):
+        console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)

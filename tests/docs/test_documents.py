@@ -22,7 +22,8 @@ import pytest
 import typer
 
 from bertrain import config
-from bertrain.cli import app, parse_overrides
+from bertrain.cli import app
+from bertrain.config import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
