@@ -23,7 +23,6 @@ import argparse
 import gc
 import json
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -172,7 +171,7 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
         max_steps = min(COMPILED_STEPS, train.max_steps) if max_steps > 0 else COMPILED_STEPS
     set_seed(seed)
     model = their_model(work)
-    with tempfile.TemporaryDirectory() as folder, environment_as_it_was():
+    with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=settings.batch.sequences,
@@ -267,17 +266,6 @@ def flat_outputs(predictions: Any, block: Block) -> Outputs:
     starts, ends = predictions
     is_real = np.arange(starts.shape[1]) < block.lengths[:, None]
     return np.stack([starts[is_real], ends[is_real]], axis=1).astype(np.float32)
-
-
-@contextmanager
-def environment_as_it_was() -> Iterator[None]:
-    """The Trainer's arguments leave variables behind by which all later ones would be compiled as well."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
 
 
 # --- measuring ----------------------------------------------------------------------------------------------
@@ -429,7 +417,8 @@ def main() -> None:
         if any(wanted.items() <= row.items() for row in rows):
             return
         elapsed = time.perf_counter() - began
-        if elapsed + lasted.get((work.task.name, system), 0.0) > arguments.deadline:
+        longest = max(lasted.values(), default=0.0)
+        if elapsed + lasted.get((work.task.name, system), longest) > arguments.deadline:
             print(f"{elapsed:6.1f} s  {work.task.name} {system} seed {seed}: left out, no time", flush=True)
             return
         row = measure(work, system, seed)
