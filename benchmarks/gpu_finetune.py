@@ -75,9 +75,9 @@ JOBS = {  # what is worth most comes first, as the time may run out
 class Work:
     """A job made ready: read, tokenised, its settings resolved."""
 
-    job: Job
     settings: Settings
     task: Task
+    training: Rows  # for the Trainer
     data: Path
     weights: Path
     runs: Path
@@ -98,8 +98,9 @@ def prepare(job: Job, weights: Path, data: Path, runs: Path, max_steps: int) -> 
     words = words_for(settings, runs, str(weights))
     assert words is not None
     task = open_task(data, settings, words)
-    task.training(), task.held_out()  # read now, so that no run's clock has it
-    return Work(job, settings, task, data, weights, runs)
+    task.held_out()  # read now, like the training part, so that no run's clock has it
+    training = Rows(task.training().block, task.head, with_answers=True)
+    return Work(settings, task, training, data, weights, runs)
 
 
 def described(work: Work) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=Rows(work.task.training().block, work.task.head, with_answers=True),
+            train_dataset=work.training,
             data_collator=DataCollatorWithPadding(AutoTokenizer.from_pretrained(work.weights), pad_to_multiple_of=8),
             callbacks=[Marker()],
         )
