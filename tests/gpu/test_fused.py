@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -187,6 +189,26 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
     assert isinstance(eager.compute, FusedCompute)
     assert any(captured.graphs for captured in replayed.compute._captured.values())
     assert all(not captured.graphs for captured in eager.compute._captured.values())
+
+
+@pytest.mark.parametrize("head", ["classify", "regress", "span"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: str) -> None:
+    """Dropout of the head included, which is drawn anew in each step."""
+    settings = training_settings(
+        precision, optimizer__name="adamw", model__head=head, model__num_labels=3, task__name="glue/mnli"
+    )
+    replayed, eager = Trainer(settings), Trainer(settings, graphs=False)
+    steps = [
+        replace(step, bins=[whole_model.with_answers(batch, head, 3).pin_memory() for batch in step.bins])
+        for step in make_steps(shards, training_settings(precision), 6)
+    ]
+    for step in steps:
+        for one, other in zip(replayed.step(step), eager.step(step), strict=True):
+            assert torch.equal(one, other)
+    assert all(map(torch.equal, replayed.state(), eager.state()))
+    assert isinstance(replayed.compute, FusedCompute)
+    assert any(captured.graphs for captured in replayed.compute._captured.values())
 
 
 @pytest.mark.parametrize("what", ["selective", "full"])
