@@ -21,6 +21,7 @@ import gzip
 import itertools
 import json
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ from bertrain.observe import clock
 from bertrain.observe import trace as kineto
 from bertrain.observe.console import PHASES, warn
 from bertrain.observe.metrics import StepRecord, Stopwatch
-from bertrain.observe.roofline import StepSize, measure_ceilings, measured_by_part, roofline, work_of
+from bertrain.observe.roofline import IDLE, StepSize, idle_ms, measure_ceilings, measured_by_part, roofline, work_of
 from bertrain.observe.synthetic import write_synthetic
 from bertrain.observe.telemetry import Telemetry, device_sensors
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
@@ -222,6 +223,9 @@ def _measure(
 
         by_part = one_by_one or recording
         measured = measured_by_part(by_part.launches, settings.model, by_part.size, plan.recorded)
+        if device.type == "cuda" and recording.launches:
+            step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
+            measured[IDLE] = idle_ms(step_ms, recording.launches, plan.recorded)
         rows = roofline(work_of(settings, by_part.size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
         write_launches(folder / "launches.csv.gz", recording.launches)
