@@ -277,7 +277,7 @@ def measured_by_part(launches: Iterable[Launch], model: ModelSettings, size: Ste
 
 
 def idle_ms(step_ms: float, launches: Iterable[Launch], steps: int) -> float:
-    """How much of a step the device had nothing to do: its time less that in which something of it ran, on any stream."""
+    """How long a device had nothing to do in a step: its time less that in which something ran, on any stream."""
     busy_ns, reached = 0, 0
     for launch in sorted(launches, key=lambda launch: launch.start_ns):
         busy_ns += max(0, launch.end_ns - max(reached, launch.start_ns))
