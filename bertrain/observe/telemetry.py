@@ -28,7 +28,7 @@ FAILURES = 3  # in a row, after which a gauge is asked no more
 MOST_SHARE = 0.01  # of a core: samples are taken less often rather than take more
 FLUSH_EVERY_S = 1.0
 CLOCK_STEP_S = 0.5  # by which the system's clock must jump to be noted
-BEGINNING_S, ENDING_S = 5.0, 5.0  # that the thread is given at the end; a driver that hangs is left alone
+BEGINNING_S, ENDING_S = 5.0, 5.0  # that the thread is given at the start and at the end; a driver may hang
 
 
 class Telemetry:
