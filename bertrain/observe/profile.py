@@ -15,17 +15,16 @@ A set is written beside its place and renamed when it is whole.
 
 from __future__ import annotations
 
-import csv
 import gc
-import gzip
 import itertools
 import json
 import platform
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,10 @@ from bertrain.errors import UserError
 from bertrain.files import new_folder, refuse_occupied, write_atomically
 from bertrain.observe import clock
 from bertrain.observe import trace as kineto
-from bertrain.observe.console import PHASES, warn
+from bertrain.observe.console import warn
 from bertrain.observe.metrics import StepRecord, Stopwatch
-from bertrain.observe.roofline import StepSize, measure_ceilings, measured_by_part, roofline, work_of
+from bertrain.observe.roofline import IDLE, StepSize, idle_ms, measure_ceilings, measured_by_part, roofline, work_of
+from bertrain.observe.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
 from bertrain.observe.synthetic import write_synthetic
 from bertrain.observe.telemetry import Telemetry, device_sensors
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
@@ -51,8 +51,6 @@ from bertrain.train.runs import describe_environment
 from bertrain.train.settle import check_memory, find_token_budget, settle
 from bertrain.train.state import TrainState
 
-ITERATION_COLUMNS = ("step", "started", "seconds", *(f"{phase}_s" for phase in PHASES), "tokens", "own_tokens", "bins")
-LAUNCH_COLUMNS = ("start_ns", "duration_ns", "stream", "kind", "region", "grid", "block", "name")
 EAGER_WARM_UP = 3  # steps before kernels are recorded one by one: the first two build them, and measure FP8's scales
 
 
@@ -211,6 +209,7 @@ def _measure(
         ranks.from_first(0)
         telemetry = Telemetry(folder, device_sensors(device), plan.telemetry_ms)
         try:
+            telemetry.wait_until_begun()
             records = work.run(plan.steps)
             iterations = work.rows_of(records)
             recording = work.record(plan.recorded, folder, with_sizes=not is_fused, keep=plan.with_trace)
@@ -222,6 +221,9 @@ def _measure(
 
         by_part = one_by_one or recording
         measured = measured_by_part(by_part.launches, settings.model, by_part.size, plan.recorded)
+        if device.type == "cuda" and recording.launches:
+            step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
+            measured[IDLE] = idle_ms(step_ms, recording.launches, plan.recorded)
         rows = roofline(work_of(settings, by_part.size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
         write_launches(folder / "launches.csv.gz", recording.launches)
@@ -350,41 +352,8 @@ def cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
 
 
-# --- files --------------------------------------------------------------------------------------------
-
-
-def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-
-
-def write_objects(path: Path, objects: Iterable[Any]) -> None:
-    """Data classes, a line each."""
-    found = list(objects)
-    columns = [item.name for item in fields(found[0])] if found else []
-    write_table(path, columns, ([getattr(one, column) for column in columns] for one in found))
-
-
-def write_launches(path: Path, launches: Iterable[kineto.Launch]) -> None:
-    """A line each; a CPU's operators have neither grid nor block."""
-    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(LAUNCH_COLUMNS)
-        for launch in launches:
-            grid, block = ("x".join(map(str, size)) for size in (launch.grid, launch.block))
-            writer.writerow(
-                (
-                    launch.start_ns, launch.duration_ns, launch.stream, launch.kind, launch.region, grid, block,
-                    launch.name,
-                )
-            )  # fmt: skip
-
-
 def describe_set(place: Path) -> str:
     """One line about a set that was just made."""
-    from bertrain.observe.sets import read_set
     from bertrain.observe.variability import summarise
 
     found = summarise(read_set(place))

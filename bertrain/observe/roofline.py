@@ -26,6 +26,7 @@ QKV, ATTENTION, ATTENTION_OUT = "query, key, value", "attention", "attention out
 FEED_FORWARD, GELU, NORM = "feed-forward", "GELU", "dropout, residual, LayerNorm"
 EMBEDDINGS, HEADS, OPTIMIZER = "embeddings", "heads", "clipping and optimizer"
 SUMS, CASTS, DATA, EXCHANGE, OTHER = "sums over rows", "casts and copies", "data to the device", "all-reduce", "other"
+IDLE = "idle between launches"
 
 KERNEL_PARTS = {
     "_plan_kernel": ATTENTION, "_attention_": ATTENTION, "_backward_query": ATTENTION, "_backward_key": ATTENTION,
@@ -273,6 +274,15 @@ def measured_by_part(launches: Iterable[Launch], model: ModelSettings, size: Ste
     for launch in launches:
         totals[part_of(launch, model, size)] += launch.duration_ns / 1e6 / steps
     return dict(totals)
+
+
+def idle_ms(step_ms: float, launches: Iterable[Launch], steps: int) -> float:
+    """How long a device had nothing to do in a step: its time less that in which something ran, on any stream."""
+    busy_ns, reached = 0, 0
+    for launch in sorted(launches, key=lambda launch: launch.start_ns):
+        busy_ns += max(0, launch.end_ns - max(reached, launch.start_ns))
+        reached = max(reached, launch.end_ns)
+    return max(0.0, step_ms - busy_ns / 1e6 / steps)
 
 
 def table_text(rows: Iterable[Row]) -> str:

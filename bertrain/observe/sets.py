@@ -1,11 +1,12 @@
-"""Sets of `bertrain profile`, and runs with telemetry, as they lie on disk: read, checked, in columns of numbers."""
+"""Sets of `bertrain profile`, and runs with telemetry, as they lie on disk: how they are written, and read back."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.errors import UserError
+from bertrain.observe.console import PHASES
+from bertrain.observe.trace import Launch
 
 Floats = npt.NDArray[np.float64]
+
+ITERATION_COLUMNS = ("step", "started", "seconds", *(f"{phase}_s" for phase in PHASES), "tokens", "own_tokens", "bins")
+LAUNCH_COLUMNS = ("start_ns", "duration_ns", "stream", "kind", "region", "grid", "block", "name")
 
 
 @dataclass(frozen=True)
@@ -166,3 +172,35 @@ def _read_json(path: Path) -> Any:
         return json.loads(_existing(path).read_text())
     except ValueError:
         raise UserError(f"{path} is damaged: it is not JSON") from None
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def write_objects(path: Path, objects: Iterable[Any]) -> None:
+    """Data classes, a line each."""
+    found = list(objects)
+    columns = [item.name for item in fields(found[0])] if found else []
+    write_table(path, columns, ([getattr(one, column) for column in columns] for one in found))
+
+
+def write_launches(path: Path, launches: Iterable[Launch]) -> None:
+    """A line each; a CPU's operators have neither grid nor block."""
+    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(LAUNCH_COLUMNS)
+        for launch in launches:
+            grid, block = ("x".join(map(str, size)) for size in (launch.grid, launch.block))
+            writer.writerow(
+                (
+                    launch.start_ns, launch.duration_ns, launch.stream, launch.kind, launch.region, grid, block,
+                    launch.name,
+                )
+            )  # fmt: skip

@@ -28,7 +28,7 @@ FAILURES = 3  # in a row, after which a gauge is asked no more
 MOST_SHARE = 0.01  # of a core: samples are taken less often rather than take more
 FLUSH_EVERY_S = 1.0
 CLOCK_STEP_S = 0.5  # by which the system's clock must jump to be noted
-ENDING_S = 5.0  # that the thread is given at the end; a driver that hangs is left alone
+BEGINNING_S, ENDING_S = 5.0, 5.0  # that the thread is given at the start and at the end; a driver may hang
 
 
 class Telemetry:
@@ -46,7 +46,7 @@ class Telemetry:
         self._samples, self._busy_s = 0, 0.0
         self._began = time.monotonic()
         self._file: TextIO | None = None
-        self._ending = threading.Event()
+        self._has_begun, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="bertrain-telemetry", daemon=True)
         self._earlier = _read_starts(self._json)
         self._thread.start()
@@ -55,6 +55,10 @@ class Telemetry:
     def joules(self) -> float | None:
         """Spent since the first sample; None where nothing here measures it."""
         return self._meter.joules
+
+    def wait_until_begun(self) -> None:
+        """Wait for the first sample, so that what follows lies between samples; not for long."""
+        self._has_begun.wait(BEGINNING_S)
 
     def stop(self) -> None:
         """Take a last sample, and say what there is; what comes after the first call changes nothing."""
@@ -84,6 +88,7 @@ class Telemetry:
         while True:
             began, busy = time.monotonic(), time.thread_time()
             self._write_row(self._sample(began, with_counters=is_last))
+            self._has_begun.set()
             offset = self._watch_clock(offset)
             if began - flushed >= FLUSH_EVERY_S or is_last:
                 flushed = began

@@ -204,8 +204,8 @@ def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, f
 
 
 def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:
-    from bertrain.observe.profile import ITERATION_COLUMNS, LAUNCH_COLUMNS
     from bertrain.observe.sensors import sensors_for
+    from bertrain.observe.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS
     from tests.unit.test_profile import FILES
 
     assert list(generator.ITERATION_FIELDS) == list(ITERATION_COLUMNS)

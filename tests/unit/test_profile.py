@@ -16,9 +16,9 @@ import pytest
 from bertrain.cli import app
 from bertrain.errors import UserError
 from bertrain.observe.console import PHASES
-from bertrain.observe.profile import ITERATION_COLUMNS, LAUNCH_COLUMNS, profile, settings_to_profile
+from bertrain.observe.profile import profile, settings_to_profile
 from bertrain.observe.profile_report import profile_report, read_roofline
-from bertrain.observe.sets import find_sets
+from bertrain.observe.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, find_sets
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 
@@ -79,8 +79,8 @@ def test_launches_come_after_the_timed_steps_and_within_the_telemetry(profiled: 
     over = float(iterations[-1]["started"]) + float(iterations[-1]["seconds"])
     assert begins[0] > over - 0.005
     samples = [float(row["time"]) for row in read_csv(folder / "telemetry.csv")]
-    assert samples[0] <= float(iterations[0]["started"]) + 0.05
-    assert samples[-1] >= begins[-1] - 0.05
+    assert samples[0] <= float(iterations[0]["started"])
+    assert samples[-1] >= begins[-1] - 0.005
     assert {row["region"] for row in launches} >= {"forward", "backward", "optimizer"}
     by_name = {row["name"]: row for row in read_csv(folder / "kernels.csv")}
     products = [int(row["duration_ns"]) for row in launches if row["name"] == "aten::addmm"]

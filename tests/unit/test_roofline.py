@@ -16,7 +16,7 @@ from bertrain.model.heads import pretraining_sums
 from bertrain.observe import roofline
 from bertrain.observe.roofline import Ceilings, StepSize, Widths, Work, linear, measure_ceilings, part_of, work_of
 from bertrain.observe.synthetic import write_synthetic
-from bertrain.observe.trace import launches_of
+from bertrain.observe.trace import Launch, launches_of
 from tests import helpers
 from tests.unit.test_trace import recorded
 
@@ -98,6 +98,15 @@ def test_the_table_by_hand() -> None:
     assert rows["c"].share_of_floor is None, "nothing was measured of it"
     assert [row.share_of_step for row in rows.values()] == [0.5, 0.4, 0.1, 0.0]
     assert "80%" in roofline.table_text(rows.values())
+
+
+def test_idle_is_what_no_stream_was_busy_with() -> None:
+    def launch(start_ms: int, duration_ms: int, stream: int) -> Launch:
+        return Launch("", "kernel", start_ms * 10**6, duration_ms * 10**6, stream, (), (), "", "", ())
+
+    two_steps = [launch(100, 10, 7), launch(105, 10, 9), launch(106, 2, 7), launch(130, 5, 7)]
+    assert roofline.idle_ms(12.0, two_steps, 2) == pytest.approx(12 - (15 + 5) / 2)
+    assert roofline.idle_ms(9.0, two_steps, 2) == 0
 
 
 def test_ceilings_are_measured() -> None:

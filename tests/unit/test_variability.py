@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from bertrain.errors import UserError
-from bertrain.observe.profile import ITERATION_COLUMNS, write_table
 from bertrain.observe.profile_report import profile_report
-from bertrain.observe.sets import ProfileSet, find_sets, read_set
+from bertrain.observe.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
 from bertrain.observe.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
 
 START = 1_800_000_000.0
