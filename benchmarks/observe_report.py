@@ -112,8 +112,8 @@ def make_run(run: Path, steps: int, ranks: int) -> None:
                     "optimizer": e / 1e3,
                 }
                 record = {
-                    "kind": "step", "step": number, "samples": 256 * number, "tokens": 20000 + int(500 * a), "loss": loss,
-                    "mlm_loss": loss - 0.6, "mlm_accuracy": 1 - loss / 9, "nsp_loss": 0.6 + f / 10,
+                    "kind": "step", "step": number, "samples": 256 * number, "tokens": 20000 + int(500 * a),
+                    "loss": loss, "mlm_loss": loss - 0.6, "mlm_accuracy": 1 - loss / 9, "nsp_loss": 0.6 + f / 10,
                     "nsp_accuracy": 0.7 + g / 10, "learning_rate": 4e-4 * (1 - number / steps),
                     "gradient_norm": 1 + h,
                     "applied": True, "skipped": False, "not_finite": 0, "spike": False, "tokens_per_s": 2e5 + 1e3 * a,

@@ -66,6 +66,12 @@ class History:
         return [record for record in self.told.records if record["kind"] == "evaluation"]
 
     @property
+    def ending(self) -> str:
+        """How it ended, as far as the metrics tell."""
+        ends = [record["reason"] for record in self.told.records if record["kind"] == "end"]
+        return ends[-1] if ends else "none so far: it goes on, or was stopped or killed"
+
+    @property
     def metrics(self) -> list[str]:
         """Names of the numbers that say how good the model is, of steps and of evaluations."""
         evaluated = (name for result in self.evaluations for name in result)

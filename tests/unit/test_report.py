@@ -254,6 +254,7 @@ def test_the_page_is_whole_and_needs_nothing_else(trained: Path) -> None:
     links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert links[0] == "#content"
+    assert "End: all 6 steps are done." in page.texts
     assert len(links) == 1 + len(titles)
     assert {str(link)[1:] for link in links} <= ids
     assert {"header", "nav", "main", "footer"} <= set(names)
