@@ -21,7 +21,7 @@ from bertrain.observe import logs
 from bertrain.observe.console import PHASES
 from bertrain.observe.samples import Telemetry, read_telemetry
 from bertrain.observe.stream import Floats, Told, read_stream
-from bertrain.observe.wording import duration, headline_of, is_better_low, is_metric, times
+from bertrain.observe.wording import counted, duration, headline_of, is_better_low, is_metric, times
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run
 
@@ -64,6 +64,12 @@ class History:
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         return [record for record in self.told.records if record["kind"] == "evaluation"]
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as far as the metrics tell."""
+        ends = [record["reason"] for record in self.told.records if record["kind"] == "end"]
+        return ends[-1] if ends else "none so far: it goes on, or was stopped or killed"
 
     @property
     def metrics(self) -> list[str]:
@@ -171,23 +177,23 @@ def _read_starts(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _missing_lines(told: Told) -> list[str]:
     steps, notes = told.columns["step"], []
     if told.num_unreadable:
-        notes.append(f"{told.num_unreadable:,} lines of metrics.jsonl could not be read and are left out")
+        notes.append(f"{counted(told.num_unreadable, 'line')} of metrics.jsonl could not be read, and left out")
     gaps = np.diff(steps, prepend=0)
     lost = int(gaps[gaps > 1].sum() - (gaps > 1).sum())
     if lost:
         places = [f"{int(steps[index] - gaps[index] + 1):,}" for index in np.flatnonzero(gaps > 1)[:5]]
         more = ", …" if int((gaps > 1).sum()) > len(places) else ""
-        notes.append(f"{lost:,} steps are not in metrics.jsonl, from step {', '.join(places)}{more} on")
+        notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {', '.join(places)}{more} on")
     repeated = int((gaps < 1).sum())
     if repeated:
-        notes.append(f"{repeated:,} steps of metrics.jsonl do not come after the one before them; all are shown")
+        notes.append(f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown")
     return notes
 
 
 def _missing_samples(telemetry: Telemetry) -> list[str]:
-    notes = []
+    notes = list(telemetry.missing)
     if telemetry.num_unreadable:
-        notes.append(f"{telemetry.num_unreadable:,} lines of telemetry could not be read and are left out")
+        notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read, and left out")
     set_back = [device for device in telemetry.devices if device.num_set_back]
     if set_back:
         how_often = times(max(device.num_set_back for device in set_back))
@@ -262,7 +268,7 @@ def summarise(history: History) -> Summary:
         best=best_evaluation(history.evaluations, headline),
         padding=weighted_mean(history.column("padding_share"), history.column("tokens")),
         idle=mean(history.column("idle_share")),
-        energy_j=sum(device.energy_j for device in history.telemetry.devices),
+        energy_j=history.telemetry.joules,
         skipped=numbers[is_bad].astype(int).tolist(),
         left_out=numbers[is_left_out].astype(int).tolist(),
         spikes=numbers[history.column("spike") == 1].astype(int).tolist(),

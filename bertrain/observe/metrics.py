@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bertrain.data.balance import Balance
-from bertrain.files import write_atomically
+from bertrain.files import replacing
 from bertrain.observe import clock
 from bertrain.observe.console import PHASES, Console, console_line, evaluation_text, warn
 from bertrain.observe.logs import note
@@ -127,7 +127,7 @@ class Metrics:
         if is_writer:
             kept = drop_after(folder / "metrics.jsonl", first_step)
             self._not_finite = kept[-1].get("not_finite", 0) if kept else 0
-            self._spikes = SpikeWatch(record["loss"] for record in kept[-WINDOW:] if record["loss"] is not None)
+            self._spikes = SpikeWatch(record["loss"] for record in kept if record["loss"] is not None)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
@@ -299,25 +299,25 @@ def _balance_fields(balance: Balance | None, tokens: int) -> dict[str, Any]:
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take out of a metrics file what lies beyond `step`, and an end that was none; returns the steps that are left.
+    """Take out of a metrics file what lies beyond `step`, and an end that was none; returns the last steps left.
 
-    So a resumed run says each step once.
+    So a resumed run says each step once. Lines are copied one by one: there may be millions.
     """
+    steps: deque[dict[str, Any]] = deque(maxlen=WINDOW)
     if not path.is_file():
         return []
-    kept, steps = [], []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-            if not line.endswith("\n") or record["step"] > step or record.get("kind") == "end":
-                continue
-        except (ValueError, KeyError):
-            continue  # a line torn by a crash belongs to a step that will be done again
-        kept.append(line)
-        if record.get("kind") == "step":
-            steps.append(record)
-    write_atomically(path, "".join(kept))
-    return steps
+    with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
+        for line in lines:
+            try:
+                record = json.loads(line)
+                if not line.endswith("\n") or record["step"] > step or record.get("kind") == "end":
+                    continue
+            except (ValueError, KeyError, TypeError):
+                continue  # a line torn by a crash belongs to a step that will be done again
+            kept.write(line)
+            if record.get("kind") == "step":
+                steps.append(record)
+    return list(steps)
 
 
 def _finite(value: Any) -> Any:

@@ -202,6 +202,10 @@ TRACKS = {
     "sm_clock_mhz": ("Clock", "MHz"),
     "temperature_c": ("Temperature", "°C"),
     "utilisation": ("Utilisation", ""),
+    "gpu_utilisation": ("Utilisation of the GPU", ""),
+    "cpu_utilisation": ("Utilisation of the CPU", ""),
+    "memory_used_bytes": ("Memory of the GPU", "bytes"),
+    "rss_bytes": ("Memory of the process", "bytes"),
 }
 
 
@@ -226,7 +230,7 @@ def plot_track(name: str, histories: Sequence[History]) -> str:
     if not spans:
         return ""
     shown = spans[:MOST_NAMED] + [f"and {len(spans) - MOST_NAMED} more"] * (len(spans) > MOST_NAMED)
-    note = f"In {unit}." if unit else "As a share, or in percent, as the sampler has it."
+    note = f"In {unit}." if unit else "As the sampler has it."
     return framed(title, note, to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
 
 

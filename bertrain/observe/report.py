@@ -95,7 +95,7 @@ def page(histories: Sequence[History]) -> str:
 
 
 def _alone(history: History) -> str:
-    return figures(known_facts(history)) + _phase_bar(history.summary)
+    return figures(known_facts(history)) + _phase_bar(history.summary) + quiet(f"End: {history.ending}.")
 
 
 def _side_by_side(histories: Sequence[History]) -> str:
@@ -109,6 +109,7 @@ def _side_by_side(histories: Sequence[History]) -> str:
         shared = notes[0] if len(set(notes)) == 1 else ""
         values = (Markup(escape(cells[number][0]) + ("" if shared else note)) for number, note in enumerate(notes))
         rows.append([Markup(escape(label) + shared), *values])
+    rows.append(["End", *(history.ending for history in histories)])
     rows.append(["Time per phase", *(_phase_bar(history.summary) for history in histories)])
     return table("The runs side by side", ["figure", *_run_names(histories)], rows)
 

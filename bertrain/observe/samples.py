@@ -1,18 +1,23 @@
 """What telemetry.csv says of each device: least, mean and most of every column, and curves of bounded length.
 
-The file is read as a stream. Which columns there are is the sampler's business: `time_s` and numbers, and texts that
-tell devices and throttle reasons apart. Time is what passed between samples; a clock that was set back adds nothing.
+Each rank samples its device into a file: telemetry.csv, telemetry-1.csv, ...; telemetry-before-1.csv is an earlier
+start's, whose columns were others; telemetry.json says what is missing. Files are read as streams. Which columns there
+are is the sampler's business: a time and numbers, and maybe texts that tell devices and throttle reasons apart. Time is
+what passed between samples; a clock that was set back adds nothing.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +29,11 @@ from bertrain.observe.stream import by_halves, whole_lines
 
 Doubles = npt.NDArray[np.float64]
 
-TIME, ENERGY, THROTTLE = "time_s", "energy_j", "throttle"
+TIMES = ("time", "time_s")  # what the time of a sample is called, in seconds since the epoch
+ENERGY, THROTTLES = "energy_j", ("throttle", "throttle_reasons")
 DEVICES = ("gpu", "cpu", "device", "uuid")  # the first of these columns that is there tells devices apart
-TEXTS = (*DEVICES, THROTTLE, "host")
+TEXTS = (*DEVICES, *THROTTLES, "host")
+NO_NUMBERS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns that are no number of the device
 NUM_BINS = 512  # of a curve at the most; from half of them on it is never coarser
 TAIL_BYTES = 64 << 10  # that are read to know how things stand now
 NO_REASON = ("", "0", "none", "None", "0x0")
@@ -89,7 +96,7 @@ class Device:
 
     def add(self, table: pa.Table) -> None:
         """Add samples, in their order in the file."""
-        times = _numbers(table, TIME)
+        times = _numbers(table, _time_column(table.column_names))
         passed = np.diff(times, prepend=self._last_time if self.num_samples else times[:1])
         passed = np.where(np.isfinite(passed), passed, 0.0)
         self.num_set_back += int((passed < 0).sum())
@@ -104,11 +111,11 @@ class Device:
                 track.halve()
         bins = (elapsed / self.bin_s).astype(np.int64)
         for name in table.column_names:
-            if name == THROTTLE:
+            if name in THROTTLES:
                 self.reasons.update(reason for reason in table[name].to_pylist() if reason not in (*NO_REASON, None))
             elif name == ENERGY:
                 self._add_energy(_numbers(table, name))
-            elif name != TIME and name not in TEXTS:
+            elif name not in NO_NUMBERS:
                 self.tracks.setdefault(name, Track()).add(bins, _numbers(table, name))
 
     def _add_energy(self, counter: Doubles) -> None:
@@ -131,40 +138,57 @@ class Telemetry:
 
     devices: list[Device]
     num_unreadable: int = 0
+    missing: list[str] = field(default_factory=list)
+    """What the samplers could not read, in words."""
+    joules: float = 0.0
+    """Of all devices; the counter of a processor that several ranks share is counted once."""
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The telemetry files of a run."""
-    return sorted([*folder.glob("telemetry*.csv"), *folder.glob("telemetry/*.csv")])
+def files_of(folder: Path) -> list[tuple[int, Path]]:
+    """The telemetry files of a run with the rank of each, a rank's older ones first."""
+    found = []
+    for path in folder.glob("telemetry*.csv"):
+        if name := re.fullmatch(r"telemetry(?:-(\d+))?(?:-before-(\d+))?", path.stem):
+            found.append((int(name[1] or 0), int(name[2] or 1 << 30), path))
+    return [(rank, path) for rank, _, path in sorted(found)]
 
 
 def read_telemetry(folder: Path) -> Telemetry:
     """Every sample in a run folder, device by device; no device, if there is none."""
-    devices: dict[str, Device] = {}
-    num_unreadable = 0
-    for path in files_of(folder):
+    devices: dict[tuple[int, str], Device] = {}
+    num_unreadable, missing, joules = 0, list[str](), 0.0
+    for rank, path in files_of(folder):
         names: list[str] = []
         for block in whole_lines(path):
             if not names:
                 header, _, block = block.partition(b"\n")
-                names = next(csv.reader([header.decode(errors="replace").strip()]), [])
-                if TIME not in names:
+                names = _names(header)
+                if _time_column(names) == "":
                     num_unreadable += 1
                     break
             tables, unreadable = by_halves(block, partial(_parse, names=names))
             num_unreadable += unreadable if block.endswith(b"\n") else 0
             for table in tables:
-                _add(devices, path.stem, table)
-    return Telemetry([devices[name] for name in sorted(devices)], num_unreadable)
+                _add(devices, rank, table)
+    shared: set[str] = set()
+    for rank in dict.fromkeys(rank for rank, _ in files_of(folder)):
+        notes = _notes(folder, rank)
+        missing += [f"telemetry of rank {rank} has no {what}: {why}" for what, why in notes.get("missing", {}).items()]
+        own = [device for (of, _), device in devices.items() if of == rank]
+        host = "" if notes.get("device") else notes.get("host", "")  # without a GPU, the counter is the machine's
+        if not host or host not in shared:
+            joules += sum(device.energy_j for device in own)
+        shared.add(host)
+    return Telemetry([devices[key] for key in sorted(devices)], num_unreadable, missing, joules)
 
 
 def newest(folder: Path) -> dict[str, dict[str, float]]:
     """The last sample of each device that stands at the end of the telemetry files, by device and column."""
     found: dict[str, dict[str, float]] = {}
-    for path in files_of(folder):
+    for rank, path in files_of(folder):
         try:
             with open(path, "rb") as file:
-                names = next(csv.reader([file.readline().decode(errors="replace").strip()]), [])
+                names = _names(file.readline())
                 begin, end = file.tell(), file.seek(0, 2)
                 file.seek(max(begin, end - TAIL_BYTES))
                 tail = file.read()
@@ -175,10 +199,28 @@ def newest(folder: Path) -> dict[str, dict[str, float]]:
         for row in csv.reader(tail.decode(errors="replace").splitlines()):
             if len(row) == len(names):
                 sample = dict(zip(names, row, strict=True))
-                found[_device_name(sample, names, path.stem)] = {
-                    name: value for name in names if name not in TEXTS and math.isfinite(value := _number(sample[name]))
-                }
+                numbers = {name: _number(sample[name]) for name in names if name not in (*TEXTS, *TIMES, "monotonic")}
+                known = {name: value for name, value in numbers.items() if math.isfinite(value)}
+                # Some columns are read less often than others: what is not in a row is as it was before.
+                found.setdefault(_device_name(sample, names, rank), {}).update(known)
     return found
+
+
+def _names(header: bytes) -> list[str]:
+    return next(csv.reader([header.decode(errors="replace").strip()]), [])
+
+
+def _time_column(names: Sequence[str]) -> str:
+    return next((name for name in TIMES if name in names), "")
+
+
+def _notes(folder: Path, rank: int) -> dict[str, Any]:
+    """What the last start of a rank's sampler noted of itself."""
+    try:
+        starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
+        return dict(starts[-1])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return {}
 
 
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
@@ -190,25 +232,25 @@ def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
     )
 
 
-def _add(devices: dict[str, Device], stem: str, table: pa.Table) -> None:
+def _add(devices: dict[tuple[int, str], Device], rank: int, table: pa.Table) -> None:
     key = _device_column(table.column_names)
     for value in pc.unique(table[key]).to_pylist() if key else [None]:
         part = table.filter(pc.equal(table[key], value)) if key and value is not None else table
         if len(part):
-            name = _device_name({key: value} if key and value else {}, table.column_names, stem)
-            devices.setdefault(name, Device(name)).add(part)
+            name = _device_name({key: value} if key and value else {}, table.column_names, rank)
+            devices.setdefault((rank, name), Device(name)).add(part)
 
 
 def _device_column(names: Sequence[str]) -> str | None:
     return next((name for name in DEVICES if name in names), None)
 
 
-def _device_name(sample: dict[str, str], names: Sequence[str], stem: str) -> str:
-    """Such as `gpu 0`; with the file's own name where a run has several files."""
+def _device_name(sample: dict[str, str], names: Sequence[str], rank: int) -> str:
+    """Such as `rank 3`, `gpu 0` where a column tells, or both where ranks have several."""
     key = _device_column(names)
-    own = f"{key} {sample[key]}" if key and sample.get(key) else ""
-    where = stem.removeprefix("telemetry").strip("-_.")
-    return " ".join(part for part in (where, own) if part) or "machine"
+    if key and sample.get(key):
+        return f"{key} {sample[key]}" if rank == 0 else f"rank {rank} {key} {sample[key]}"
+    return f"rank {rank}"
 
 
 def _numbers(table: pa.Table, name: str) -> Doubles:

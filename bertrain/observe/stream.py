@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.floating]
 
 BLOCK = 8 << 20  # bytes that are parsed at a time
 PARSED_APART = 1 << 20  # bytes of them that each thread parses
-COUNTS = ("step", "samples", "tokens")  # to the last digit; all else is kept in single precision
+COUNTS = ("step", "samples", "tokens", "ended")  # to the last digit; all else is kept in single precision
 REDUNDANT = ("not_finite", "tokens_per_s")  # what other columns say too
 
 

@@ -281,10 +281,12 @@ def _sample_text(sample: dict[str, float]) -> str:
     """The numbers of a sample that are known here, power first."""
     units = {"power_w": "W", "temperature_c": "°C", "sm_clock_mhz": "MHz"}
     parts = [f"{sample[name]:,.0f} {unit}" for name, unit in units.items() if name in sample]
-    if "utilisation" in sample:
-        parts.append(f"utilisation {sample['utilisation']:.3g}")
-    if "memory_bytes" in sample:
-        parts.append(amount(sample["memory_bytes"], "B"))
+    parts += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sample.items() if "utilisation" in name]
+    parts += [
+        f"{name.removesuffix('_bytes').replace('_', ' ')} {amount(value, 'B')}"
+        for name, value in sample.items()
+        if name.endswith("_bytes")
+    ]
     return "  ".join(parts) or f"{len(sample)} numbers, none of which is known here"
 
 

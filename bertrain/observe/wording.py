@@ -12,7 +12,7 @@ TITLES = {
 }
 BOOKKEEPING = {
     "kind", "step", "samples", "examples", "tokens", "applied", "skipped", "spike", "not_finite", "loss_scale",
-    "learning_rate", "gradient_norm", "tokens_per_s", "idle_share", "padding_share", "time_s", "time", "reason",
+    "learning_rate", "gradient_norm", "tokens_per_s", "idle_share", "padding_share", "ended", "reason",
 }  # fmt: skip
 """What a line of metrics holds besides how good the model is."""
 YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # metrics that no run is judged by
@@ -61,6 +61,11 @@ def compact(value: float) -> str:
     rounded = float(f"{value:.3g}")
     unit, suffix = next(pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0])
     return f"{rounded / unit:.3g} {suffix}"
+
+
+def counted(count: int, what: str) -> str:
+    """1 line, 2 lines, 3,000 lines."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def amount(value: float, unit: str) -> str:

@@ -254,6 +254,7 @@ def test_the_page_is_whole_and_needs_nothing_else(trained: Path) -> None:
     links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert links[0] == "#content"
+    assert "End: all 6 steps are done." in page.texts
     assert len(links) == 1 + len(titles)
     assert {str(link)[1:] for link in links} <= ids
     assert {"header", "nav", "main", "footer"} <= set(names)
@@ -474,9 +475,9 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
     page = Page(report([run]))
     for sentence in (
         "environment.json is damaged, so nothing is known of where it ran",
-        "1 lines of metrics.jsonl could not be read and are left out",
-        "4 steps are not in metrics.jsonl, from step 3, 8 on",
-        "1 lines of telemetry could not be read and are left out",
+        "1 line of metrics.jsonl could not be read, and left out",
+        "not in metrics.jsonl: 4 steps, from step 3, 8 on",
+        "1 line of telemetry could not be read, and left out",
         "the clock was set back once between samples; time lines count what passed between them",
         "gpu 0 has no telemetry for 2 min 40 s at the longest",
         "there are no logs, so warnings of the run are not known",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -63,16 +64,36 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     assert read_telemetry(tmp_path) == samples.Telemetry([], 1)
 
 
-def test_columns_and_files_may_be_others(tmp_path: Path) -> None:
-    write(tmp_path, ["10,2.5,7", "11,3.5,7"], header="time_s,frequency_ghz,rss_bytes")
-    (tmp_path / "telemetry-rank-1.csv").write_text("time_s,cpu,power_w\n10,a,5\n")
-    by_name = {device.name: device for device in read_telemetry(tmp_path).devices}
-    assert set(by_name) == {"machine", "rank-1 cpu a"}
-    assert by_name["machine"].tracks["frequency_ghz"].mean == 3.0
-    assert newest(tmp_path) == {
-        "machine": {"time_s": 11.0, "frequency_ghz": 3.5, "rss_bytes": 7.0},
-        "rank-1 cpu a": {"time_s": 10.0, "power_w": 5.0},
-    }
+def test_ranks_have_files_of_their_own(tmp_path: Path) -> None:
+    """As the sampler writes them: a processor's counter is read by both ranks on it, and begun anew with a start."""
+    write(
+        tmp_path,
+        ["10,1,2.5,100,", "11,2,,,", "", "20,1,3.5,150,4"],
+        header="time,monotonic,core0_mhz,energy_j,cpu_utilisation",
+    )
+    (tmp_path / "telemetry-before-1.csv").write_text("time,monotonic,core0_mhz\n1,1,0.5\n")
+    (tmp_path / "telemetry-1.csv").write_text("time,monotonic,energy_j\n10,1,100\n20,1,150\n")
+    (tmp_path / "telemetry-notes.csv").write_text("not ours\n")
+    notes = {"host": "here", "device": {}, "missing": {"energy_j": "no permission"}}
+    (tmp_path / "telemetry.json").write_text(json.dumps([{"missing": {"old": "x"}}, notes]))
+    (tmp_path / "telemetry-1.json").write_text(json.dumps([notes | {"missing": {}}]))
+    telemetry = read_telemetry(tmp_path)
+    first, second = telemetry.devices
+    assert (first.name, second.name) == ("rank 0", "rank 1")
+    assert (first.num_samples, first.seconds) == (4, 19.0)
+    assert first.tracks["core0_mhz"].mean == pytest.approx(6.5 / 3)
+    assert set(first.tracks) == {"core0_mhz", "cpu_utilisation"}
+    assert (first.energy_j, second.energy_j, telemetry.joules) == (50.0, 50.0, 50.0)
+    assert telemetry.missing == ["telemetry of rank 0 has no energy_j: no permission"]
+    (tmp_path / "telemetry-1.json").write_text(json.dumps([notes | {"device": {"uuid": "GPU-1"}}]))
+    assert read_telemetry(tmp_path).joules == 100.0
+    assert newest(tmp_path)["rank 0"] == {"core0_mhz": 3.5, "energy_j": 150.0, "cpu_utilisation": 4.0}
+
+
+def test_one_file_may_tell_of_several_devices(tmp_path: Path) -> None:
+    (tmp_path / "telemetry-1.csv").write_text("time_s,cpu,power_w\n10,a,5\n10,b,6\n")
+    assert [device.name for device in read_telemetry(tmp_path).devices] == ["rank 1 cpu a", "rank 1 cpu b"]
+    assert newest(tmp_path) == {"rank 1 cpu a": {"power_w": 5.0}, "rank 1 cpu b": {"power_w": 6.0}}
 
 
 def test_the_newest_sample_is_found_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,10 +109,10 @@ def test_ranks_and_power_are_shown(run: Path) -> None:
         {"rank": rank, "host": "here", "tokens": 5.0, "seconds": SECONDS | {"data": rank / 100}} for rank in range(12)
     ]
     write(run, step(1), {"kind": "ranks", "step": 1, "ranks": ranks})
-    (run / "telemetry.csv").write_text("time_s,gpu,power_w,memory_bytes\n1,0,650,2000000000\n2,0,655,2000000000\n")
+    (run / "telemetry.csv").write_text("time,power_w,memory_used_bytes\n1,650,2000000000\n2,655,\n")
     lines = describe(look(run))
-    assert ("gpu 0", "655 W  2 GB") in lines
-    shown = [label for label, _ in lines if label.startswith("rank")]
+    assert ("rank 0", "655 W  memory used 2 GB") in lines
+    shown = [label for label, text in lines if label.startswith("rank") and "waiting" in text]
     assert shown == [f"rank {rank}" for rank in range(4, 12)], "those that take longest"
     assert ("rank 11", "410.0 ms of its own  50.0 ms waiting  here") in lines
     assert ("", "and 4 ranks that take less") in lines
