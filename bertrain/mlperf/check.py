@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bertrain.errors import UserError
-from bertrain.mlperf.log import TOKEN, read_log, require_library, result_files
+from bertrain.mlperf.log import TOKEN, Log, read_log, require_library, result_files
 from bertrain.mlperf.show import CAN_BE_SCORED, LogFigures, Score, figures_of, score_of
 
 RULESETS = ("4.1.0", "5.0.0")
@@ -78,7 +78,10 @@ def check_results(
         if ruleset not in RULESETS:
             raise UserError(f"there is no ruleset {ruleset} here for BERT; take {' or '.join(RULESETS)}")
     files = result_files(folder)
-    logs = [figures_of(read_log(file)) for file in files]
+    entries = [read_log(file) for file in files]
+    for log in entries:
+        _refuse_strange(log)
+    logs = [figures_of(log) for log in entries]
     named = {log.division for log in logs} if division is None else {division}
     if len(named) > 1:
         raise UserError(
@@ -107,6 +110,19 @@ def check_results(
         score=score,
         scaled_minutes=score.minutes * scaling if score.minutes is not None else None,
     )
+
+
+def _refuse_strange(log: Log) -> None:
+    """Refuse logs of anything but BERT in a division there is.
+
+    The official checker opens files by these two names, and runs what stands in them.
+    """
+    for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
+        for entry in log.all(key):
+            if entry.value not in known:
+                raise UserError(
+                    f"{log.path} has the {key} {entry.value!r}; what is checked here is {' or '.join(known)}"
+                )
 
 
 def _judge(
