@@ -207,8 +207,15 @@ def _converge(files: Sequence[Path], logs: Sequence[LogFigures], ruleset: str) -
     import numpy as np
     from mlperf_logging.rcp_checker import rcp_checker
 
+    reason = ""
     if len(logs) < CAN_BE_SCORED:
-        return Convergence(False, f"it takes {CAN_BE_SCORED} results at least", None, None, 1.0)
+        reason = f"it takes {CAN_BE_SCORED} results at least"
+    elif len({log.global_batch_size for log in logs}) > 1 or logs[0].global_batch_size is None:
+        reason = "the results do not name one global batch size"
+    elif any(log.benchmark is None for log in logs):
+        reason = "a result does not name its benchmark"
+    if reason:
+        return Convergence(False, reason, None, None, 1.0)
     with _overheard():
         points = rcp_checker.RCP_Checker("training", ruleset, "bert", False).pruned_rcp_data.values()
         passes, words, scaling = rcp_checker.check_directory(
@@ -217,7 +224,7 @@ def _converge(files: Sequence[Path], logs: Sequence[LogFigures], ruleset: str) -
     sizes = [point["BS"] for point in points]
     batch = logs[0].global_batch_size
     reference = None
-    if batch is not None and batch <= sizes[-1]:  # below the smallest size, the smallest one's counts
+    if batch and batch <= sizes[-1]:  # below the smallest size, the smallest one's counts
         reference = float(np.interp(batch, sizes, [point["RCP Mean"] for point in points]))
     return Convergence(bool(passes), str(words), score_of(logs).samples, reference, float(scaling))
 

@@ -268,6 +268,15 @@ def test_too_few_results_are_counted(tmp_path: Path) -> None:
         check_results(tmp_path, rulesets=["9.9.0"])
 
 
+def test_results_of_different_batch_sizes_cannot_be_compared(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    path = tmp_path / "result_3.txt"
+    path.write_text(path.read_text().replace('"global_batch_size", "value": 768', '"global_batch_size", "value": 896'))
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert checked.convergence["5.0.0"].words == "the results do not name one global batch size"
+    assert not checked.passes
+
+
 @pytest.mark.parametrize(("key", "value"), [("submission_benchmark", "resnet"), ("submission_division", "../../mine")])
 def test_strange_names_never_reach_the_checker_which_would_open_them(tmp_path: Path, key: str, value: str) -> None:
     write_results(tmp_path)
