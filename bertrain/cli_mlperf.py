@@ -11,7 +11,7 @@ import typer
 
 from bertrain import config
 from bertrain.cli_data import AsJson
-from bertrain.errors import UserError
+from bertrain.errors import AgreedError, UserError
 from bertrain.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def mlperf_run(
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
     """
-    from bertrain.cli_options import is_first_rank
+    from bertrain.cli_options import under_launcher
     from bertrain.config import parse_overrides
     from bertrain.train.isa import cap_isa
 
@@ -61,11 +61,11 @@ def mlperf_run(
     if only is not None:
         _run_part(settings, data, out, only, attempt, beginning)
         return
+    if under_launcher():
+        raise AgreedError("torchrun's ranks run one experiment at a time: say which with --only N")
     from bertrain.mlperf.run import run_experiments
 
-    checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
-    if is_first_rank():
-        _say(checked, as_json=False)
+    _say(run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts), as_json=False)
 
 
 def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bertrain.errors import UserError
-from bertrain.mlperf.log import TOKEN, read_log, require_library, result_files
+from bertrain.mlperf.log import TOKEN, Log, read_log, require_library, result_files
 from bertrain.mlperf.show import CAN_BE_SCORED, LogFigures, Score, figures_of, score_of
 
 RULESETS = ("4.1.0", "5.0.0")
@@ -78,7 +78,10 @@ def check_results(
         if ruleset not in RULESETS:
             raise UserError(f"there is no ruleset {ruleset} here for BERT; take {' or '.join(RULESETS)}")
     files = result_files(folder)
-    logs = [figures_of(read_log(file)) for file in files]
+    entries = [read_log(file) for file in files]
+    for log in entries:
+        _refuse_strange(log)
+    logs = [figures_of(log) for log in entries]
     named = {log.division for log in logs} if division is None else {division}
     if len(named) > 1:
         raise UserError(
@@ -107,6 +110,19 @@ def check_results(
         score=score,
         scaled_minutes=score.minutes * scaling if score.minutes is not None else None,
     )
+
+
+def _refuse_strange(log: Log) -> None:
+    """Refuse logs of anything but BERT in a division there is.
+
+    The official checker opens files by these two names, and runs what stands in them.
+    """
+    for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
+        for entry in log.all(key):
+            if entry.value not in known:
+                raise UserError(
+                    f"{log.path} has the {key} {entry.value!r}; what is checked here is {' or '.join(known)}"
+                )
 
 
 def _judge(
@@ -191,8 +207,15 @@ def _converge(files: Sequence[Path], logs: Sequence[LogFigures], ruleset: str) -
     import numpy as np
     from mlperf_logging.rcp_checker import rcp_checker
 
+    reason = ""
     if len(logs) < CAN_BE_SCORED:
-        return Convergence(False, f"it takes {CAN_BE_SCORED} results at least", None, None, 1.0)
+        reason = f"it takes {CAN_BE_SCORED} results at least"
+    elif len({log.global_batch_size for log in logs}) > 1 or logs[0].global_batch_size is None:
+        reason = "the results do not name one global batch size"
+    elif any(log.benchmark is None for log in logs):
+        reason = "a result does not name its benchmark"
+    if reason:
+        return Convergence(False, reason, None, None, 1.0)
     with _overheard():
         points = rcp_checker.RCP_Checker("training", ruleset, "bert", False).pruned_rcp_data.values()
         passes, words, scaling = rcp_checker.check_directory(
@@ -201,7 +224,7 @@ def _converge(files: Sequence[Path], logs: Sequence[LogFigures], ruleset: str) -
     sizes = [point["BS"] for point in points]
     batch = logs[0].global_batch_size
     reference = None
-    if batch is not None and batch <= sizes[-1]:  # below the smallest size, the smallest one's counts
+    if batch and batch <= sizes[-1]:  # below the smallest size, the smallest one's counts
         reference = float(np.interp(batch, sizes, [point["RCP Mean"] for point in points]))
     return Convergence(bool(passes), str(words), score_of(logs).samples, reference, float(scaling))
 

@@ -91,12 +91,16 @@ def run_experiment(
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None
-    cleared, reason = clear_page_cache(settings)
-    if os.environ.get("RANK", "0") == "0":
-        if result.exists() or folder.exists():
-            begun = result if result.exists() else folder
+    is_first = os.environ.get("RANK", "0") == "0"
+    for begun in (result, folder) if is_first else ():
+        if begun.exists():
             raise UserError(f"{begun} is there already; take another --only, --attempt or --out")
-        folder.mkdir(parents=True)
+    cleared, reason = clear_page_cache(settings)
+    if is_first:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"cannot write into {out}: {error.strerror or error}") from None
         log = ResultLog(folder / "result.txt")
         log.event("cache_clear", cleared, **({"reason": reason} if reason else {}))
         log.start("init_start", ranks=int(os.environ.get("WORLD_SIZE", "1")))

@@ -116,7 +116,7 @@ class ResultLog:
             handler = _Remembering(self.path, mode="x", encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write the log {self.path}: {error.strerror or error}") from None
-        lines = logging.Logger("bertrain.mlperf", level=logging.INFO)
+        lines = _Lines("bertrain.mlperf")
         lines.addHandler(handler)
         self._handler = handler
         self._logger = MLLogger(logger=lines, root_dir=str(Path(__file__).parents[2]))
@@ -146,6 +146,13 @@ class ResultLog:
         if self._handler.failure is not None:
             reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
             raise UserError(f"could not write the log {self.path}: {reason}; make room and start again")
+
+
+class _Lines(logging.Logger):
+    """Lines of a log are the result, not chatter: `logging.disable` has no say in them."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        return True
 
 
 class _Remembering(logging.FileHandler):

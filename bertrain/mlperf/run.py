@@ -47,7 +47,7 @@ def run_experiments(
     settings, out = as_experiment(settings), Path(out)
     warn_of_settings(settings)
     init = str(Path(init).resolve()) if init else ""
-    _preflight(settings, data, init, nproc)
+    _preflight(settings, data, out, init, nproc)
     _freeze(settings, out, data, init)
     evaluate = settings.evaluate
     every = evaluation_interval(evaluate, settings.nominal_sequences)
@@ -109,7 +109,7 @@ def describe(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _preflight(settings: Settings, data: str | Path, init: str, nproc: int) -> None:
+def _preflight(settings: Settings, data: str | Path, out: Path, init: str, nproc: int) -> None:
     """Refuse what can be refused before anything is written, and look through the data once for all experiments."""
     from bertrain.data.source import open_data
     from bertrain.train.pretrain import preflight
@@ -119,7 +119,7 @@ def _preflight(settings: Settings, data: str | Path, init: str, nproc: int) -> N
             f"mlperf.probe_accuracy {settings.mlperf.probe_accuracy} is asked of the weights to begin with, and there "
             "is no --init; name them, or set --mlperf.probe_accuracy 0"
         )
-    preflight(settings, data, Path(data) / "no-run-yet", init=init, world=nproc)
+    preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=nproc)
     for folder in (data, settings.evaluate.data):
         open_data(folder, vocab=settings.data.vocab, verify="hash")
 

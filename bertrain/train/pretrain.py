@@ -45,11 +45,9 @@ from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
 
-NOBODY_ASKS = Events()
-
 
 def pretrain(
-    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", events: Events = NOBODY_ASKS
+    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", events: Events | None = None
 ) -> Progress:
     """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
 
@@ -180,13 +178,14 @@ def train(
     *,
     from_step: int | None = None,
     notes: Sequence[str] = (),
-    events: Events = NOBODY_ASKS,
+    events: Events | None = None,
 ) -> Progress:
     """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end.
 
     `notes` are said at the start: what `auto` was taken to mean. `events` is told what happens.
     """
     settings, how = run.settings, run.settings.train
+    events = events or Events()
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(how)

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from bertrain.cli import app
 from bertrain.config import recipe_names, resolve
 from bertrain.data.block import Block
 from bertrain.data.loader import Loader
 from bertrain.data.masking import Ints
 from bertrain.data.source import DataSource, open_data
 from bertrain.errors import UserError
+from bertrain.mlperf import experiment
 from bertrain.mlperf.check import check_results
-from bertrain.mlperf.experiment import as_experiment, probe, run_experiment, tensor_names
+from bertrain.mlperf.experiment import as_experiment, clear_page_cache, probe, run_experiment, tensor_names
 from bertrain.mlperf.log import Log, read_log
 from bertrain.mlperf.run import recipe_of, run_experiments
 from bertrain.mlperf.show import show_logs
@@ -183,6 +186,30 @@ def test_a_run_that_diverges_is_one_that_does_not_converge(
     log = read_log(tmp_path / "out" / "result_0.txt")
     assert log.status == "aborted"
     assert values(log)["train_samples"] == 3 * 32
+
+
+def test_the_page_cache_is_dropped_where_that_is_permitted(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's own switch is left alone here: others use this machine."""
+    settings = miniature_settings(miniature, mlperf__clear_cache="true")
+    monkeypatch.setattr(experiment, "DROP_CACHES", tmp_path / "drop_caches")
+    assert clear_page_cache(settings) == (True, "")
+    assert (tmp_path / "drop_caches").read_text() == "3\n"
+    monkeypatch.setattr(experiment, "DROP_CACHES", tmp_path / "absent" / "drop_caches")
+    assert clear_page_cache(settings) == (False, "not permitted here: No such file or directory")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not clear_page_cache(settings)[0]
+
+
+def test_parts_that_there_are_not(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["mlperf", "run", "bert-tiny", "--data", str(miniature / "train"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*command, "--only", "all"])
+    assert str(done.exception) == "--only is the number of an experiment, or probe, not 'all'"
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    done = CliRunner().invoke(app, command)
+    assert str(done.exception) == "torchrun's ranks run one experiment at a time: say which with --only N"
 
 
 # --- the probe --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -131,9 +132,13 @@ def test_what_is_no_log_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     log = ResultLog(tmp_path / "result.txt")
-    log.event("seed", 7)
-    log.start("eval_start", 3, epoch_num=3)
-    log.close()
+    logging.disable(logging.CRITICAL)  # somebody's wish for a quiet console
+    try:
+        log.event("seed", 7)
+        log.start("eval_start", 3, epoch_num=3)
+        log.close()
+    finally:
+        logging.disable(logging.NOTSET)
     entries = read_log(log.path).entries
     assert [(entry.key, entry.value) for entry in entries] == [("seed", 7), ("eval_start", 3)]
     assert entries[1].metadata["epoch_num"] == 3
@@ -261,6 +266,26 @@ def test_too_few_results_are_counted(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"there is no ruleset 9\.9\.0 here"):
         check_results(tmp_path, rulesets=["9.9.0"])
+
+
+def test_results_of_different_batch_sizes_cannot_be_compared(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    path = tmp_path / "result_3.txt"
+    path.write_text(path.read_text().replace('"global_batch_size", "value": 768', '"global_batch_size", "value": 896'))
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert checked.convergence["5.0.0"].words == "the results do not name one global batch size"
+    assert not checked.passes
+
+
+@pytest.mark.parametrize(("key", "value"), [("submission_benchmark", "resnet"), ("submission_division", "../../mine")])
+def test_strange_names_never_reach_the_checker_which_would_open_them(tmp_path: Path, key: str, value: str) -> None:
+    write_results(tmp_path)
+    path = tmp_path / "result_3.txt"
+    (line,) = [line for line in path.read_text().splitlines() if f'"{key}"' in line]
+    entry = json.loads(line.removeprefix(TOKEN))
+    path.write_text(path.read_text() + TOKEN + json.dumps(entry | {"value": value}) + "\n")
+    with pytest.raises(UserError, match=rf"result_3\.txt has the {key} '{value}'; what is checked here is"):
+        check_results(tmp_path)
 
 
 def test_without_mlperfs_library_the_extra_is_named(tmp_path: Path) -> None:
