@@ -30,7 +30,7 @@ from bertrain.cli_options import (
     start_ranks,
     under_launcher,
 )
-from bertrain.cli_tasks import add_task_verbs
+from bertrain.cli_tasks import add_task_verbs, latency_text
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.errors import (
     EXIT_LOST_RANK,
@@ -119,6 +119,7 @@ def pretrain(
     if budget and max_steps:
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
+    resolved.refuse_unsettled_task()
     cap_isa(resolved.train.isa)
     if dry_run:
         from bertrain.train.announce import dry_run as describe
@@ -140,7 +141,7 @@ def pretrain(
     beginning = str(init or "")
     if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=beginning, world=nproc)
-        start_ranks(nproc, restarts, run)
+        start_ranks(nproc, restarts, [run])
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
@@ -193,7 +194,7 @@ def resume(
         if from_step is not None:
             training.go_back(run, from_step)
             os.environ[GONE_BACK] = "1"
-        start_ranks(nproc, restarts, run)
+        start_ranks(nproc, restarts, [run])
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 
@@ -239,6 +240,8 @@ def evaluate(
         print(json.dumps(result))
     else:
         print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+        if "latency_ms_p50" in result:
+            print(latency_text(result))
 
 
 @app.command("fill-mask")

@@ -140,6 +140,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
+    settings.refuse_unsettled_task()
     settings, _ = settle(settings, run)
     settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
