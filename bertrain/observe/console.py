@@ -17,6 +17,11 @@ def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
+def note(message: str) -> None:
+    """One line that is no warning, apart from the output all the same."""
+    print(message, file=sys.stderr, flush=True)
+
+
 class Console:
     """Says what a run does. `level` is quiet, normal or verbose; `style` is auto, bar or lines."""
 

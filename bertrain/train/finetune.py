@@ -22,7 +22,7 @@ from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.files import write_atomically
 from bertrain.model.bert import Bert
-from bertrain.observe.console import warn
+from bertrain.observe.console import note, warn
 from bertrain.settings import ModelSettings, Settings
 from bertrain.tasks import glue, registry
 from bertrain.tasks.task import Split, Task
@@ -287,6 +287,7 @@ def judge_run(
         held_out = it.task.held_out()
         if not held_out:
             raise UserError(f"{it.folder} has nothing with known answers to score {run} on")
+        it.say_notes()
         judge = TaskJudge(it.task, held_out, it.settings, it.folder, it.words)
         return {"step": float(it.step)} | judge.figures(it.predict, it.ranks)
 
@@ -308,6 +309,7 @@ def predict(
         splits: Mapping[str, Split] = it.task.unanswered() or it.task.held_out()
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
+        it.say_notes()
         judge = TaskJudge(it.task, splits, it.settings, it.folder, it.words)
         result: dict[str, Any] = {}
         for name, split in splits.items():
@@ -328,6 +330,11 @@ class _OpenRun:
     predict: Predictor
     ranks: parallel.Ranks
     step: int
+
+    def say_notes(self) -> None:
+        """What was found in the files, once they have been read."""
+        for line in self.task.notes if self.ranks.is_first else ():
+            note(line)
 
 
 @contextmanager
