@@ -198,8 +198,9 @@ def resume(
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 
-@app.command()
+@app.command(context_settings=OVERRIDES)
 def evaluate(
+    context: typer.Context,
     run: RunFolder,
     data: Annotated[
         Path | None,
@@ -215,24 +216,27 @@ def evaluate(
 ) -> None:
     """Loss and accuracy of a run on held-out data; of a fine-tuned one, its task's figures.
 
+    Of a fine-tuned run, settings that do not shape the training can be given as --section.field VALUE.
+
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.observe.console import evaluation_text
     from bertrain.train.runs import Run
 
+    overrides = parse_overrides(context.args)
     if Run.open(run).settings.task.name:
         from bertrain.train.finetune import judge_run
 
         if max_examples:
             raise UserError("--max-examples is for pre-training; a task is scored on the whole of its held-out part")
-        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once)
+        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     else:
         from bertrain.train.evaluate import evaluate as evaluate_run
 
         if data is None:
             raise UserError("--data is missing: the prepared folder to evaluate on")
-        if at_once:
-            raise UserError("--at-once is for fine-tuned runs")
+        for option in (*(["--at-once"] if at_once else []), *(f"--{key}" for key, _ in overrides)):
+            raise UserError(f"{option} is for fine-tuned runs, and {run} was pre-trained")
         result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank():
         return

@@ -30,7 +30,7 @@ from bertrain.train.isa import cap_isa
 def add_task_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this module."""
     app.command(context_settings=OVERRIDES)(finetune)
-    app.command()(predict)
+    app.command(context_settings=OVERRIDES)(predict)
     app.command()(score)
 
 
@@ -139,6 +139,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def predict(
+    context: typer.Context,
     run: RunFolder,
     data: Annotated[Path, typer.Option(help="the folder, or the file, with what is to be answered")],
     out: Annotated[Path, typer.Option(help="the folder to write the predictions to")],
@@ -151,11 +152,14 @@ def predict(
 ) -> None:
     """Let a fine-tuned run answer what has no answers yet, in its task's official form.
 
+    Settings that do not shape the training can be given as --section.field VALUE.
+
     Example: bertrain predict runs/sst2 --data glue/ --out predictions/
     """
     from bertrain.train.finetune import predict as answer
 
-    result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once)
+    overrides = parse_overrides(context.args)
+    result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     if as_json and is_first_rank():
         print(json.dumps(result))
     elif is_first_rank():

@@ -50,6 +50,8 @@ def evaluate(
     `which` is its `newest` whole checkpoint, its `best` one, or the number of a step.
     """
     opened = Run.open(run)
+    if opened.settings.task.name:
+        raise UserError(f"{run} was fine-tuned for {opened.settings.task.name}; its figures are `judge_run`'s")
     train = replace(opened.settings.train, device=device)
     shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
     refuse_other_vocabulary(shards, opened.vocabulary_hash)

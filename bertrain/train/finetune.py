@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertrain.config import resolve
+from bertrain.config import override, resolve
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.files import write_atomically
@@ -281,9 +281,13 @@ def judge_run(
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, float]:
-    """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step."""
-    with _opened(run, data, which, device, at_once) as it:
+    """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step.
+
+    `overrides` are of settings that do not shape the training, such as ("task.null_threshold", "2").
+    """
+    with _opened(run, data, which, device, at_once, overrides) as it:
         held_out = it.task.held_out()
         if not held_out:
             raise UserError(f"{it.folder} has nothing with known answers to score {run} on")
@@ -300,12 +304,13 @@ def predict(
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Answer what in `data` has no answers yet (or else its held-out part), into files in the folder `out`.
 
-    Returns the files and how fast it was, by split.
+    `overrides` as in `judge_run`. Returns the files and how fast it was, by split.
     """
-    with _opened(run, data, which, device, at_once) as it:
+    with _opened(run, data, which, device, at_once, overrides) as it:
         splits: Mapping[str, Split] = it.task.unanswered() or it.task.held_out()
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
@@ -339,15 +344,20 @@ class _OpenRun:
 
 @contextmanager
 def _opened(
-    run: str | Path, data: str | Path | None, which: str, device: Literal["auto", "cpu", "cuda"], at_once: int
+    run: str | Path,
+    data: str | Path | None,
+    which: str,
+    device: Literal["auto", "cpu", "cuda"],
+    at_once: int,
+    overrides: Sequence[tuple[str, str]],
 ) -> Iterator[_OpenRun]:
     """A fine-tuned run with a checkpoint of it, ready to answer."""
     opened = Run.open(run)
     if not opened.settings.task.name:
         raise UserError(f"{run} was pre-trained, not fine-tuned for a task")
-    train = replace(opened.settings.train, device=device)
-    evaluate = replace(opened.settings.evaluate, at_once=at_once)
-    settings = replace(opened.settings, train=train, evaluate=evaluate)
+    settings = override(opened.settings, list(overrides))
+    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
+    settings = replace(settings, train=train, evaluate=evaluate)
     chosen, warnings = checkpoint.choose(opened.checkpoints, which)
     for warning in warnings:
         warn(warning)

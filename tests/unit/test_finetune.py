@@ -97,6 +97,8 @@ def test_answers_are_found_in_texts_never_seen(mini: Miniature, answers: Path, t
         tmp_path / "predictions.json", "--json",
     )  # fmt: skip
     assert json.loads(scored.out)["exact_match"] == last_figures(answers)["exact_match"]
+    shorter = command_line("evaluate", answers, "--device", "cpu", "--task.n_best", 1, "--json")
+    assert 0 < json.loads(shorter.out)["exact_match"] <= last_figures(answers)["exact_match"]
 
 
 # --- one run and several -----------------------------------------------------------------------------------
