@@ -32,7 +32,7 @@ from bertrain.cli_options import (
     under_launcher,
 )
 from bertrain.cli_profile import profile_app
-from bertrain.cli_tasks import add_task_verbs
+from bertrain.cli_tasks import add_task_verbs, latency_text
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
 from bertrain.config import parse_overrides
 from bertrain.errors import (
@@ -130,6 +130,7 @@ def pretrain(
     if budget and max_steps:
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
+    resolved.refuse_unsettled_task()
     cap_isa(resolved.train.isa)
     if dry_run:
         from bertrain.train.announce import dry_run as describe
@@ -151,7 +152,7 @@ def pretrain(
     beginning = str(init or "")
     if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=beginning, world=nproc)
-        start_ranks(nproc, restarts, run)
+        start_ranks(nproc, restarts, [run])
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
@@ -204,12 +205,13 @@ def resume(
         if from_step is not None:
             training.go_back(run, from_step)
             os.environ[GONE_BACK] = "1"
-        start_ranks(nproc, restarts, run)
+        start_ranks(nproc, restarts, [run])
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 
-@app.command()
+@app.command(context_settings=OVERRIDES)
 def evaluate(
+    context: typer.Context,
     run: RunFolder,
     data: Annotated[
         Path | None,
@@ -225,24 +227,27 @@ def evaluate(
 ) -> None:
     """Loss and accuracy of a run on held-out data; of a fine-tuned one, its task's figures.
 
+    Of a fine-tuned run, settings that do not shape the training can be given as --section.field VALUE.
+
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.observe.console import evaluation_text
     from bertrain.train.runs import Run
 
+    overrides = parse_overrides(context.args)
     if Run.open(run).settings.task.name:
         from bertrain.train.finetune import judge_run
 
         if max_examples:
             raise UserError("--max-examples is for pre-training; a task is scored on the whole of its held-out part")
-        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once)
+        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     else:
         from bertrain.train.evaluate import evaluate as evaluate_run
 
         if data is None:
             raise UserError("--data is missing: the prepared folder to evaluate on")
-        if at_once:
-            raise UserError("--at-once is for fine-tuned runs")
+        for option in (*(["--at-once"] if at_once else []), *(f"--{key}" for key, _ in overrides)):
+            raise UserError(f"{option} is for fine-tuned runs, and {run} was pre-trained")
         result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank():
         return
@@ -250,6 +255,8 @@ def evaluate(
         print(json.dumps(result))
     else:
         print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+        if "latency_ms_p50" in result:
+            print(latency_text(result))
 
 
 @app.command("fill-mask")

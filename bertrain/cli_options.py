@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,17 +30,17 @@ def given(**options: str | None) -> list[tuple[str, str]]:
     return [(f"train.{name}", value) for name, value in options.items() if value is not None]
 
 
-def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:
-    """Run this same command as several ranks, and end as they end; a new checkpoint in `run` is progress."""
+def start_ranks(nproc: int, restarts: int = 0, runs: Sequence[Path] = ()) -> None:
+    """Run this same command as several ranks, and end as they end; a new checkpoint in one of `runs` is progress."""
     from bertrain.launch.local import run_ranks
 
-    def newest_step() -> int:
-        from bertrain.train.checkpoint import whole_checkpoints
+    def steps_saved() -> int:
+        from bertrain.train.checkpoint import step_of, whole_checkpoints
 
-        steps = [int(path.name.partition("-")[2]) for path in whole_checkpoints(run / "checkpoints")] if run else []
-        return max(steps, default=0)
+        newest = [whole_checkpoints(run / "checkpoints")[-1:] for run in runs]
+        return sum(step_of(path) for paths in newest for path in paths)
 
-    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=newest_step))
+    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=steps_saved))
 
 
 def under_launcher() -> bool:

@@ -30,7 +30,7 @@ from bertrain.train.isa import cap_isa
 def add_task_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this module."""
     app.command(context_settings=OVERRIDES)(finetune)
-    app.command()(predict)
+    app.command(context_settings=OVERRIDES)(predict)
     app.command()(score)
 
 
@@ -57,8 +57,11 @@ def finetune(
     max_time: MaxTime = None,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="TIME", help="train.budget: the schedule ends with it, such as 20m"),
+        typer.Option(
+            "--budget", metavar="TIME", help="instead of train.epochs: so long, such as 20m, warm-up 50 steps"
+        ),
     ] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     activation_checkpointing: Annotated[
         str | None,
         typer.Option("--activation-checkpointing", metavar="WHAT", help="none, selective or full"),
@@ -78,41 +81,50 @@ def finetune(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing
     )
-    if max_steps or budget:
-        overrides += [("train.epochs", "0")]
     if on_error:
         overrides.append(("task.on_error", on_error))
+    if deterministic:
+        overrides.append(("train.deterministic", "true"))
+    if as_json:
+        overrides.insert(0, ("log.level", "quiet"))
     from bertrain.train import finetune as tuning
 
     resolved = {
-        name: tuning.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file, is_budgeted=bool(budget))
+        name: tuning.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
         for name in tuning.expand_tasks(task, data)
     }
     cap_isa(next(iter(resolved.values())).train.isa)
     beginning = str(init.resolve()) if init else ""
     numbers = parse_seeds(seeds) or [next(iter(resolved.values())).train.seed]
-    first = tuning.run_folder(run, next(iter(resolved)), numbers[0], len(resolved), len(numbers))
+    places = {
+        name: [tuning.run_folder(run, name, seed, len(resolved), len(numbers)) for seed in numbers] for name in resolved
+    }
     if dry_run:
         from bertrain.train.announce import dry_run as describe
 
-        for settings in resolved.values():
-            settled = tuning.settle_task(settings, data, first, init=beginning, world=nproc)
+        for name, settings in resolved.items():
+            settled = tuning.settle_task(settings, data, places[name][0], init=beginning, world=nproc)
             print(describe(settled, data, world=nproc, init=beginning))
         return
     if (nproc > 1 or restarts) and not under_launcher():
         for name, settings in resolved.items():
-            place = tuning.run_folder(run, name, numbers[0], len(resolved), len(numbers))
-            tuning.preflight_task(settings, data, place, init=beginning, world=nproc)
-        start_ranks(nproc, restarts, first)
+            tuning.preflight_task(settings, data, places[name][0], init=beginning, world=nproc)
+        start_ranks(nproc, restarts, [place for several in places.values() for place in several])
     outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers)
+    shown = [one.to_dict() for one in outcomes]
     if do == "predict":
-        for name in resolved:
-            for seed in numbers:
-                place = tuning.run_folder(run, name, seed, len(resolved), len(numbers))
-                show_predictions(tuning.predict(place, data, place / "predictions"))
+        for one in shown:
+            answered = {str(place): tuning.predict(place, data, place / "predictions") for place in places[one["task"]]}
+            one["predictions"] = answered
     if not is_first_rank():
         return
-    print(json.dumps([one.to_dict() for one in outcomes]) if as_json else tuning.table(outcomes))
+    if as_json:
+        print(json.dumps(shown))
+        return
+    for one in shown:
+        for result in one.get("predictions", {}).values():
+            show_predictions(result)
+    print(tuning.table(outcomes))
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -127,6 +139,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def predict(
+    context: typer.Context,
     run: RunFolder,
     data: Annotated[Path, typer.Option(help="the folder, or the file, with what is to be answered")],
     out: Annotated[Path, typer.Option(help="the folder to write the predictions to")],
@@ -139,11 +152,14 @@ def predict(
 ) -> None:
     """Let a fine-tuned run answer what has no answers yet, in its task's official form.
 
+    Settings that do not shape the training can be given as --section.field VALUE.
+
     Example: bertrain predict runs/sst2 --data glue/ --out predictions/
     """
     from bertrain.train.finetune import predict as answer
 
-    result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once)
+    overrides = parse_overrides(context.args)
+    result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     if as_json and is_first_rank():
         print(json.dumps(result))
     elif is_first_rank():
@@ -153,7 +169,13 @@ def predict(
 def show_predictions(result: dict[str, Any]) -> None:
     for name, split in result.items():
         speed = f"{split['examples']:,.0f} examples, {split['examples_per_s']:,.0f} a second"
-        print(f"{name}: {speed}; wrote {', '.join(split['files'])}")
+        print(f"{name}: {speed}; {latency_text(split)}; wrote {', '.join(split['files'])}")
+
+
+def latency_text(figures: dict[str, Any]) -> str:
+    """Percentiles of the time that a batch took."""
+    found = {name.rpartition("_")[2]: value for name, value in figures.items() if name.startswith("latency_ms_")}
+    return f"a batch took {', '.join(f'{value:.3g} ms ({name})' for name, value in found.items())}"
 
 
 def score(

@@ -527,6 +527,11 @@ class Settings:
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
         self.schedule.check()
+        if self.train.budget and self.train.epochs:
+            raise UserError(
+                f"train.budget {self.train.budget} and train.epochs {self.train.epochs:g} each say how long it is; "
+                "set --train.epochs 0 or leave the budget out"
+            )
         if self.train.budget and self.schedule.warmup_share:
             raise UserError(
                 f"train.budget {self.train.budget} finds the number of steps on the way; set schedule.warmup_steps "
@@ -554,6 +559,8 @@ class Settings:
                 "and 0 is never"
             )
         evaluate = self.evaluate
+        if is_task and evaluate.data:
+            raise UserError("evaluate.data is for pre-training; a task is evaluated on its held-out part, in --data")
         for name, asked in (
             ("every_samples", evaluate.every_samples > 0),
             ("target_accuracy", evaluate.target_accuracy > 0),
@@ -590,6 +597,14 @@ class Settings:
         ):
             if value:
                 raise UserError(f"{name} is for fine-tuning; pre-training goes by steps and samples")
+
+    def refuse_unsettled_task(self) -> None:
+        """Refuse to train for a task as if it were pre-training: its model and its length are not settled yet."""
+        if self.task.name and self.model.head == "pretrain":
+            raise UserError(
+                f"task.name is {self.task.name}, and pre-training has no task; fine-tune with `bertrain finetune "
+                f"{self.task.name}`, or leave task.name out"
+            )
 
     @property
     def evaluates(self) -> bool:

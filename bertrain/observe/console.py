@@ -21,6 +21,11 @@ def warn(message: str) -> None:
     note("warning", "warning", message)
 
 
+def remark(message: str) -> None:
+    """One line that is no warning, apart from the output all the same."""
+    print(message, file=sys.stderr, flush=True)
+
+
 class Console:
     """Says what a run does. `level` is quiet, normal or verbose; `style` is auto, bar or lines."""
 

@@ -129,7 +129,7 @@ class Agenda:
         if target and accuracy >= target:
             due = self._ended(due, due.ending or _target_sentence(target))
         is_early = progress.samples < saving.first_after_samples
-        if accuracy > self._best_accuracy and (due.ending or not is_early):
+        if (not self._best_step or accuracy > self._best_accuracy) and (due.ending or not is_early):
             self._best_step, self._best_accuracy = progress.step, accuracy
             due = replace(due, saves=due.saves or saving.keep_best)
         return due

@@ -19,7 +19,7 @@ from bertrain.train import compute, parallel
 from bertrain.train.beginning import check_beginning
 from bertrain.train.checkpoint import Progress
 from bertrain.train.evaluate import check_held_out
-from bertrain.train.examples import open_examples, words_for
+from bertrain.train.examples import open_examples, open_task, words_for
 from bertrain.train.memory import GIB
 from bertrain.train.room import with_budget
 from bertrain.train.runs import Run, describe_environment
@@ -94,7 +94,10 @@ def _describe_balance(loader: Loader, settings: Settings, progress: Progress) ->
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     settings, notes = settle(settings, None)
-    shards = open_examples(data, settings, words_for(settings, "", init), verify="size")
+    words = words_for(settings, "", init)
+    shards = open_examples(data, settings, words, verify="size")
+    if words is not None:
+        notes += open_task(data, settings, words).notes
     check_beginning(settings, shards, init)
     check_groups(settings.batch.group_size, world)
     place = place_for(settings, shards, world)

@@ -61,6 +61,9 @@ def begin_with(arena: Arena, optimizer: Optimizer, run: Run, console: Console) -
                         ("left over", left_over)):  # fmt: skip
         if names:
             console.say(f"  {kind}: {', '.join(names)}")
+    ours = tuple(run.task.get("labels", ()))
+    if "answer.classify.weight" in places and weights.labels and weights.labels != ours:
+        console.say(f"  the head is taken as it is, though its classes were {', '.join(weights.labels)} there")
     optimizer.begin()
     if how.init_optimizer == "keep":
         moments, num_applied = read_moments(run.init, run.settings.optimizer.name, parameters)

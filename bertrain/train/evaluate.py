@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,6 +20,7 @@ from bertrain.observe.metrics import averages
 from bertrain.settings import ModelSettings, Settings
 from bertrain.train import checkpoint, parallel
 from bertrain.train.compute import Predictor, predictor
+from bertrain.train.examples import open_task
 from bertrain.train.precision import set_precision
 from bertrain.train.runs import Run, refuse_other_vocabulary
 
@@ -27,7 +28,9 @@ KEPT_BYTES = 1 << 30  # of a rank's held-out batches, on its device; if they are
 
 
 def check_held_out(settings: Settings, shards: DataSource) -> None:
-    """Refuse held-out data, if any is named, that does not fit the data to train on."""
+    """Refuse held-out data, if any is named, that does not fit the data to train on; a task's, if it is damaged."""
+    if settings.task.name:
+        open_task(shards.folder, settings, shards.vocabulary).held_out()
     if settings.evaluate.data:
         held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
         check_data(held_out, settings)
@@ -47,6 +50,8 @@ def evaluate(
     `which` is its `newest` whole checkpoint, its `best` one, or the number of a step.
     """
     opened = Run.open(run)
+    if opened.settings.task.name:
+        raise UserError(f"{run} was fine-tuned for {opened.settings.task.name}; its figures are `judge_run`'s")
     train = replace(opened.settings.train, device=device)
     shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
     refuse_other_vocabulary(shards, opened.vocabulary_hash)
@@ -72,10 +77,6 @@ class Judge(Protocol):
     def main_figure(self) -> str:
         """The figure by which one result is better than another."""
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """What is to be said of it before it begins."""
-
     def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Everything measured, each rank computing its share."""
 
@@ -84,7 +85,6 @@ class HeldOut:
     """A rank's share of the held-out batches, kept on the device once they have been there."""
 
     main_figure = "mlm_accuracy"
-    notes: Sequence[str] = ()
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
         self._mask_id, self._model = loader.shards.vocabulary.id_of("[MASK]"), model

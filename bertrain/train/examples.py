@@ -15,7 +15,9 @@ from bertrain.tasks import registry
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.task import Split, Task
 from bertrain.train.runs import Run
+from bertrain.weights.companions import find_vocabulary
 from bertrain.weights.source import open_source
+from bertrain.weights.tensors import PADDING_LIMIT
 
 _opened: dict[tuple[object, ...], Task] = {}
 """The task that was opened last: to read and tokenise it takes a while, and several ask for it."""
@@ -60,10 +62,18 @@ def words_for(settings: Settings, run: str | Path, init: str) -> Vocabulary | No
         return Run.open(run).vocabulary()
     if not init:
         raise UserError("--init is missing: the run or the weights to fine-tune, for example --init runs/base")
-    words = open_source(init).vocabulary
+    source = open_source(init)
+    words = source.vocabulary
     if settings.data.vocab:
-        given = Vocabulary.load(settings.data.vocab)
+        given = find_vocabulary(Path(), Path(settings.data.vocab))
+        assert given is not None
         words = given if words is None else replace(given, lower_case=words.lower_case)
     if words is None:
         raise UserError(f"{init} has no vocabulary with it, so no text can be read; name it by --data.vocab FILE")
+    rows = source.settings.vocab_size if source.settings else len(words.words)
+    if not 0 <= rows - len(words.words) < PADDING_LIMIT:
+        raise UserError(
+            f"{settings.data.vocab or 'the vocabulary beside it'} has {len(words.words):,} words, and the model of "
+            f"{init} {rows:,}; they do not belong together"
+        )
     return words

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertrain.config import resolve
+from bertrain.config import override, resolve
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.files import write_atomically
 from bertrain.model.bert import Bert
-from bertrain.observe.console import warn
+from bertrain.observe.console import remark, warn
 from bertrain.settings import ModelSettings, Settings
 from bertrain.tasks import glue, registry
 from bertrain.tasks.task import Split, Task
@@ -50,6 +50,7 @@ ARCHITECTURE = (
 """What of a model is as its weights were made, whatever a recipe says; dropout is the recipe's."""
 DEVIATIONS = 4  # above the mean that a step's tokens may lie and still be one bin
 BUDGETED_WARM_UP = 50
+RESULTS = "results.json"
 MOST_AT_ONCE = 16384  # tokens of a bin, unless one example or the user asks for more
 
 
@@ -67,22 +68,32 @@ def resolve_task(
     *,
     recipe: str = "",
     settings_file: str | Path | None = None,
-    is_budgeted: bool = False,
 ) -> Settings:
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
-    A run whose length is a time (`is_budgeted`) has no share of its steps to warm up over: it warms up over 50.
+    Of train.epochs, max_steps and budget, overrides may name one, which takes the place of the recipe's. A run whose
+    length is a time has no share of its steps to warm up over: it warms up over 50.
     """
     if name not in registry.task_names():
         raise UserError(f"there is no task {name!r}{nearest(name, registry.task_names())}")
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
-    changes = [*overrides, ("task.name", name)]
-    given = {key for key, _ in overrides}
-    if is_budgeted and not given & {"schedule.warmup_share", "schedule.warmup_steps"}:
+    given = dict(overrides)
+    changes = [*overrides, ("task.name", name), *_other_lengths(given)]
+    by_share = resolve(chosen, [], settings_file).schedule.warmup_share > 0
+    if given.get("train.budget") and by_share and "schedule.warmup_share" not in given:
         changes.append(("schedule.warmup_share", "0"))
-        if not recipe:
+        if "schedule.warmup_steps" not in given:
             changes.append(("schedule.warmup_steps", str(BUDGETED_WARM_UP)))
     return resolve(chosen, changes, settings_file)
+
+
+def _other_lengths(given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The lengths of a run that the one given puts out of force."""
+    lengths = {"train.epochs": "0", "train.budget": "", "train.max_steps": ""}
+    named = [key for key in lengths if given.get(key, "0") not in ("", "0", "0.0")]
+    if len(named) > 1:
+        raise UserError(f"{' and '.join(named)} each say how long the run is; give one of them")
+    return [(key, none) for key, none in lengths.items() if named and key not in (*named, "train.max_steps")]
 
 
 def expand_tasks(name: str, data: str | Path) -> list[str]:
@@ -111,7 +122,7 @@ def settle_task(settings: Settings, data: str | Path, run: str | Path, *, init: 
     begun = Run.open(run).settings if (Path(run) / "config.json").is_file() else None
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, init))
-    settings = _in_steps(settings, len(block), float(block.lengths.mean()))
+    settings = _in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
     if settings.batch.token_budget == 0:
         budget = begun.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
         settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
@@ -205,11 +216,17 @@ def finetune_many(
             figures = {key: tuple(one[key] for one in found) for key in names}
             outcome = Outcome(name, tuple(seeds[: len(found)]), figures)
             if parallel.is_first_process():
-                everything = [*outcomes, outcome]
-                text = json.dumps([one.to_dict() for one in everything], indent=1)
-                write_atomically(Path(run) / "results.json", text + "\n")
+                write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)
     return outcomes
+
+
+def write_results(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write the table for programs; it can be made again from the runs, so no run ends for its sake."""
+    try:
+        write_atomically(path, json.dumps([one.to_dict() for one in outcomes], indent=1) + "\n")
+    except OSError as error:
+        warn(f"could not write {path}: {error.strerror or error}; the runs themselves are whole")
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -233,12 +250,11 @@ def run_folder(run: str | Path, task: str, seed: int, num_tasks: int, num_seeds:
 
 
 def last_figures(run: str | Path) -> dict[str, float]:
-    """The figures of a run's last evaluation, and the sentences it trained on each second."""
+    """The figures of a run's last evaluation, if it had one, and the sentences it trained on each second."""
     lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    if not evaluations:
-        raise UserError(f"{run} has no held-out part to score on, so there is nothing to compare")
-    figures = {key: value for key, value in evaluations[-1].items() if isinstance(value, float)}
+    last = evaluations[-1] if evaluations else {}
+    figures = {key: value for key, value in last.items() if isinstance(value, float)}
     return figures | training_speed(lines)
 
 
@@ -265,12 +281,17 @@ def judge_run(
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, float]:
-    """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step."""
-    with _opened(run, data, which, device, at_once) as it:
+    """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step.
+
+    `overrides` are of settings that do not shape the training, such as ("task.null_threshold", "2").
+    """
+    with _opened(run, data, which, device, at_once, overrides) as it:
         held_out = it.task.held_out()
         if not held_out:
             raise UserError(f"{it.folder} has nothing with known answers to score {run} on")
+        it.say_notes()
         judge = TaskJudge(it.task, held_out, it.settings, it.folder, it.words)
         return {"step": float(it.step)} | judge.figures(it.predict, it.ranks)
 
@@ -283,15 +304,17 @@ def predict(
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Answer what in `data` has no answers yet (or else its held-out part), into files in the folder `out`.
 
-    Returns the files and how fast it was, by split.
+    `overrides` as in `judge_run`. Returns the files and how fast it was, by split.
     """
-    with _opened(run, data, which, device, at_once) as it:
+    with _opened(run, data, which, device, at_once, overrides) as it:
         splits: Mapping[str, Split] = it.task.unanswered() or it.task.held_out()
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
+        it.say_notes()
         judge = TaskJudge(it.task, splits, it.settings, it.folder, it.words)
         result: dict[str, Any] = {}
         for name, split in splits.items():
@@ -313,18 +336,28 @@ class _OpenRun:
     ranks: parallel.Ranks
     step: int
 
+    def say_notes(self) -> None:
+        """What was found in the files, once they have been read."""
+        for line in self.task.notes if self.ranks.is_first else ():
+            remark(line)
+
 
 @contextmanager
 def _opened(
-    run: str | Path, data: str | Path | None, which: str, device: Literal["auto", "cpu", "cuda"], at_once: int
+    run: str | Path,
+    data: str | Path | None,
+    which: str,
+    device: Literal["auto", "cpu", "cuda"],
+    at_once: int,
+    overrides: Sequence[tuple[str, str]],
 ) -> Iterator[_OpenRun]:
     """A fine-tuned run with a checkpoint of it, ready to answer."""
     opened = Run.open(run)
     if not opened.settings.task.name:
         raise UserError(f"{run} was pre-trained, not fine-tuned for a task")
-    train = replace(opened.settings.train, device=device)
-    evaluate = replace(opened.settings.evaluate, at_once=at_once)
-    settings = replace(opened.settings, train=train, evaluate=evaluate)
+    settings = override(opened.settings, list(overrides))
+    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
+    settings = replace(settings, train=train, evaluate=evaluate)
     chosen, warnings = checkpoint.choose(opened.checkpoints, which)
     for warning in warnings:
         warn(warning)

@@ -6,6 +6,7 @@ between CPUs. A run that no launcher started is one rank, and never touches torc
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
@@ -192,13 +193,20 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
             watchdog.stop()
 
 
+_joined = itertools.count()
+"""How often this process has joined the others: several runs, one after another, may share the ranks."""
+
+
 def _fresh_store() -> Store:
-    """The store of this start of the ranks.
+    """The store of this start of the ranks; a part of it that nobody has written to, where they met before.
 
     torchrun's agent keeps one store through all of its restarts, and torch's own words of the ranks before, their
     addresses among them, are then taken for those of the new ones. Nobody would ever meet; so that is refused.
     """
     store: Store = next(rendezvous("env://"))[0]
+    number = next(_joined)
+    if number:
+        return PrefixStore(f"bertrain/join-{number}", store)
     if store.check([BEGUN]):
         raise AgreedError(
             "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "

@@ -146,6 +146,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
+    settings.refuse_unsettled_task()
     settings, _ = settle(settings, run)
     settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
@@ -208,7 +209,7 @@ def train(
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            announce(run, loader, ranks, state.progress, console, [*notes, *(held_out.notes if held_out else ())])
+            announce(run, loader, ranks, state.progress, console, [*notes, *_notes_of_task(run)])
         events.building(settings, state, loader)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
@@ -478,6 +479,11 @@ def _held_out(run: Run, ranks: parallel.Ranks) -> Judge | None:
     shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
     return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples, run.settings.model)
+
+
+def _notes_of_task(run: Run) -> list[str]:
+    """What was found in the files of a task when they were read."""
+    return open_task(run.data, run.settings, run.vocabulary()).notes if run.settings.task.name else []
 
 
 def _failure_sentence(run: Run, failure: Exception | None) -> str:

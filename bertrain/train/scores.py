@@ -37,7 +37,7 @@ class TaskJudge:
         folder: str | Path,
         words: Vocabulary,
     ) -> None:
-        self.main_figure, self.notes, self._splits = task.main_figure, task.notes, splits
+        self.main_figure, self._splits = task.main_figure, splits
         self._settings, self._folder, self._words = settings, folder, words
 
     def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:

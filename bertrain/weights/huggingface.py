@@ -41,6 +41,13 @@ MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 """After the name of a model in several files: which tensor is in which."""
 GLOBAL_STEP = "global_step"
+LOADERS = {
+    "pretrain": "AutoModelForMaskedLM",
+    "classify": "AutoModelForSequenceClassification",
+    "regress": "AutoModelForSequenceClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+"""What in Transformers loads a folder, by the model's head."""
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

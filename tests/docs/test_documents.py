@@ -347,7 +347,7 @@ def test_commands_that_could_not_be_run_are_found() -> None:
         "bertrain pretrain bert-huge --data data --run runs/x",
         "bertrain pretrain bert-tiny --data data --run runs/x --train.steps 5",
         "bertrain pretrain bert-tiny --data data --run runs/x --train.max_steps many",
-        "bertrain evaluate runs/x",
+        "bertrain predict runs/x --data data",
         "bertrain evaluate runs/x --data data --most 5",
     ]
     for command in wrong:
