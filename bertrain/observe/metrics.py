@@ -205,7 +205,7 @@ class Metrics:
             "applied": bool(applied),
             "skipped": record.skipped,
             "not_finite": self._not_finite,
-            "spike": self._watch(record.step, figures["loss"]),
+            "spike": self._watch(record, figures["loss"]),
             **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
@@ -213,9 +213,13 @@ class Metrics:
             **_balance_fields(record.balance, record.tokens),
         }
 
-    def _watch(self, step: int, loss: float) -> bool:
-        """Whether this loss is a spike, with a warning at the first of several in a row."""
-        is_spike = self._spikes.is_spike(loss)
+    def _watch(self, record: StepRecord, loss: float) -> bool:
+        """Whether this loss is a spike, with a warning at the first of several in a row.
+
+        Fine-tuning has none: once it knows its few examples by heart, every one that it does not would be.
+        """
+        step = record.step
+        is_spike = record.model.head == "pretrain" and self._spikes.is_spike(loss)
         if is_spike and not self._was_spike and self._is_writer:
             warn(
                 f"the loss of step {step} is {loss:.4f}, far above those before it; should it stay there, go back with "

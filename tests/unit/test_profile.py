@@ -193,7 +193,6 @@ def test_a_step_is_as_many_bins_as_asked_for() -> None:
     assert (as_the_recipe.tokens, as_the_recipe.sequences) == (0, 24)
 
 
-@pytest.mark.skipif(not H200.is_dir(), reason="no set of an H200 lies in tests/data/profile-h200")
 def test_the_h200s_set(tmp_path: Path) -> None:
     """250 steps of bert-large-phase1, as docs/how-to-profile.md says."""
     sets = find_sets([H200])
