@@ -9,14 +9,32 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from bertrain import __version__, cli_observe, config
 from bertrain.cli_data import AsJson, data_app
-from bertrain.cli_observe import RunFolder
+from bertrain.cli_launch import launch_app
+from bertrain.cli_mlperf import mlperf_app
+from bertrain.cli_options import (
+    OVERRIDES,
+    Device,
+    MaxSamples,
+    MaxTime,
+    RankCount,
+    Restarts,
+    RunFolder,
+    SkipSteps,
+    given,
+    is_first_rank,
+    start_ranks,
+    under_launcher,
+)
+from bertrain.cli_profile import profile_app
+from bertrain.cli_tasks import add_task_verbs, latency_text
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
+from bertrain.config import parse_overrides
 from bertrain.errors import (
     EXIT_LOST_RANK,
     EXIT_USER_ERROR,
@@ -40,21 +58,12 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(mlperf_app, name="mlperf")
+app.add_typer(profile_app, name="profile")
+app.add_typer(launch_app, name="launch")
 
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
-]
-Device = Literal["auto", "cpu", "cuda"]
-RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
-Restarts = Annotated[
-    int,
-    typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
-]
-MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
-MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
-SkipSteps = Annotated[
-    str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
 ]
 
 
@@ -95,6 +104,9 @@ def pretrain(
     benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
     warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before those")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="log.telemetry: clocks, power, temperature and energy beside the steps")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say only warnings and the end")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="say more about each step")] = False,
 ) -> None:
@@ -107,6 +119,8 @@ def pretrain(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
     )
+    if telemetry:
+        overrides.append(("log.telemetry", "true"))
     if deterministic:
         overrides.append(("train.deterministic", "true"))
     if quiet and verbose:
@@ -116,6 +130,7 @@ def pretrain(
     if budget and max_steps:
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
+    resolved.refuse_unsettled_task()
     cap_isa(resolved.train.isa)
     if dry_run:
         from bertrain.train.announce import dry_run as describe
@@ -137,7 +152,7 @@ def pretrain(
     beginning = str(init or "")
     if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=beginning, world=nproc)
-        start_ranks(nproc, restarts, run)
+        start_ranks(nproc, restarts, [run])
     finish(run, training.pretrain(resolved, data, run, init=beginning).step)
 
 
@@ -190,33 +205,58 @@ def resume(
         if from_step is not None:
             training.go_back(run, from_step)
             os.environ[GONE_BACK] = "1"
-        start_ranks(nproc, restarts, run)
+        start_ranks(nproc, restarts, [run])
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
 
-@app.command()
+@app.command(context_settings=OVERRIDES)
 def evaluate(
+    context: typer.Context,
     run: RunFolder,
-    data: DataFolder,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="a folder made by `bertrain data prepare`; of a fine-tuned run its task's, or its own"),
+    ] = None,
     checkpoint: Checkpoint = "newest",
     max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    at_once: Annotated[
+        int, typer.Option(min=0, help="of a fine-tuned run: examples in a batch, of which latency is told; 0: many")
+    ] = 0,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Loss and accuracy of a run on held-out data.
+    """Loss and accuracy of a run on held-out data; of a fine-tuned one, its task's figures.
+
+    Of a fine-tuned run, settings that do not shape the training can be given as --section.field VALUE.
 
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.observe.console import evaluation_text
-    from bertrain.train.evaluate import evaluate as evaluate_run
+    from bertrain.train.runs import Run
 
-    result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
+    overrides = parse_overrides(context.args)
+    if Run.open(run).settings.task.name:
+        from bertrain.train.finetune import judge_run
+
+        if max_examples:
+            raise UserError("--max-examples is for pre-training; a task is scored on the whole of its held-out part")
+        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
+    else:
+        from bertrain.train.evaluate import evaluate as evaluate_run
+
+        if data is None:
+            raise UserError("--data is missing: the prepared folder to evaluate on")
+        for option in (*(["--at-once"] if at_once else []), *(f"--{key}" for key, _ in overrides)):
+            raise UserError(f"{option} is for fine-tuned runs, and {run} was pre-trained")
+        result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank():
         return
     if as_json:
         print(json.dumps(result))
     else:
         print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+        if "latency_ms_p50" in result:
+            print(latency_text(result))
 
 
 @app.command("fill-mask")
@@ -244,6 +284,7 @@ def fill_mask(
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
 
 
+add_task_verbs(app)
 for verb in (cli_observe.report, cli_observe.watch, cli_observe.logs):
     app.command()(verb)
 
@@ -264,8 +305,9 @@ def recipes(
     if as_json:
         print(json.dumps(headlines))
         return
+    width = max(map(len, headlines))
     for recipe, headline in headlines.items():
-        print(f"{recipe:<20} {headline}")
+        print(f"{recipe:<{width}} {headline}")
 
 
 @app.command()
@@ -309,54 +351,10 @@ def doctor(
         print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")
 
 
-def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
-    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
-    pairs = []
-    words = iter(arguments)
-    for word in words:
-        if not word.startswith("--") or len(word) == 2:
-            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            following = next(words, None)
-            if following is None or following.startswith("--"):
-                raise UserError(f"--{key} has no value after it")
-            value = following
-        pairs.append((key, value))
-    return pairs
-
-
-def given(**options: str | None) -> list[tuple[str, str]]:
-    """The options of these names that were given, as settings of the run."""
-    return [(f"train.{name}", value) for name, value in options.items() if value is not None]
-
-
-def start_ranks(nproc: int, restarts: int = 0, run: Path | None = None) -> None:
-    """Run this same command as several ranks, and end as they end; a new checkpoint in `run` is progress."""
-    from bertrain.launch.local import run_ranks
-
-    def newest_step() -> int:
-        from bertrain.train.checkpoint import whole_checkpoints
-
-        steps = [int(path.name.partition("-")[2]) for path in whole_checkpoints(run / "checkpoints")] if run else []
-        return max(steps, default=0)
-
-    raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=newest_step))
-
-
 def finish(run: Path, step: int) -> None:
     """The last line: what was made, and what to type next. Said once, by the first rank."""
     if is_first_rank():
         print(f"done: {run} after step {step}; next: bertrain evaluate {run} --data DIR")
-
-
-def under_launcher() -> bool:
-    """Whether torchrun started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from bertrain.cli_data import AsJson
+from bertrain.cli_options import RunFolder
 from bertrain.observe.logs import Level
-
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 
 
 def report(

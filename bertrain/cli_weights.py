@@ -77,12 +77,16 @@ def weights_export(
     Example: bertrain weights export runs/tiny --to huggingface --out exported/tiny
     """
     from bertrain.weights.export import export
+    from bertrain.weights.huggingface import LOADERS
+    from bertrain.weights.source import open_source
 
     made = export(source, out, to=to, which=checkpoint, pad_vocab_to=pad_vocab_to)
     if to == "nvidia":
         print(f"{next(made.glob('*.pt'))}: give it to NVIDIA's run_pretraining.py as --init_checkpoint")
     else:
-        print(f"{made}: load it with transformers.AutoModelForMaskedLM.from_pretrained")
+        written = open_source(made).settings
+        assert written is not None
+        print(f"{made}: load it with transformers.{LOADERS[written.head]}.from_pretrained")
 
 
 @weights_app.command("show")

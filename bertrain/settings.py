@@ -49,6 +49,13 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", minimum=0)
     nsp: bool = setting(True, "train next-sentence prediction beside masked words")
+    head: Literal["pretrain", "classify", "regress", "span"] = setting(
+        "pretrain",
+        "what is asked of the encoder. pretrain: masked words and next sentences; classify, regress: a class or a "
+        "number for each text; span: where in the text an answer begins and ends",
+    )
+    num_labels: int = setting(2, "classify: how many classes there are", minimum=2)
+    head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", minimum=0, maximum=0.99)
     pad_vocab_to: Literal[1, 8, 64] = setting(
         1, "pad the vocabulary's rows to a multiple of this (tensor cores like 8 or 64); no word is added"
     )
@@ -97,13 +104,44 @@ class DataSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What a model is fine-tuned for. Files lie in the folder `--data`."""
+
+    name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli or classify; empty: pre-training")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a damaged row of the data. stop: refuse the file, naming its line; skip: pass over it, and count"
+    )
+    text: str = setting("text", "classify: the column with the text")
+    text_pair: str = setting("", "classify: the column with a second text; empty: there is none")
+    label: str = setting("label", "classify: the column with the label")
+    target: Literal["class", "number"] = setting("class", "classify: whether a label is one of several, or a number")
+    languages: str = setting(
+        "all", "xnli: the languages to score, such as de,fr; all of those in the file", shapes_training=False
+    )
+    doc_stride: int = setting(128, "squad: tokens from one window of a long text to the next", minimum=1)
+    max_query_length: int = setting(64, "squad: a question is cut off after so many tokens", minimum=1)
+    max_answer_length: int = setting(
+        30, "squad: the longest answer in tokens that is given", minimum=1, shapes_training=False
+    )
+    n_best: int = setting(20, "squad: candidates that are kept for each question", minimum=1, shapes_training=False)
+    null_threshold: float = setting(
+        0.0,
+        "squad/v2.0: no answer is given where the score of none exceeds the best answer's by more than this",
+        shapes_training=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchSettings:
     """What one optimizer step consumes, and how much of it a device computes at once."""
 
     sequences: int = setting(0, "examples in a step; 0: measured in tokens", minimum=0)
     tokens: int = setting(0, "real tokens in a step, at the most; 0: measured in sequences", minimum=0)
     token_budget: int = setting(
-        4096, "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it", minimum=8
+        4096,
+        "tokens a device computes at once (a bin): memory and speed; only dropout draws depend on it. 0, for "
+        "fine-tuning: what most steps of the data need",
+        minimum=0,
     )
     policy: PolicyName = setting(
         "budget",
@@ -147,6 +185,15 @@ class OptimizerSettings:
         "bucket of a rank's share, to clip_norm / sqrt(buckets), as soon as it is ready. The last two depend on the "
         "number of ranks",
     )
+    layer_decay: float = setting(
+        1.0,
+        "the rate of each layer is that of the layer above it times this; the heads have the full rate",
+        minimum=0.01,
+        maximum=1,
+    )
+    frozen_layers: int = setting(
+        0, "the embeddings and this many of the first layers stay as they are; 0: everything is trained", minimum=0
+    )
     sharded: bool = setting(
         False, "each rank keeps and updates one share of the optimizer's state", shapes_training=False
     )
@@ -157,6 +204,12 @@ class ScheduleSettings:
     """Linear warm-up, then decay."""
 
     warmup_steps: int = setting(0, "length of the linear warm-up", minimum=0)
+    warmup_share: float = setting(
+        0.0,
+        "the same as a share of train.max_steps, with a decay that counts from the end of the warm-up; 0: by steps",
+        minimum=0,
+        maximum=0.99,
+    )
     start_warmup_step: int = setting(0, "where the warm-up line starts; negative: it begins part way up", maximum=0)
     decay: Literal["polynomial", "linear", "square-root", "cosine", "constant"] = setting(
         "polynomial",
@@ -175,6 +228,11 @@ class ScheduleSettings:
 
     def check(self) -> ScheduleSettings:
         """Refuse a decay that contradicts itself; returns itself."""
+        if self.warmup_share and (self.warmup_steps or self.start_warmup_step or self.decay_start):
+            raise UserError(
+                "schedule.warmup_share says where the warm-up ends and the decay begins; leave warmup_steps, "
+                "start_warmup_step and decay_start out"
+            )
         warmup_end = self.warmup_steps + self.start_warmup_step
         if 0 < self.decay_steps < warmup_end:
             raise UserError(
@@ -207,6 +265,9 @@ class TrainSettings:
     """The run as a whole."""
 
     max_steps: int = setting(1000, "optimizer steps in the run", minimum=1)
+    epochs: float = setting(
+        0.0, "fine-tuning: passes over the data, which set max_steps when a run begins; 0: by max_steps", minimum=0
+    )
     max_samples: int = setting(
         0, "end after this many examples, if that comes first; 0: never", minimum=0, shapes_training=False
     )
@@ -221,7 +282,12 @@ class TrainSettings:
     skip_steps: str = setting(
         "", "steps whose examples are passed over, such as 1200-1210,1300; the first is 1", shapes_training=False
     )
-    seed: int = setting(1, "the one seed; order, masks, dropout and weights are derived from it", minimum=0)
+    seed: int = setting(
+        1,
+        "the one seed; order, masks, dropout and weights are derived from it. -1: drawn from the system's entropy when "
+        "the run begins",
+        minimum=-1,
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one", shapes_training=False)
     precision: Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16", "fp8"] = setting(
         "fp32",
@@ -244,6 +310,12 @@ class TrainSettings:
     deterministic: bool = setting(False, "killed and resumed, the run ends bitwise equal to an undisturbed one")
     threads: int = setting(
         0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0, shapes_training=False
+    )
+    binding: Literal["none", "auto"] = setting(
+        "none",
+        "which cores a rank keeps to. none: any; auto: those next to its GPU, or an even share of all, hyper-threads "
+        "together, no rank on two NUMA nodes if it can be avoided; `bertrain launch` asks for auto",
+        shapes_training=False,
     )
     bucket_mb: int = setting(
         25, "gradients travel in buckets of about this many MB, each as soon as it is ready", minimum=1
@@ -277,18 +349,31 @@ class EvaluateSettings:
     )
     rule: Literal["every", "mlperf"] = setting(
         "every",
-        "when. every: by every_samples; mlperf: every 0.05 (230.23 batch.sequences + 3,000,000) examples, rounded "
-        "down to a multiple of 25,000",
+        "when. every: by every_samples; mlperf: every 0.05 (230.23 B + 3,000,000) examples, rounded down to a multiple "
+        "of 25,000, B being mlperf.global_batch_size or else batch.sequences",
         shapes_training=False,
     )
     every_samples: int = setting(
         0, "evaluate each time this many examples were trained on; 0: at the end", minimum=0, shapes_training=False
     )
+    every_epochs: float = setting(
+        0.0,
+        "fine-tuning: evaluate after so many passes over the data; 0: by every_samples",
+        minimum=0,
+        shapes_training=False,
+    )
+    at_once: int = setting(
+        0,
+        "fine-tuning: examples that are evaluated or predicted at once, of which latency is told; 0: as many as are "
+        "fast",
+        minimum=0,
+        shapes_training=False,
+    )
     target_accuracy: float = setting(
         0.0,
-        "end the run once the masked-word accuracy reaches this; 0: never",
+        "end the run once the masked-word accuracy (fine-tuning: the task's main figure) reaches this; 0: never",
         minimum=0,
-        maximum=1,
+        maximum=100,
         shapes_training=False,
     )
     max_examples: int = setting(
@@ -337,6 +422,47 @@ class LogSettings:
         shapes_training=False,
     )
     tensorboard: bool = setting(True, "write TensorBoard events into the run folder", shapes_training=False)
+    telemetry: bool = setting(
+        False,
+        "sample clocks, power, temperature, memory and energy of each rank's device into telemetry.csv",
+        shapes_training=False,
+    )
+    telemetry_ms: int = setting(
+        100, "milliseconds between two samples", minimum=10, maximum=60_000, shapes_training=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlperfSettings:
+    """What `bertrain mlperf run` adds to a run: what its logs say of it, and the probe before the first experiment."""
+
+    division: Literal["closed", "open"] = setting("open", "division that the logs name", shapes_training=False)
+    organization: str = setting("unknown", "organization that the logs name", shapes_training=False)
+    platform: str = setting(
+        "", "platform that the logs name; empty: the first rank's device and the ranks", shapes_training=False
+    )
+    status: Literal["onprem", "cloud", "research"] = setting(
+        "research", "availability that the logs name", shapes_training=False
+    )
+    global_batch_size: int = setting(
+        0,
+        "nominal sequences in a step, where batch.tokens lets their number vary; 0: batch.sequences",
+        minimum=0,
+        shapes_training=False,
+    )
+    clear_cache: bool = setting(
+        True, "drop the page cache before each experiment, where that is permitted", shapes_training=False
+    )
+    probe_accuracy: float = setting(
+        0.0,
+        "masked-word accuracy that the weights of --init must have before any training; 0: they are not asked",
+        minimum=0,
+        maximum=1,
+        shapes_training=False,
+    )
+    probe_tolerance: float = setting(
+        0.002, "how far from probe_accuracy they may be", minimum=0, maximum=1, shapes_training=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +471,7 @@ class Settings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    task: TaskSettings = field(default_factory=TaskSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -352,6 +479,12 @@ class Settings:
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    mlperf: MlperfSettings = field(default_factory=MlperfSettings)
+
+    @property
+    def nominal_sequences(self) -> int:
+        """Sequences in a step by name; 0 where it is measured in tokens and nothing was named."""
+        return self.mlperf.global_batch_size or self.batch.sequences
 
     def check(self) -> Settings:
         """Refuse settings that contradict each other; returns itself."""
@@ -360,7 +493,10 @@ class Settings:
             raise UserError(
                 f"data.max_seq_length {data.max_seq_length} is more than model.max_positions {model.max_positions}"
             )
-        if data.max_predictions >= data.max_seq_length:
+        is_task = bool(self.task.name)
+        if not is_task:
+            self._check_pretraining()
+        if data.max_predictions >= data.max_seq_length and not is_task:
             raise UserError(
                 f"data.max_predictions {data.max_predictions} leaves no context in "
                 f"data.max_seq_length {data.max_seq_length}"
@@ -368,9 +504,14 @@ class Settings:
         if bool(batch.sequences) == bool(batch.tokens):
             given = "both are" if batch.sequences else "neither is"
             raise UserError(f"a step is measured by batch.sequences or by batch.tokens, and {given} set; set one")
-        if batch.token_budget < data.max_seq_length:
+        if batch.token_budget < data.max_seq_length and (batch.token_budget or not is_task):
             raise UserError(
                 f"batch.token_budget {batch.token_budget} cannot hold one example of "
+                f"data.max_seq_length {data.max_seq_length}"
+            )
+        if self.task.name.startswith("squad/") and data.max_seq_length < self.task.max_query_length + 4:
+            raise UserError(
+                f"task.max_query_length {self.task.max_query_length} leaves no room for a text beside a question in "
                 f"data.max_seq_length {data.max_seq_length}"
             )
         if batch.tokens and batch.tokens < data.max_seq_length:
@@ -386,6 +527,27 @@ class Settings:
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
         self.schedule.check()
+        if self.train.budget and self.train.epochs:
+            raise UserError(
+                f"train.budget {self.train.budget} and train.epochs {self.train.epochs:g} each say how long it is; "
+                "set --train.epochs 0 or leave the budget out"
+            )
+        if self.train.budget and self.schedule.warmup_share:
+            raise UserError(
+                f"train.budget {self.train.budget} finds the number of steps on the way; set schedule.warmup_steps "
+                "instead of schedule.warmup_share"
+            )
+        if self.optimizer.name not in ("lamb", "adamw"):
+            for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
+                if getattr(self.optimizer, name) != default:
+                    raise UserError(
+                        f"optimizer.{name} is for lamb and adamw, and optimizer.name is {self.optimizer.name}"
+                    )
+        if self.optimizer.frozen_layers > model.num_layers:
+            raise UserError(
+                f"optimizer.frozen_layers {self.optimizer.frozen_layers} is more than model.num_layers "
+                f"{model.num_layers}"
+            )
         if self.train.budget and self.schedule.decay_steps:
             raise UserError(
                 f"train.budget {self.train.budget} sets where the decay ends; leave schedule.decay_steps "
@@ -397,22 +559,57 @@ class Settings:
                 "and 0 is never"
             )
         evaluate = self.evaluate
+        if is_task and evaluate.data:
+            raise UserError("evaluate.data is for pre-training; a task is evaluated on its held-out part, in --data")
         for name, asked in (
             ("every_samples", evaluate.every_samples > 0),
             ("target_accuracy", evaluate.target_accuracy > 0),
             ("rule", evaluate.rule == "mlperf"),
         ):
-            if asked and not evaluate.data:
+            if asked and not self.evaluates:
                 raise UserError(f"evaluate.{name} is set, but evaluate.data names no folder to evaluate on")
-        if evaluate.rule == "mlperf" and (evaluate.every_samples or not batch.sequences):
-            raise UserError("evaluate.rule mlperf goes by batch.sequences; set that, and not evaluate.every_samples")
+        if evaluate.rule == "mlperf" and (evaluate.every_samples or not self.nominal_sequences):
+            raise UserError(
+                "evaluate.rule mlperf goes by batch.sequences, or by mlperf.global_batch_size where a step is measured "
+                "in tokens; set that, and not evaluate.every_samples"
+            )
+        if batch.sequences and self.mlperf.global_batch_size not in (0, batch.sequences):
+            raise UserError(
+                f"a step has exactly batch.sequences {batch.sequences}, and mlperf.global_batch_size "
+                f"{self.mlperf.global_batch_size} says otherwise; leave it out"
+            )
         if self.checkpoint.keep_best and not self.checkpoint.enabled:
             raise UserError(
                 "checkpoint.keep_best is set, but checkpoint.enabled is false, which keeps none; choose one"
             )
-        if self.checkpoint.keep_best and not evaluate.data:
+        if self.checkpoint.keep_best and not self.evaluates:
             raise UserError("checkpoint.keep_best is set, but evaluate.data names no folder to evaluate on")
         return self
+
+    def _check_pretraining(self) -> None:
+        """Refuse what is for fine-tuning alone."""
+        if self.model.head != "pretrain":
+            raise UserError(f"model.head {self.model.head} is for fine-tuning, and task.name names no task")
+        for name, value in (
+            ("train.epochs", self.train.epochs),
+            ("evaluate.every_epochs", self.evaluate.every_epochs),
+            ("evaluate.at_once", self.evaluate.at_once),
+        ):
+            if value:
+                raise UserError(f"{name} is for fine-tuning; pre-training goes by steps and samples")
+
+    def refuse_unsettled_task(self) -> None:
+        """Refuse to train for a task as if it were pre-training: its model and its length are not settled yet."""
+        if self.task.name and self.model.head == "pretrain":
+            raise UserError(
+                f"task.name is {self.task.name}, and pre-training has no task; fine-tune with `bertrain finetune "
+                f"{self.task.name}`, or leave task.name out"
+            )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on while it trains; a task brings it along."""
+        return bool(self.evaluate.data or self.task.name)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)

@@ -309,19 +309,26 @@ def scales() -> float:
 
 @case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3}, True)
 @case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False, "model__num_layers": 1}, False)
+@case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
+@case("whole model that regresses", 3e-5, {"model__head": "regress", "model__num_layers": 1}, False)
+@case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
     """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
     settings = helpers.tiny_settings(
         model__vocab_size=50, model__hidden_size=32, model__num_heads=2, model__intermediate_size=48,
         model__max_positions=14, data__max_seq_length=12, data__max_predictions=5,
-        model__hidden_dropout=0, model__attention_dropout=0, **overrides,
+        model__hidden_dropout=0, model__attention_dropout=0, model__head_dropout=0,
+        task__name="glue/mnli" if "model__head" in overrides else "", **overrides,
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
+    if settings.head != "pretrain":
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     # The interpreter's time goes by programs, so here one takes eight rows.
     with patch.multiple(layernorm_kernels, FORWARD=(8, 1), BACKWARD=(8, 1, 1, 1)):
         sums = model.run()
         errors, once = model.errors(), model.gradients()
+        assert model.output_error() <= 3e-5
         if accumulates:
             model.run(accumulate=True)
             check_doubled(model.gradients(), once)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,10 +11,16 @@ from torch import Tensor
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.fused import FusedBert
-from bertrain.model.heads import pretraining_sums
 from bertrain.optim.arena import Arena
 from bertrain.settings import ModelSettings
+from bertrain.train.compute import sums_of
 from tests import helpers, twins
+
+
+def vanishing(settings: ModelSettings) -> set[str]:
+    """Biases that are added to all scores of a span alike, and so make no difference: gradients that sum to zero."""
+    last = settings.num_layers - 1
+    return {"answer.score.bias", f"layers.{last}.output_norm.bias"} if settings.head == "span" else set()
 
 
 def random_batch(
@@ -44,6 +52,7 @@ def random_batch(
         mlm_positions=mlm_positions,
         mlm_labels=mlm_labels,
         nsp_labels=nsp_labels,
+        answers=None,
         max_seqlen=max_seqlen,
         sequence_lengths=tuple(sequence_lengths.tolist()),
         dropout_seed=5,
@@ -51,6 +60,20 @@ def random_batch(
         num_sequences=len(lengths),
         num_predictions=len(masked),
     )
+
+
+def with_answers(batch: Batch, head: str, num_labels: int) -> Batch:
+    """The same bin with random answers of a task; those of slots without an example are nonsense."""
+    lengths = np.diff(batch.cu_seqlens.numpy())
+    slots = len(lengths)
+    if head == "classify":
+        answers = torch.randint(0, num_labels, (slots, 1))
+    elif head == "regress":
+        answers = torch.randn(slots, 1)
+    else:
+        draw = np.random.default_rng(1)
+        answers = torch.from_numpy(np.array([sorted(draw.integers(0, max(1, length), 2)) for length in lengths]))
+    return replace(batch, answers=answers)
 
 
 class BothWays:
@@ -80,7 +103,8 @@ class BothWays:
     def _specification(self, model: Bert) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.batch
         outputs = model.eval()(batch)
-        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+        self.expected_outputs = outputs
+        sums = sums_of(outputs, batch, model.settings.head)
         (sums.mlm_loss / batch.num_predictions + sums.nsp_loss / batch.num_sequences).backward()
         gradients = self.arena.named(self.arena.gradients.clone())
         return sums.stack(), gradients
@@ -113,6 +137,25 @@ class BothWays:
     def gradients(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.arena.named(self.arena.gradients).items()}
 
+    def output_error(self) -> float:
+        """The largest relative error of what the heads say, dropout off."""
+        found, expected = self.fused.outputs(self.batch), self.expected_outputs
+        pairs = [(getattr(found, name), getattr(expected, name)) for name in ("mlm_logits", "nsp_logits", "answers")]
+        assert all((one is None) == (other is None) for one, other in pairs)
+        return max(twins.error(one, other.detach()) for one, other in pairs if one is not None)
+
+    def total_error(self) -> float:
+        """Of the whole gradient: where the terms of single tensors cancel, it is what rounding is to be measured by."""
+        found = self.gradients()
+        return twins.error(*(torch.cat([one[name].flatten() for name in found]) for one in (found, self.expected)))
+
     def errors(self) -> dict[str, float]:
-        """The relative error of each gradient."""
-        return {name: twins.error(tensor, self.expected[name]) for name, tensor in self.gradients().items()}
+        """The relative error of each gradient; of what is zero up to rounding, relative to the whole gradient."""
+        zero = vanishing(self.fused.settings)
+        whole = torch.stack([gradient.norm() for gradient in self.expected.values()]).norm()
+        return {
+            name: float((tensor - self.expected[name]).norm() / whole)
+            if name in zero
+            else twins.error(tensor, self.expected[name])
+            for name, tensor in self.gradients().items()
+        }

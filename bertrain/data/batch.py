@@ -28,6 +28,7 @@ class Batch:
     mlm_positions: Tensor  # [P]
     mlm_labels: Tensor  # [P]
     nsp_labels: Tensor  # [S]
+    answers: Tensor | None  # [S, 1 or 2] for fine-tuning: a class, a number, or an answer's first and last token
     max_seqlen: int
     sequence_lengths: tuple[int, ...]
     """Lengths of all sequences, junk included, on the host: what a ragged loop on the CPU goes by."""

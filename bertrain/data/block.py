@@ -49,6 +49,8 @@ class Block:
     segment_b: Values  # where segment B begins; the length, where there is none
     is_random: Values  # 1 where B was drawn from elsewhere
     masks: Masks | None = None
+    answers: Values | None = None
+    """Of a task to fine-tune for, a row each: [class], [number], or [first, last] token of an answer in its example."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -66,6 +68,7 @@ class Block:
             self.segment_b[chosen],
             self.is_random[chosen],
             self.masks.take(chosen) if self.masks else None,
+            None if self.answers is None else self.answers[chosen],
         )
 
 
@@ -83,6 +86,9 @@ def concatenate(blocks: Sequence[Block]) -> Block:
             _end_to_end([one.labels for one in masks]),
         )
         if masks
+        else None,
+        _end_to_end([block.answers for block in blocks if block.answers is not None])
+        if blocks and all(block.answers is not None for block in blocks)
         else None,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from bertrain.data.balance import Balance, Sizes, weigh
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
+from bertrain.data.block import Block, Masks
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
 from bertrain.data.source import DataSource
 from bertrain.errors import UserError
@@ -89,6 +90,27 @@ class Loader:
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example stands at `position` of the endless order."""
+        return self._step(number, position, self.shards.read)
+
+    def rehearsal(self, number: int, position: int) -> Step:
+        """A step of the same sizes, with the same word over and over: nothing is read of the examples themselves."""
+        return self._step(number, position, self._stand_in)
+
+    def _stand_in(self, rows: Ints) -> Block:
+        lengths, predictions = self._sizes(rows)
+        word = self._rules.mask_id
+        masks = None
+        if self.shards.predictions is not None:
+            first = np.cumsum(predictions) - predictions
+            positions = np.arange(predictions.sum()) - np.repeat(first, predictions)
+            masks = Masks(predictions, positions, np.full_like(positions, word))
+        answers = None
+        if (head := self._settings.model.head) != "pretrain":
+            columns, kind = 2 if head == "span" else 1, np.float32 if head == "regress" else np.int64
+            answers = np.zeros((len(rows), columns), dtype=kind)
+        return Block(np.full(lengths.sum(), word), lengths, lengths // 2, np.zeros_like(lengths), masks, answers)
+
+    def _step(self, number: int, position: int, read: Callable[[Ints], Block]) -> Step:
         epochs, rows = self._rows(position)
         seed = self._settings.train.seed
         mask_keys = np.zeros(len(rows), dtype=np.uint64)
@@ -99,7 +121,9 @@ class Loader:
         own = range(self.rank, len(bins), self.world)
         return Step(
             number=number,
-            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
+            bins=[
+                self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i), read) for i in own
+            ],
             balance=self._weigh(bins, sizes, self.capacity),
             num_tokens=int(lengths.sum()),
             num_sequences=len(rows),
@@ -187,16 +211,21 @@ class Loader:
 
     def evaluation(self, max_examples: int) -> Iterator[Batch]:
         """This rank's bins of an evaluation: evenly strided examples, masked the same way every time."""
+        return (batch for _, batch in self.evaluation_bins(max_examples))
+
+    def evaluation_bins(self, max_examples: int, at_once: int = EVALUATION_STEP) -> Iterator[tuple[Ints, Batch]]:
+        """The same with the rows of each bin, in the order of its sequences; `at_once` are dealt into bins together."""
         total = len(self.shards)
         count = min(max_examples or total, total)
         chosen = np.arange(count) * total // count
         key = derive(EVALUATION_SEED, "mask", "evaluation")
         number = 0
-        for first in range(0, count, EVALUATION_STEP):
-            rows = chosen[first : first + EVALUATION_STEP]
+        for first in range(0, count, at_once):
+            rows = chosen[first : first + at_once]
             for bin in self._deal(self._sizes(rows), self.capacity):
                 if number % self.world == self.rank:
-                    yield self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
+                    keys = np.full(len(bin), key, dtype=np.uint64)
+                    yield rows[bin], self._batch(rows[bin], keys, 0, self.shards.read)
                 number += 1
 
     def _sizes(self, rows: Ints) -> Sizes:
@@ -206,7 +235,7 @@ class Loader:
             return lengths, self.shards.predictions[rows].astype(np.int64)
         return lengths, count_predictions(lengths, self._rules.max_predictions, self._rules.probability)
 
-    def _batch(self, rows: Ints, mask_keys: np.ndarray, dropout_seed: int) -> Batch:
+    def _batch(self, rows: Ints, mask_keys: np.ndarray, dropout_seed: int, read: Callable[[Ints], Block]) -> Batch:
         lengths, predictions = self._sizes(rows)
         shape = self._policy.shape_of(lengths, predictions, self.capacity, self._max_seq_length)
         layout = self._policy.lay_out(lengths, shape.tokens, self._max_seq_length)
@@ -214,7 +243,7 @@ class Loader:
 
         ends = np.cumsum(lengths)
         packed_starts = ends - lengths  # where each example begins when nothing lies between them
-        block = self.shards.read(rows)
+        block = read(rows)
         if block.masks is None:
             masked, chosen, labels = mask_tokens(block.tokens, packed_starts, lengths, rows, mask_keys, self._rules)
         else:
@@ -239,6 +268,10 @@ class Loader:
         mlm_positions[: len(chosen)] = place[chosen]
         mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
         mlm_labels[: len(chosen)] = labels
+        answers = None
+        if block.answers is not None:
+            answers = np.zeros((num_slots, block.answers.shape[1]), dtype=block.answers.dtype)
+            answers[layout.slots] = block.answers
         batch = Batch(
             input_ids=torch.from_numpy(input_ids),
             segment_ids=torch.from_numpy(segment_ids),
@@ -248,6 +281,7 @@ class Loader:
             mlm_positions=torch.from_numpy(mlm_positions),
             mlm_labels=torch.from_numpy(mlm_labels),
             nsp_labels=torch.from_numpy(nsp_labels),
+            answers=None if answers is None else torch.from_numpy(answers),
             max_seqlen=self._max_seq_length,
             sequence_lengths=tuple(sequence_lengths.tolist()),
             dropout_seed=dropout_seed,
@@ -277,7 +311,8 @@ def room_for_static_masks(
 def check_data(shards: DataSource, settings: Settings) -> None:
     """Refuse data that was not made for these settings."""
     words, limit = len(shards.vocabulary.words), settings.data.max_seq_length
-    if words != settings.model.vocab_size:
+    # Weights of others may have a few rows more than words; a task is read with the words that come with them.
+    if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
         raise UserError(
             f"{shards.folder} was prepared with a vocabulary of {words} words, but model.vocab_size is "
             f"{settings.model.vocab_size}; prepare it with the model's vocabulary or set --model.vocab_size {words}"
@@ -288,7 +323,11 @@ def check_data(shards: DataSource, settings: Settings) -> None:
             f"{shards.folder} holds an example of {longest} tokens, more than data.max_seq_length {limit}; "
             f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
         )
-    if settings.model.nsp and shards.read(np.array([0])).segment_b[0] == shards.lengths[0]:
+    if (
+        settings.model.head == "pretrain"
+        and settings.model.nsp
+        and shards.read(np.array([0])).segment_b[0] == shards.lengths[0]
+    ):
         raise UserError(
             f"{shards.folder} holds examples of one segment (--full-sentences), without a next sentence to tell; "
             "set --model.nsp false or prepare pairs"

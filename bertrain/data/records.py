@@ -135,7 +135,7 @@ def _pages(stream: Stream) -> Iterator[Record | Problem]:
 def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
     """What WikiExtractor writes: <doc ...>, a title, text, </doc>."""
     document = _Gathered(stream.name)
-    for number, line in _lines(stream):
+    for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             yield line
         elif line.startswith(b"<doc "):
@@ -155,7 +155,7 @@ def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
 
 
 def _json_lines(stream: Stream) -> Iterator[Record | Problem]:
-    for number, line in _lines(stream):
+    for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             yield line
         elif line.strip():
@@ -165,7 +165,7 @@ def _json_lines(stream: Stream) -> Iterator[Record | Problem]:
 def _documents(stream: Stream) -> Iterator[Record | Problem]:
     """Plain text with a blank line between documents."""
     document = _Gathered(stream.name)
-    for number, line in _lines(stream):
+    for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             yield line
         elif not line.strip():
@@ -227,7 +227,7 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
         with pyarrow.parquet.ParquetFile(stream.path) as file:
             names = file.schema_arrow.names
             if text_column not in names:
-                yield Problem(stream.name, f"has no column {text_column!r} but {_listed(names)}; give --text-column")
+                yield Problem(stream.name, f"has no column {text_column!r} but {listed(names)}; give --text-column")
                 return
             kind = file.schema_arrow.field(text_column).type
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -241,7 +241,7 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
         yield Problem(stream.name, f"is damaged or cut off after row {number:,} ({str(error).splitlines()[0]})")
 
 
-def _lines(stream: Stream) -> Iterator[tuple[int, bytes | Problem]]:
+def numbered_lines(stream: Stream) -> Iterator[tuple[int, bytes | Problem]]:
     """Numbered lines; one too long for memory is a Problem, and its rest is passed over."""
     number = 0
     while line := stream.bytes.readline(LARGEST_RECORD + 1):
@@ -254,5 +254,5 @@ def _lines(stream: Stream) -> Iterator[tuple[int, bytes | Problem]]:
             line = stream.bytes.readline(LARGEST_RECORD)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")

@@ -247,6 +247,7 @@ def _attention_forward_kernel(
     result = result * (INVERSE_KEEP / total)[:, None]
     factor = 1.0
     if LIMIT > 0:
+        result = result.to(out.dtype.element_ty).to(tl.float32)  # the same bits when `out` is cast again
         factor = tl.load(scale)
         tl.store(peaks + tl.program_id(0), _peak(result, inside[:, None]))
     _store(out, out8, result, factor, start, head, rows, H * D, inside[:, None], D, True, LIMIT)

@@ -31,6 +31,8 @@ class Part:
     tensor: int
     decay: bool
     adapt: bool
+    rate: float = 1.0
+    """What the learning rate is multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class LambTable:
     parts: tuple[Part, ...]
     chunks: torch.Tensor  # [num_chunks, 4] int64: first element, end of part, decay, tensor number
     tensors: torch.Tensor  # [num_tensors, 4] int64: first chunk, end of chunks, adapt, unused
+    rates: torch.Tensor  # [num_tensors] float32: what the learning rate of each is multiplied by
     aligned: bool  # every part starts and ends at a multiple of 16 elements, so that loads can be wide
 
     @staticmethod
@@ -47,7 +50,9 @@ class LambTable:
         """From the parts in their order. Ends that are multiples of 16 elements make the passes faster."""
         chunks: list[list[int]] = []
         tensors = [[0, 0, 0, 0] for _ in range(num_tensors)]  # no chunk of those that lie elsewhere
+        rates = [1.0] * num_tensors
         for part in parts:
+            rates[part.tensor] = part.rate
             first_chunk = len(chunks)
             starts = range(part.start, part.stop, CHUNK)
             chunks += [[start, part.stop, int(part.decay), part.tensor] for start in starts]
@@ -56,6 +61,7 @@ class LambTable:
             tuple(parts),
             torch.tensor(chunks, dtype=torch.int64, device=device),
             torch.tensor(tensors, dtype=torch.int64, device=device),
+            torch.tensor(rates, dtype=torch.float32, device=device),
             all(part.start % 16 == 0 and part.stop % 16 == 0 for part in parts),
         )
 
@@ -92,7 +98,7 @@ def lamb_step_plain(
         ratio = weights.norm() / update.norm()
         if not part.adapt or weights.norm() == 0 or update.norm() == 0:
             ratio = torch.ones_like(ratio)
-        weights.sub_(update * (learning_rate.to(ratio.dtype) * ratio))
+        weights.sub_(update * (learning_rate.to(ratio.dtype) * part.rate * ratio))
 
 
 @jit
@@ -159,7 +165,7 @@ def _lamb_squares_kernel(partials, tensors, squares, BLOCK: tl.constexpr):
 
 @jit
 def _lamb_apply_kernel(
-    parameters, updates, copy, chunks, tensors, squares, learning_rate, apply,
+    parameters, updates, copy, chunks, tensors, rates, squares, learning_rate, apply,
     COPY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(apply) == 0:
@@ -169,7 +175,8 @@ def _lamb_apply_kernel(
     weight_norm = tl.sqrt(tl.load(squares + number * 2))
     update_norm = tl.sqrt(tl.load(squares + number * 2 + 1))
     usable = (adapt != 0) & (weight_norm > 0) & (update_norm > 0)
-    rate = tl.load(learning_rate) * tl.where(usable, weight_norm / tl.where(usable, update_norm, 1.0), 1.0)
+    rate = tl.load(learning_rate) * tl.load(rates + number)
+    rate *= tl.where(usable, weight_norm / tl.where(usable, update_norm, 1.0), 1.0)
     for first in range(0, CHUNK, BLOCK):
         places = start + first + tl.arange(0, BLOCK)
         mask = places < end
@@ -216,7 +223,7 @@ def lamb_step(
     _lamb_squares_kernel[(num_tensors,)](partials, table.tensors, squares, BLOCK=1024, num_warps=4)
     sum_over_ranks(squares)
     _lamb_apply_kernel[(num_chunks,)](
-        parameters, gradients, parameters if copy is None else copy, table.chunks, table.tensors, squares,
+        parameters, gradients, parameters if copy is None else copy, table.chunks, table.tensors, table.rates, squares,
         learning_rate, apply, COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 

@@ -64,9 +64,11 @@ def _norm_forward_kernel(
     rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / N + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
-    result = centred * rstd * gain + shift
-    tl.store(y + pointers, result.to(y.dtype.element_ty), mask=mask)
+    rounded = (centred * rstd * gain + shift).to(y.dtype.element_ty)
+    tl.store(y + pointers, rounded, mask=mask)
     if LIMIT > 0:
+        # From the rounded value, so that whoever casts `y` again (activation checkpointing) gets the same bits.
+        result = rounded.to(tl.float32)
         y8 = y8.to(tl.pointer_type(tl.int8), bitcast=True)
         tl.store(y8 + pointers, quantise(result * tl.load(scale), LIMIT), mask=mask)
         largest = tl.max(tl.where(mask, tl.abs(result), 0.0), axis=1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertrain.data.batch import Batch
 from bertrain.model.attention import RaggedPlan, attend_grouped
 from bertrain.model.dropout import dropout
-from bertrain.model.heads import MaskedWordHead, NextSentenceHead
+from bertrain.model.heads import MaskedWordHead, SentenceHead, SpanHead, answer_head
 from bertrain.settings import ModelSettings
 
 
@@ -24,8 +24,9 @@ from bertrain.settings import ModelSettings
 class Outputs:
     """What the heads say of one bin. Rows of empty slots hold numbers of no meaning."""
 
-    mlm_logits: Tensor  # [P, vocab_size]
-    nsp_logits: Tensor | None  # [S, 2]; None without next-sentence prediction
+    mlm_logits: Tensor | None = None  # [P, vocab_size]; None after fine-tuning
+    nsp_logits: Tensor | None = None  # [S, 2]; None without next-sentence prediction
+    answers: Tensor | None = None  # [S, labels], [S, 1] or [T, 2]: what a head to fine-tune says
 
 
 class Embeddings(nn.Module):
@@ -68,15 +69,17 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """The encoder with its pre-training heads. The masked-word head sees only the rows it has to predict."""
+    """The encoder with its heads: those of pre-training, or one to fine-tune. Each sees only the rows it reads."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.settings = settings
         self.embeddings = Embeddings(settings)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.num_layers))
-        self.masked_words = MaskedWordHead(settings)
-        self.next_sentence = NextSentenceHead(settings) if settings.nsp else None
+        is_pretrained = settings.head == "pretrain"
+        self.masked_words = MaskedWordHead(settings) if is_pretrained else None
+        self.next_sentence = SentenceHead(settings, 2) if is_pretrained and settings.nsp else None
+        self.answer = answer_head(settings)
 
     def encode(self, batch: Batch) -> Tensor:
         """The last layer's output for every token of the bin, [T, E]."""
@@ -88,6 +91,11 @@ class Bert(nn.Module):
 
     def forward(self, batch: Batch) -> Outputs:
         x = self.encode(batch)
+        if isinstance(self.answer, SpanHead):
+            return Outputs(answers=self.answer(x))
+        if isinstance(self.answer, SentenceHead):
+            return Outputs(answers=self.answer(x[batch.cls_positions]))
+        assert self.masked_words is not None
         mlm_logits = self.masked_words(x[batch.mlm_positions], self.embeddings.words.weight)
         nsp_logits = self.next_sentence(x[batch.cls_positions]) if self.next_sentence is not None else None
         return Outputs(mlm_logits, nsp_logits)

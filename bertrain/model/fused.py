@@ -6,7 +6,8 @@ the two gradients that meet at each residual are added inside the next kernel, a
 made where they are made. Matrices are read from a 16-bit copy that the optimizer keeps current; biases and LayerNorm's
 parameters are read as they are, in float32.
 
-The last layer is computed for the rows that somebody reads, the masked words and [CLS]: about a sixth of them.
+The last layer is computed for the rows that somebody reads, the masked words and [CLS]: about a sixth of them, or
+where spans are asked for, all.
 
 Letters as in bert.py. A tensor's gradient is called d and its name.
 """
@@ -14,358 +15,21 @@ Letters as in bert.py. A tensor's gradient is called d and its name.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bertrain.data.batch import IGNORED, Batch
-from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
-from bertrain.kernels.cross_entropy import cross_entropy
+from bertrain.data.batch import Batch
+from bertrain.kernels.attention import plan_attention
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
-from bertrain.kernels.fp8 import Bytes, Cast, Eight, Scales, cast_both_ways, empty_both_ways, turn
-from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
-from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
+from bertrain.kernels.fp8 import Scales
 from bertrain.kernels.reduction import column_sums
-from bertrain.model.bert import Bert
+from bertrain.model.bert import Bert, Outputs
+from bertrain.model.fused_heads import FusedHeads
+from bertrain.model.fused_layer import FusedLayer, Kept, Operand, Recompute, Run
 from bertrain.optim.arena import Arena
 
 aten = torch.ops.aten
-
-
-class Operand(NamedTuple):
-    """One side of a product: in 16 bits, or in 8 with what to multiply it by, or both; None where it was not made."""
-
-    full: Tensor | None
-    eight: Eight | None = None
-    inverse_scale: Tensor | None = None
-
-    @property
-    def whole(self) -> Tensor:
-        """It in 16 bits; whoever reads it must have had it made."""
-        assert self.full is not None, "a tensor was made in 8 bits only, and is read in 16"
-        return self.full
-
-
-class Matrix:
-    """The weight of a linear layer: its copies to compute with, and where its gradient goes."""
-
-    def __init__(self, value: Tensor, gradient: Tensor, scales: Scales | None = None, site: int = 0) -> None:
-        self.value, self.gradient = value, gradient  # [N, K] bf16, [N, K] float32
-        self._scales, self._site = scales, site
-        self._eight = None if scales is None else empty_both_ways(value, scales.cast(site))
-
-    def requantise(self) -> None:
-        """Make the 8-bit copies anew."""
-        if self._scales is not None:
-            cast_both_ways(self.value, self._scales.cast(self._site), self._eight)
-
-    def product(self, x: Operand, bias: Tensor | None = None) -> Tensor:
-        """x W' + bias: [T, K] -> [T, N]."""
-        if self._eight is not None and x.inverse_scale is not None and x.eight is not None:
-            return self._product8(x.eight.rows, x.inverse_scale, self._eight.rows, bias)
-        if bias is None:
-            return torch.mm(x.whole, self.value.t())
-        return torch.addmm(bias, x.whole, self.value.t())
-
-    def input_gradient(self, dy: Operand) -> Tensor:
-        """dy W: [T, N] -> [T, K]."""
-        if self._eight is not None and dy.inverse_scale is not None and dy.eight is not None:
-            return self._product8(dy.eight.rows, dy.inverse_scale, self._eight.columns)
-        return torch.mm(dy.whole, self.value)
-
-    def _product8(self, x: Tensor, inverse_scale: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        assert self._scales is not None
-        of_matrix = self._scales.inverse(self._site)
-        assert of_matrix is not None
-        if not x.is_cuda:
-            product = _widened(x, inverse_scale) @ _widened(matrix, of_matrix).t()
-            return (product if bias is None else product + bias).to(self.value.dtype)
-        return torch._scaled_mm(
-            x, matrix.t(), inverse_scale, of_matrix, bias, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
-        """dy' x, into the arena in float32."""
-        if (
-            dy.eight is not None
-            and x.eight is not None
-            and dy.inverse_scale is not None
-            and x.inverse_scale is not None
-        ):
-            if not self.gradient.is_cuda:
-                wide = _widened(dy.eight.columns, dy.inverse_scale), _widened(x.eight.columns, x.inverse_scale)
-                _add(self.gradient, wide[0] @ wide[1].t(), accumulate)
-                return
-            # A sum over all tokens is long: it is kept in float32 throughout, not in the tensor cores' shorter one.
-            out = torch.empty_like(self.gradient) if accumulate else self.gradient
-            torch._scaled_mm(
-                dy.eight.columns, x.eight.columns.t(), dy.inverse_scale, x.inverse_scale,
-                out_dtype=torch.float32, use_fast_accum=False, out=out,
-            )  # fmt: skip
-            if accumulate:
-                self.gradient.add_(out)
-        elif not self.gradient.is_cuda:
-            _add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
-        elif accumulate:
-            torch.addmm(self.gradient, dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
-        else:
-            torch.mm(dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
-
-
-def _widened(eight: Tensor, inverse_scale: Tensor) -> Tensor:
-    """8 bits as float32: a CPU, on which the interpreter runs, has no product of 8 bits, nor of 16 into 32."""
-    return eight.float() * inverse_scale
-
-
-@dataclass
-class Run:
-    """What every layer of one pass needs to know."""
-
-    tiles: Tensor
-    seed: Tensor  # int64 [1]
-    accumulate: bool
-    scales: Scales | None
-
-    @property
-    def in_eight_bits(self) -> bool:
-        """Whether products take 8 bits; FP8 measures its scales in 16."""
-        return self.scales is not None and self.scales.ready
-
-
-@dataclass
-class Input:
-    """What a layer keeps under activation checkpointing `full`."""
-
-    x: Tensor
-    rows: Tensor | None
-
-
-@dataclass
-class Products:
-    """What it keeps under `selective`: what products made, attention's included, and two numbers a row.
-
-    The input is kept too, which the layer before could only compute again from its own: in 16 bits alone.
-    """
-
-    x: Tensor
-    rows: Tensor | None
-    qkv: Tensor
-    attended: Tensor
-    lse: Tensor
-    projected: Tensor
-    expanded: Tensor
-    contracted: Tensor
-    output_statistics: Tensor
-
-
-@dataclass
-class Saved:
-    """What a layer keeps of its forward pass for its backward pass, where nothing is to be computed again."""
-
-    x: Operand
-    rows: Tensor | None
-    residual: Tensor
-    qkv: Tensor
-    attended: Tensor
-    lse: Tensor
-    picked: Operand
-    projected: Tensor
-    middle: Operand
-    middle_statistics: Tensor
-    expanded: Tensor
-    activated: Operand
-    contracted: Tensor
-    output_statistics: Tensor
-
-
-Kept = Input | Products | Saved
-Recompute = Literal["none", "selective", "full"]
-
-
-class FusedLayer:
-    """One encoder layer, forward and backward."""
-
-    SITES = 8  # dropout sites and 8-bit tensors have numbers of their own in each layer: four forward, four backward
-    MATRICES = ("qkv", "attention_out", "expand", "contract")
-
-    def __init__(
-        self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None, recompute: Recompute
-    ) -> None:
-        def value(name: str) -> Tensor:
-            return arena.view(arena.values, f"layers.{number}.{name}")
-
-        def gradient(name: str) -> Tensor:
-            return arena.view(arena.gradients, f"layers.{number}.{name}")
-
-        settings = model.settings
-        first_site = settings.num_layers * self.SITES + number * len(self.MATRICES)
-
-        def matrix(name: str) -> Matrix:
-            full = f"layers.{number}.{name}.weight"
-            site = first_site + self.MATRICES.index(name)
-            return Matrix(arena.view(copy, full), arena.view(arena.gradients, full), scales, site)
-
-        self.number, self.recompute = number, recompute
-        self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
-        self.hidden_dropout, self.attention_dropout = settings.hidden_dropout, settings.attention_dropout
-        self.qkv, self.attention_out = matrix("qkv"), matrix("attention_out")
-        self.expand, self.contract = matrix("expand"), matrix("contract")
-        self.qkv_bias = arena.view(copy, f"layers.{number}.qkv.bias")  # the product adds it, in its own 16 bits
-        self.qkv_bias_gradient = gradient("qkv.bias")
-        self.expand_bias, self.expand_bias_gradient = value("expand.bias"), gradient("expand.bias")
-        middle = ("attention_out.bias", "attention_norm.weight", "attention_norm.bias")
-        output = ("contract.bias", "output_norm.weight", "output_norm.bias")
-        self.middle_norm, self.middle_gradients = [value(n) for n in middle], [gradient(n) for n in middle]
-        self.output_norm, self.output_gradients = [value(n) for n in output], [gradient(n) for n in output]
-
-    def _site(self, place: int) -> int:
-        return self.number * self.SITES + place
-
-    def _cast(self, run: Run, place: int) -> Cast | None:
-        return None if run.scales is None else run.scales.cast(self._site(place))
-
-    def _operand(self, run: Run, place: int, full: Tensor | None, eight: Eight | Bytes | None = None) -> Operand:
-        """A tensor as a product takes it; cast or transposed here if the kernel that made it did not."""
-        if run.scales is None:
-            return Operand(full)
-        cast = run.scales.cast(self._site(place))
-        if eight is None:
-            assert full is not None
-            eight = cast_both_ways(full, cast)
-        elif isinstance(eight, Bytes):
-            eight = turn(eight, cast)
-        return Operand(full, eight, run.scales.inverse(self._site(place)))
-
-    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Kept]:
-        """The layer's output for all rows, or for `rows`, and what `backward` is to be given."""
-        output, eight, saved = self._forward(x, run, rows)
-        is_last = rows is not None
-        return Operand(output) if is_last else self._operand(run, 3, output, eight), self._keep(saved)
-
-    def _forward(self, x: Operand, run: Run, rows: Tensor | None) -> tuple[Tensor, Bytes, Saved]:
-        qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
-        is_last = rows is not None
-        attended, lse, attended8 = ragged_attention_forward(
-            qkv, run.tiles, self.attention_dropout, run.seed, self._site(0), None if is_last else self._cast(run, 0)
-        )
-        residual = _picked(x.whole, rows)
-        picked = self._operand(run, 0, _picked(attended.flatten(1), rows), None if is_last else attended8)
-        projected = self.attention_out.product(picked)
-        middle, middle_statistics = self._norm_in_the_middle(projected, residual, run)
-        expanded = self.expand.product(middle)
-        activated = self._activate(expanded, run)
-        contracted = self.contract.product(activated)
-        output, output_statistics, output8 = dropout_add_layernorm_forward(
-            contracted, self.output_norm[0], middle.whole, self.output_norm[1], self.output_norm[2],
-            self.hidden_dropout, run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
-        )  # fmt: skip
-        saved = Saved(
-            x, rows, residual, qkv, attended, lse, picked, projected, middle, middle_statistics,
-            expanded, activated, contracted, output_statistics,
-        )  # fmt: skip
-        return output, output8, saved
-
-    def _norm_in_the_middle(self, projected: Tensor, residual: Tensor, run: Run) -> tuple[Operand, Tensor]:
-        middle, statistics, eight = dropout_add_layernorm_forward(
-            projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], self.hidden_dropout,
-            run.seed, self._site(1), self.eps, self._cast(run, 1),
-        )  # fmt: skip
-        return self._operand(run, 1, middle, eight), statistics
-
-    def _activate(self, expanded: Tensor, run: Run) -> Operand:
-        full = not run.in_eight_bits
-        activated, eight = bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2), full=full)
-        return self._operand(run, 2, activated if full else None, eight)
-
-    def _keep(self, saved: Saved) -> Kept:
-        """What stays in memory until the backward pass."""
-        if self.recompute == "full":
-            return Input(saved.x.whole, saved.rows)
-        if self.recompute == "selective":
-            return Products(
-                saved.x.whole, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
-                saved.contracted, saved.output_statistics,
-            )  # fmt: skip
-        return saved
-
-    def _compute_again(self, kept: Kept, run: Run) -> Saved:
-        """What the forward pass had, bit for bit: dropout is a function of its place, scales change between steps."""
-        if isinstance(kept, Saved):
-            return kept
-        # What the layer before handed over was cast at its last site; the first layer's input is in 16 bits only.
-        x = self._operand(run, 3 - self.SITES, kept.x) if self.number > 0 else Operand(kept.x)
-        if isinstance(kept, Input):
-            return self._forward(x, run, kept.rows)[2]
-        residual = _picked(kept.x, kept.rows)
-        picked = self._operand(run, 0, _picked(kept.attended.flatten(1), kept.rows))
-        middle, middle_statistics = self._norm_in_the_middle(kept.projected, residual, run)
-        return Saved(
-            x, kept.rows, residual, kept.qkv, kept.attended, kept.lse, picked, kept.projected, middle,
-            middle_statistics, kept.expanded, self._activate(kept.expanded, run), kept.contracted,
-            kept.output_statistics,
-        )  # fmt: skip
-
-    def backward(self, dy: Tensor, second: Tensor | None, kept: Kept, run: Run) -> tuple[Tensor, Tensor]:
-        """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
-        saved = self._compute_again(kept, run)
-        accumulate, full = run.accumulate, not run.in_eight_bits
-        dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
-            dy, second, saved.contracted, self.output_norm[0], saved.middle.whole, self.output_norm[1],
-            saved.output_statistics, self.hidden_dropout, run.seed, self._site(3), self._cast(run, 4), full=full,
-        )  # fmt: skip
-        column_sums(sums, self.output_gradients, accumulate=accumulate)
-        dcontracted_operand = self._operand(run, 4, dcontracted if full else None, dcontracted8)
-        self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
-        dactivated = self.contract.input_gradient(dcontracted_operand)
-
-        dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=full
-        )
-        column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
-        dexpanded_operand = self._operand(run, 5, dexpanded if full else None, dexpanded8)
-        self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
-        dmiddle = self.expand.input_gradient(dexpanded_operand)
-
-        dprojected, dresidual, sums, dprojected8 = dropout_add_layernorm_backward(
-            dmiddle, dmiddle_residual, saved.projected, self.middle_norm[0], saved.residual, self.middle_norm[1],
-            saved.middle_statistics, self.hidden_dropout, run.seed, self._site(1), self._cast(run, 6), full=full,
-        )  # fmt: skip
-        column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        dprojected_operand = self._operand(run, 6, dprojected if full else None, dprojected8)
-        self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
-        dattended = self.attention_out.input_gradient(dprojected_operand)
-        if saved.rows is not None:  # rows that nobody read have no gradient
-            dattended = _spread(dattended, saved.rows, len(saved.qkv))
-            dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
-
-        full = full or saved.x.eight is None  # the first layer's input is in 16 bits, and so its weights' gradient
-        dqkv, sums, dqkv8 = ragged_attention_backward(
-            saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, self.attention_dropout,
-            run.seed, self._site(0), self._cast(run, 7), full=full,
-        )  # fmt: skip
-        column_sums(sums, list(self.qkv_bias_gradient.chunk(3)), accumulate=accumulate)
-        dqkv_operand = self._operand(run, 7, dqkv.flatten(1) if full else None, dqkv8)
-        self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
-        return self.qkv.input_gradient(dqkv_operand), dresidual
-
-
-def _picked(values: Tensor, rows: Tensor | None) -> Tensor:
-    return values if rows is None else values[rows]
-
-
-def _spread(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Rows back to their places among `num_rows`, zero elsewhere; what is named twice are empty slots, with zeros."""
-    out = torch.zeros(num_rows, values.shape[1], dtype=values.dtype, device=values.device)
-    return out.index_add_(0, rows, values)
-
-
-def _add(into: Tensor, value: Tensor, accumulate: bool) -> None:
-    if accumulate:
-        into.add_(value)
-    else:
-        into.copy_(value)
 
 
 class FusedBert:
@@ -390,6 +54,7 @@ class FusedBert:
             for number in range(self.settings.num_layers)
         ]
         self.nsp = model.next_sentence is not None
+        self._heads = FusedHeads(self.settings, arena, self.copy, dropout_site=self._site(1))
 
     def _scales(self, device: torch.device) -> Scales:
         of_layer = [torch.float8_e4m3fn] * 4 + [torch.float8_e5m2] * 4
@@ -423,55 +88,103 @@ class FusedBert:
         """Where a layer's parameters begin in the arena; those of later layers and of the heads lie behind them."""
         return min(place for name, (place, _) in self.arena.places.items() if name.startswith(f"layers.{layer}."))
 
-    def forward_backward(
-        self,
-        batch: Batch,
-        seed: Tensor,
-        mlm_scale: Tensor,
-        nsp_scale: Tensor,
-        accumulate: bool,
-        pauses: frozenset[int] = frozenset(),
-    ) -> Generator[int, None, Tensor]:
-        """Sums [4] of one bin: MLM and NSP loss, MLM and NSP right answers.
+    def _begin(self, batch: Batch, seed: Tensor, *, accumulate: bool = False, predicts: bool = False) -> Run:
+        """A pass over a bin. To predict there is no dropout and, since nothing may be learnt of scales, no FP8."""
+        settings = self.settings
+        return Run(
+            plan_attention(batch.cu_seqlens, len(batch.input_ids)),
+            seed,
+            accumulate,
+            None if predicts else self.scales,
+            hidden_dropout=0.0 if predicts else settings.hidden_dropout,
+            attention_dropout=0.0 if predicts else settings.attention_dropout,
+        )
 
-        The gradient is that of mlm_scale * (MLM loss) + nsp_scale * (NSP loss); `accumulate` adds it to what is there.
-        After the backward pass of each layer in `pauses`, work stops with the place of the arena from which on every
-        gradient is complete.
-        """
-        num_tokens = len(batch.input_ids)
-        run = Run(plan_attention(batch.cu_seqlens, num_tokens), seed, accumulate, self.scales)
-        tables = (
+    def _embed(self, batch: Batch, run: Run) -> tuple[Tensor, Tensor]:
+        norm = self._value("embeddings.norm.weight"), self._value("embeddings.norm.bias")
+        return embed_forward(
+            self._tables(), _ids(batch), *norm, run.hidden_dropout, run.seed, self._site(0),
+            self.settings.layer_norm_eps,
+        )  # fmt: skip
+
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        return (
             self._copy("embeddings.words.weight"),
             self._value("embeddings.positions.weight"),
             self._value("embeddings.segments.weight"),
         )
-        ids = (batch.input_ids, batch.position_ids, batch.segment_ids)
-        site = len(self.layers) * FusedLayer.SITES
-        settings = self.settings
-        norm = self._value("embeddings.norm.weight"), self._value("embeddings.norm.bias")
-        embedded, statistics = embed_forward(
-            tables, ids, *norm, settings.hidden_dropout, seed, site, settings.layer_norm_eps
-        )
+
+    def _site(self, place: int) -> int:
+        """Dropout outside of the layers: 0 of the embeddings, 1 of a head."""
+        return len(self.layers) * FusedLayer.SITES + place
+
+    def _rows_read(self, batch: Batch) -> tuple[Tensor | None, list[int]]:
+        """The rows that heads read of the last layer (None: all), and how many are masked words, [CLS] and junk."""
+        if self.settings.head == "span":
+            return None, [0, len(batch.input_ids), 0]
+        predicted = batch.mlm_positions if self.settings.head == "pretrain" else batch.mlm_positions[:0]
+        cls = batch.cls_positions if self.nsp or self.settings.head != "pretrain" else batch.cls_positions[:0]
+        # 8-bit products want whole sixteens of rows; those added here are junk, and have no gradient.
+        junk = cls.new_zeros(-(len(predicted) + len(cls)) % 16)
+        return torch.cat([predicted, cls, junk]), [len(predicted), len(cls), len(junk)]
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """What the heads say of a bin, without dropout, in 16 bits."""
+        run = self._begin(batch, torch.zeros(1, dtype=torch.int64, device=self.copy.device), predicts=True)
+        rows, counts = self._rows_read(batch)
+        x = Operand(self._embed(batch, run)[0])
+        for layer in self.layers:
+            x, _ = layer.forward(x, run, rows if layer is self.layers[-1] else None)
+        predicted, read, _ = x.whole.split(counts)
+        match self.settings.head:
+            case "span":
+                return Outputs(answers=self._heads.span_logits(read))
+            case "classify" | "regress":
+                return Outputs(answers=self._heads.sentence_logits("answer", read.float(), None)[2])
+            case _:
+                nsp_logits = self._heads.sentence_logits("next_sentence", read.float(), None)[2] if self.nsp else None
+                return Outputs(self._heads.word_logits(predicted)[-1][:, : self.settings.vocab_size], nsp_logits)
+
+    def forward_backward(
+        self,
+        batch: Batch,
+        seed: Tensor,
+        word_scale: Tensor,
+        sentence_scale: Tensor,
+        accumulate: bool,
+        pauses: frozenset[int] = frozenset(),
+    ) -> Generator[int, None, Tensor]:
+        """Sums [4] of one bin: loss of masked words and of sentences (or spans), right answers of both.
+
+        The gradient is that of word_scale * (the first) + sentence_scale * (the second); `accumulate` adds it to what
+        is there. After the backward pass of each layer in `pauses`, work stops with the place of the arena from which
+        on every gradient is complete.
+        """
+        run = self._begin(batch, seed, accumulate=accumulate)
+        embedded, statistics = self._embed(batch, run)
 
         # --- forward ---------------------------------------------------------------------------
-        num_predictions, num_sequences = len(batch.mlm_positions), len(batch.cls_positions) if self.nsp else 0
-        # 8-bit products want whole sixteens of rows; those added here are junk, and have no gradient.
-        junk = batch.mlm_positions.new_zeros(-(num_predictions + num_sequences) % 16)
-        rows = torch.cat([batch.mlm_positions, batch.cls_positions[:num_sequences], junk])
+        rows, counts = self._rows_read(batch)
         x = Operand(embedded)
         saved: list[Kept] = []
         for layer in self.layers:
             x, kept = layer.forward(x, run, rows if layer is self.layers[-1] else None)
             saved.append(kept)
-        predicted, cls, _ = x.whole.split([num_predictions, num_sequences, len(junk)])
+        predicted, read, junk = x.whole.split(counts)
 
         # --- heads, both ways ------------------------------------------------------------------
-        mlm_loss, mlm_correct, dpredicted = self._masked_words(predicted, batch.mlm_labels, mlm_scale, accumulate)
-        if self.nsp:
-            nsp_loss, nsp_correct, dcls = self._next_sentence(cls, batch.nsp_labels, nsp_scale, accumulate)
-        else:
-            nsp_loss, nsp_correct, dcls = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct), cls
-        dy = torch.cat([dpredicted, dcls, dpredicted.new_zeros(len(junk), dpredicted.shape[1])])
+        none = torch.zeros((), device=self.copy.device)
+        words, dpredicted = (none, none), predicted
+        if self.settings.head == "pretrain":
+            words, dpredicted = self._heads.masked_words(predicted, batch.mlm_labels, word_scale, accumulate)
+        elif not accumulate:
+            self._gradient("embeddings.words.weight").zero_()  # which no head has written to
+        sentences, dread = (none, none), read
+        if self.settings.head == "span":
+            sentences, dread = self._heads.spans(read, batch, sentence_scale, accumulate)
+        elif len(read):
+            sentences, dread = self._heads.sentences(read, batch, run, sentence_scale)
+        dy = torch.cat([dpredicted, dread, torch.zeros_like(junk)])
 
         # --- backward --------------------------------------------------------------------------
         second: Tensor | None = None
@@ -480,7 +193,10 @@ class FusedBert:
             if layer.number in pauses:
                 yield self.first_place(layer.number)
         assert second is not None
-        dsum, sums = embed_backward(dy, second, tables, ids, norm[0], statistics, settings.hidden_dropout, seed, site)
+        dsum, sums = embed_backward(
+            dy, second, self._tables(), _ids(batch), self._value("embeddings.norm.weight"), statistics,
+            run.hidden_dropout, seed, self._site(0),
+        )  # fmt: skip
         segments = self._gradient("embeddings.segments.weight")
         column_sums(
             sums,
@@ -496,63 +212,10 @@ class FusedBert:
             segments[2:].zero_()  # no token is of a third segment
         positions = self._gradient("embeddings.positions.weight")
         position_gradient(dsum, batch.cu_seqlens, positions, accumulate=accumulate)
-        words = self._gradient("embeddings.words.weight")  # the masked-word head has written to it already
-        words.add_(aten.embedding_dense_backward(dsum, batch.input_ids, len(words), -1, False))
-        return torch.stack([mlm_loss / mlm_scale[0], nsp_loss / nsp_scale[0], mlm_correct, nsp_correct])
+        words_gradient = self._gradient("embeddings.words.weight")  # a masked-word head has written to it already
+        words_gradient.add_(aten.embedding_dense_backward(dsum, batch.input_ids, len(words_gradient), -1, False))
+        return torch.stack([words[0] / word_scale[0], sentences[0] / sentence_scale[0], words[1], sentences[1]])
 
-    def _masked_words(
-        self, x: Tensor, labels: Tensor, scale: Tensor, accumulate: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled loss, right answers and gradient of the rows to predict."""
-        name, width = "masked_words", [x.shape[1]]
-        transform = Matrix(self._copy(f"{name}.transform.weight"), self._gradient(f"{name}.transform.weight"))
-        words = Matrix(self._copy("embeddings.words.weight"), self._gradient("embeddings.words.weight"))
-        norm_weight, norm_bias = self._copy(f"{name}.norm.weight"), self._copy(f"{name}.norm.bias")
-        x_operand = Operand(x)
-        hidden = transform.product(x_operand, self._copy(f"{name}.transform.bias"))
-        activated = aten.gelu(hidden)
-        normed, mean, rstd = aten.native_layer_norm(
-            activated, width, norm_weight, norm_bias, self.settings.layer_norm_eps
-        )
-        logits = words.product(Operand(normed), self._copy(f"{name}.bias"))
-        loss, correct = cross_entropy(logits, labels, self.settings.vocab_size, scale)
 
-        dlogits = Operand(logits)  # turned into their gradient in place
-        _add(self._gradient(f"{name}.bias"), logits.sum(0, dtype=torch.float32), accumulate)
-        words.weight_gradient(dlogits, Operand(normed), accumulate)
-        dnormed = words.input_gradient(dlogits)
-        dactivated, dweight, dbias = aten.native_layer_norm_backward(
-            dnormed, activated, width, mean, rstd, norm_weight, norm_bias, [True, True, True]
-        )
-        _add(self._gradient(f"{name}.norm.weight"), dweight, accumulate)
-        _add(self._gradient(f"{name}.norm.bias"), dbias, accumulate)
-        dhidden = aten.gelu_backward(dactivated, hidden)
-        _add(self._gradient(f"{name}.transform.bias"), dhidden.sum(0, dtype=torch.float32), accumulate)
-        dhidden_operand = Operand(dhidden)
-        transform.weight_gradient(dhidden_operand, x_operand, accumulate)
-        return loss, correct, transform.input_gradient(dhidden_operand)
-
-    def _next_sentence(
-        self, cls: Tensor, labels: Tensor, scale: Tensor, accumulate: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for next sentences: few rows, so in float32 and without ceremony."""
-        name = "next_sentence"
-        pool, pool_bias = self._value(f"{name}.pool.weight"), self._value(f"{name}.pool.bias")
-        classify, classify_bias = self._value(f"{name}.classify.weight"), self._value(f"{name}.classify.bias")
-        cls = cls.float()
-        pooled = torch.tanh(torch.addmm(pool_bias, cls, pool.t()))
-        logits = torch.addmm(classify_bias, pooled, classify.t())
-        is_real = labels != IGNORED
-        log_probabilities = logits.log_softmax(-1)
-        answer = torch.where(is_real, labels, 0)[:, None]
-        loss = -(log_probabilities.gather(1, answer)[:, 0] * is_real).sum() * scale[0]
-        correct = ((logits.argmax(-1) == labels) & is_real).sum().float()
-
-        one_hot = torch.zeros_like(logits).scatter_(1, answer, 1.0)
-        dlogits = (log_probabilities.exp() - one_hot) * (is_real[:, None] * scale[0])
-        _add(self._gradient(f"{name}.classify.weight"), dlogits.t() @ pooled, accumulate)
-        _add(self._gradient(f"{name}.classify.bias"), dlogits.sum(0), accumulate)
-        dpool = (dlogits @ classify) * (1 - pooled * pooled)
-        _add(self._gradient(f"{name}.pool.weight"), dpool.t() @ cls, accumulate)
-        _add(self._gradient(f"{name}.pool.bias"), dpool.sum(0), accumulate)
-        return loss, correct, (dpool @ pool).to(self.copy.dtype)
+def _ids(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.input_ids, batch.position_ids, batch.segment_ids

@@ -1,4 +1,4 @@
-"""The two pre-training heads and their loss. Letters as in bert.py."""
+"""The heads of pre-training and of fine-tuning, and their losses. Letters as in bert.py; L: longest sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertrain.data.batch import IGNORED, Batch
+from bertrain.model.dropout import dropout
 from bertrain.settings import ModelSettings
+
+NEVER = -1e30  # a score that no softmax sees; finite, so that a row of nothing else is no NaN
 
 
 class MaskedWordHead(nn.Module):
@@ -29,21 +32,49 @@ class MaskedWordHead(nn.Module):
         return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
 
 
-class NextSentenceHead(nn.Module):
-    """Pool [CLS], then decide: 0, B follows A; 1, B was drawn at random."""
+class SentenceHead(nn.Module):
+    """Pool [CLS], then decide. Of next sentences: 0, B follows A; 1, B was drawn at random."""
+
+    def __init__(self, settings: ModelSettings, num_outputs: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.pool = nn.Linear(settings.hidden_size, settings.hidden_size)
+        self.classify = nn.Linear(settings.hidden_size, num_outputs)
+        self.dropout = dropout
+
+    def forward(self, cls: Tensor) -> Tensor:  # [S, E] -> [S, num_outputs]
+        return self.classify(dropout(torch.tanh(self.pool(cls)), self.dropout, self.training))
+
+
+class SpanHead(nn.Module):
+    """How well an answer would begin, and end, at each token."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.pool = nn.Linear(settings.hidden_size, settings.hidden_size)
-        self.classify = nn.Linear(settings.hidden_size, 2)
+        self.score = nn.Linear(settings.hidden_size, 2)
 
-    def forward(self, cls: Tensor) -> Tensor:  # [S, E] -> [S, 2]
-        return self.classify(torch.tanh(self.pool(cls)))
+    def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, 2]
+        return self.score(x)
+
+
+def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
+    """The head to fine-tune; none for pre-training."""
+    match settings.head:
+        case "classify":
+            return SentenceHead(settings, settings.num_labels, settings.head_dropout)
+        case "regress":
+            return SentenceHead(settings, 1, settings.head_dropout)
+        case "span":
+            return SpanHead(settings)
+        case _:
+            return None
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over one bin, on its device: losses, and right answers."""
+    """Sums over one bin, on its device: losses, and right answers.
+
+    A fine-tuned head has its own where next sentences have theirs, and nothing to say of masked words.
+    """
 
     mlm_loss: Tensor
     nsp_loss: Tensor
@@ -67,3 +98,32 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     correct = (logits.detach().argmax(-1) == labels).sum().float()
     return loss, correct
+
+
+# --- fine-tuning --------------------------------------------------------------------------------------------
+
+
+def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
+    """Summed losses and counts of right answers: cross-entropy, squared error, or the mean of a span's two ends."""
+    assert batch.answers is not None
+    is_real = batch.nsp_labels != IGNORED
+    zero = torch.zeros((), device=logits.device)
+    if head == "classify":
+        loss, correct = _cross_entropy(logits, torch.where(is_real, batch.answers[:, 0], IGNORED))
+    elif head == "regress":
+        loss = ((logits[:, 0].float() - batch.answers[:, 0]).square() * is_real).sum()
+        correct = zero
+    else:
+        scores = by_sequence(logits, batch).log_softmax(1)
+        chosen = scores.gather(1, batch.answers[:, None, :])[:, 0]
+        loss = -(chosen * is_real[:, None]).sum() / 2
+        correct = ((scores.detach().argmax(1) == batch.answers).all(1) & is_real).sum().float()
+    return Sums(zero, loss, zero, correct)
+
+
+def by_sequence(logits: Tensor, batch: Batch) -> Tensor:
+    """Scores of tokens [T, 2] in rows of their sequences [S, L, 2] as float32; places of no token cannot win."""
+    starts, stops = batch.cu_seqlens[:-1, None], batch.cu_seqlens[1:, None]
+    rows = starts + torch.arange(batch.max_seqlen, device=starts.device)
+    scores = logits.float()[rows.clamp(max=len(logits) - 1)]
+    return torch.where((rows < stops)[:, :, None], scores, NEVER)

@@ -11,5 +11,12 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
     embeddings = (vocab + model.max_positions + model.num_segments + 2) * width
     matrices = model.num_layers * (4 * width * width + 2 * width * inner)
     other = model.num_layers * (9 * width + inner)
-    heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
+    match model.head:
+        case "pretrain":
+            heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
+        case "span":
+            heads = 2 * width + 2
+        case _:
+            labels = model.num_labels if model.head == "classify" else 1
+            heads = width * width + width + labels * (width + 1)
     return embeddings + matrices + other + heads, matrices

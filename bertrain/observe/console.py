@@ -11,6 +11,7 @@ from typing import Any
 
 from bertrain.observe.logs import note
 
+UNSAID = ("step",)
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
 
 
@@ -18,6 +19,11 @@ def warn(message: str) -> None:
     """One line of warning, apart from the output."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
     note("warning", "warning", message)
+
+
+def remark(message: str) -> None:
+    """One line that is no warning, apart from the output all the same."""
+    print(message, file=sys.stderr, flush=True)
 
 
 class Console:
@@ -105,8 +111,8 @@ def figures(records: list[dict[str, Any]]) -> str:
     note += f"  {left_out} left out" if left_out else ""
     speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
     return (
-        f"loss {_mean(records, 'loss'):.4f}  masked words {_mean(records, 'mlm_accuracy'):.2%}"
-        f"  lr {records[-1]['learning_rate']:.2e}  {speed:,.0f} tokens/s{note}"
+        f"loss {_mean(records, 'loss'):.4f}  {accuracy_text(records, 2)}"
+        f"lr {records[-1]['learning_rate']:.2e}  {speed:,.0f} tokens/s{note}"
     )
 
 
@@ -115,8 +121,15 @@ def brief(records: list[dict[str, Any]]) -> str:
     if not computed(records):
         return f"{len(records)} left out"
     speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
-    accuracy = _mean(records, "mlm_accuracy")
-    return f"loss {_mean(records, 'loss'):.3f}  masked words {accuracy:.1%}  {speed:,.0f} tokens/s"
+    return f"loss {_mean(records, 'loss'):.3f}  {accuracy_text(records, 1)}{speed:,.0f} tokens/s"
+
+
+def accuracy_text(records: list[dict[str, Any]], digits: int) -> str:
+    """The share of right answers, of masked words or of a task; nothing where answers are numbers."""
+    for name, what in (("mlm_accuracy", "masked words"), ("accuracy", "right")):
+        if name in records[-1]:
+            return f"{what} {_mean(records, name):.{digits}%}  "
+    return ""
 
 
 def time_shares(records: list[dict[str, Any]]) -> str:
@@ -150,7 +163,10 @@ def duration(seconds: float) -> str:
 
 
 def evaluation_text(result: dict[str, float]) -> str:
-    """Loss and accuracies in one line."""
+    """Loss and accuracies in one line; of a task, its figures."""
+    if "mlm_accuracy" not in result:
+        shown = {name: value for name, value in result.items() if name not in UNSAID}
+        return "  ".join(f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith("latency"))
     next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
     ratio = result["mlm_accuracy"] / result["constant_accuracy"]
     hidden = f"{result['hidden_accuracy']:.2%} of those behind [MASK]"

@@ -23,10 +23,12 @@ from torch import Tensor
 
 from bertrain.data.balance import Balance
 from bertrain.files import replacing
+from bertrain.observe import clock
 from bertrain.observe.console import PHASES, Console, console_line, evaluation_text, warn
 from bertrain.observe.logs import note
 from bertrain.observe.samples import newest
 from bertrain.observe.spikes import WINDOW, SpikeWatch
+from bertrain.settings import ModelSettings
 from bertrain.train.loss_scale import MINIMUM
 from bertrain.train.stragglers import RankTimes
 
@@ -67,6 +69,17 @@ class Stopwatch:
         marks[-1].synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
 
+    def moments(self, marks: list[Any]) -> list[float]:
+        """When each of these marks, in their order, was passed, by `clock.now`.
+
+        On a GPU the last one is waited for, and taken to be passed just then.
+        """
+        if not self._on_gpu:
+            return [clock.now() - (time.perf_counter() - mark) for mark in marks]
+        marks[-1].synchronize()
+        passed = clock.now()
+        return [passed - mark.elapsed_time(marks[-1]) / 1e3 for mark in marks]
+
 
 @dataclass
 class StepRecord:
@@ -77,7 +90,7 @@ class StepRecord:
     tokens: int
     num_predictions: int
     num_sequences: int
-    nsp: bool
+    model: ModelSettings
     learning_rate: float
     sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
     verdict: Tensor  # gradient norm, 1 if the step was applied, and in fp16 the loss scale it was computed at
@@ -131,7 +144,8 @@ class Metrics:
         """
         if not self._waiting:
             return []
-        records = [self._finish(record) for record in self._waiting]
+        ends = self._stopwatch.moments([record.marks[-1] for record in self._waiting])
+        records = [self._finish(record, ended) for record, ended in zip(self._waiting, ends, strict=True)]
         if self._rank_times is not None:
             for record, waiting in zip(records, self._waiting, strict=True):
                 self._rank_times.note(record["step"], record["seconds"], waiting.own_tokens)
@@ -153,12 +167,12 @@ class Metrics:
             self._write({"kind": "evaluation", "step": step, "samples": samples} | result)
             self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
-    def end(self, step: int, samples: int, reason: str) -> None:
-        """Write and say why the run is over."""
+    def end(self, step: int, samples: int, reason: str, energy: dict[str, float | None] | None = None) -> None:
+        """Write and say why the run is over, and what it took, where that was measured."""
         if self._is_writer:
             self._collect_last_times()
-            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason})
-            self._console.say(f"the end, after step {step} ({samples} samples): {reason}")
+            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason} | (energy or {}))
+            self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
@@ -173,10 +187,10 @@ class Metrics:
             for arrived in self._rank_times.close():
                 self._write(arrived)
 
-    def _finish(self, record: StepRecord) -> dict[str, Any]:
+    def _finish(self, record: StepRecord, ended: float) -> dict[str, Any]:
         gradient_norm, applied, *loss_scale = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
-        figures = averages(record.sums, record.num_predictions, record.num_sequences, nsp=record.nsp)
+        figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
         if not record.skipped:
             self.durations.append(sum(phases))
             self._not_finite += not applied
@@ -195,6 +209,7 @@ class Metrics:
             **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
+            "ended": ended,
             **_balance_fields(record.balance, record.tokens),
         }
 
@@ -246,17 +261,30 @@ def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
                 yield "/".join(part for part in (record["kind"], name, inner) if part), number
 
 
-def averages(sums: Tensor, num_predictions: int, num_sequences: int, *, nsp: bool) -> dict[str, float]:
+def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
     """Losses and accuracies from the sums over a step or an evaluation, all ranks together."""
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums.tolist()
+    if model.head != "pretrain":
+        accuracy = {} if model.head == "regress" else {"accuracy": nsp_correct / num_sequences}
+        return {"loss": nsp_loss / num_sequences} | accuracy
     result = {
         "loss": mlm_loss / num_predictions + nsp_loss / num_sequences,
         "mlm_loss": mlm_loss / num_predictions,
         "mlm_accuracy": mlm_correct / num_predictions,
     }
-    if nsp:
+    if model.nsp:
         result |= {"nsp_loss": nsp_loss / num_sequences, "nsp_accuracy": nsp_correct / num_sequences}
     return result
+
+
+def energy_text(energy: dict[str, float | None] | None) -> str:
+    """What telemetry measured, to stand behind the reason of the end."""
+    if energy is None:
+        return ""
+    if energy["joules"] is None:
+        return "; its energy is not known (telemetry.json says why)"
+    per_million = f"{energy['joules_per_million_tokens']:,.0f} J a million tokens"
+    return f"; {energy['joules']:,.0f} J since it was started, {per_million}"
 
 
 def _balance_fields(balance: Balance | None, tokens: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ undisturbed one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,21 @@ class Segment:
     """Whether weight decay and layer-wise rates apply: to matrices, not to biases and LayerNorm."""
     tensor: int
     """Number of the tensor, the same in every shard."""
+    rate: float = 1.0
+    """What the learning rate is multiplied by."""
 
 
 class Arena:
     """The flat parameters and gradients of a model, whose tensors it turns into views of them."""
 
-    def __init__(self, model: nn.Module, split_parts: Callable[[str], int] = lambda name: 1, shards: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        split_parts: Callable[[str], int] = lambda name: 1,
+        rate_of: Callable[[str], float] = lambda name: 1.0,
+        *,
+        shards: int = 1,
+    ) -> None:
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
         self.places: dict[str, tuple[int, torch.Size]] = {}
@@ -43,7 +52,8 @@ class Arena:
             self.places[name] = size, parameter.shape
             part = parameter.numel() // split_parts(name)
             for start in range(size, size + parameter.numel(), part):
-                self.segments.append(Segment(start, start + part, parameter.ndim > 1, len(self.segments)))
+                number = len(self.segments)
+                self.segments.append(Segment(start, start + part, parameter.ndim > 1, number, rate_of(name)))
             size = _round_up(size + parameter.numel(), ALIGNMENT)
         self._used = size
         size = _round_up(size, ALIGNMENT * shards)
@@ -77,11 +87,10 @@ class Arena:
     def segments_in(self, span: range) -> list[Segment]:
         """The tensors, or their parts, that lie in a stretch, counted from its beginning."""
         return [
-            Segment(
-                max(segment.start, span.start) - span.start,
-                min(segment.stop, span.stop) - span.start,
-                segment.is_adapted,
-                segment.tensor,
+            replace(
+                segment,
+                start=max(segment.start, span.start) - span.start,
+                stop=min(segment.stop, span.stop) - span.start,
             )
             for segment in self.segments
             if segment.start < span.stop and span.start < segment.stop

@@ -33,6 +33,10 @@ class AdamW(Optimizer):
         if adapted:
             torch._foreach_add_(adapted, self.slices(self.values), alpha=self.settings.weight_decay)
         self.rescale(adapted)
+        slowed = [segment for segment in self.segments if segment.rate != 1.0]
+        if slowed:
+            rates = [segment.rate for segment in slowed]
+            torch._foreach_mul_([update[segment.start : segment.stop] for segment in slowed], rates)
         self.values.sub_(update.mul_(apply * learning_rate))
 
     def rescale(self, updates: list[Tensor]) -> None:

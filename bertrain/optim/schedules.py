@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from bertrain.settings import ScheduleSettings
 
@@ -13,8 +14,11 @@ def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps:
     While step - start_warmup_step < warmup_steps, it rises along base * (step - start_warmup_step) / warmup_steps. Then
     it *jumps onto* the decay, which counts from decay_start, whatever the warm-up: with 0 from the first step, as
     MLPerf's reference has it; with the step at which the warm-up ends there is no jump. From decay_steps on the rate is
-    base * floor.
+    base * floor. With warmup_share the warm-up is that share of `max_steps`, and the decay counts from its end.
     """
+    if schedule.warmup_share:
+        steps = round(schedule.warmup_share * max_steps)
+        schedule = replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=steps)
     since_start = step - schedule.start_warmup_step
     if since_start < schedule.warmup_steps:
         return base * since_start / schedule.warmup_steps

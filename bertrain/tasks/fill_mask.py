@@ -27,6 +27,8 @@ def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list
     weights = read_weights(source)
     if weights.vocabulary is None:
         raise UserError(f"{source} has no vocabulary (vocab.txt) to read and write words with")
+    if weights.settings.head != "pretrain":
+        raise UserError(f"{source} was fine-tuned, and has no head for masked words any more; take what it began with")
     model = build_model(weights)
     return [_fill(model, weights.vocabulary, sentence, top) for sentence in sentences]
 
@@ -65,6 +67,7 @@ def one_sequence(tokens: list[int], positions: list[int]) -> Batch:
         mlm_positions=torch.tensor(positions),
         mlm_labels=torch.full((len(positions),), IGNORED),
         nsp_labels=torch.full((1,), IGNORED),
+        answers=None,
         max_seqlen=length,
         sequence_lengths=(length,),
         dropout_seed=0,

@@ -58,7 +58,7 @@ class Agenda:
         self._num_timed = 0
         self._best_step, self._best_accuracy = progress.best_step, progress.best_accuracy
         self._left_out = parse_steps(settings.train.skip_steps, "train.skip_steps")
-        self.evaluation_interval = evaluation_interval(settings.evaluate, settings.batch.sequences)
+        self.evaluation_interval = evaluation_interval(settings.evaluate, settings.nominal_sequences)
 
     # --- before and during a step ------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Agenda:
         if target and accuracy >= target:
             due = self._ended(due, due.ending or _target_sentence(target))
         is_early = progress.samples < saving.first_after_samples
-        if accuracy > self._best_accuracy and (due.ending or not is_early):
+        if (not self._best_step or accuracy > self._best_accuracy) and (due.ending or not is_early):
             self._best_step, self._best_accuracy = progress.step, accuracy
             due = replace(due, saves=due.saves or saving.keep_best)
         return due
@@ -141,7 +141,7 @@ class Agenda:
             list(durations)[-TIMED_STEPS:],
             progress,
             seconds=self.seconds(),
-            seconds_per_evaluation=evaluation if self.settings.evaluate.data else 0.0,
+            seconds_per_evaluation=evaluation if self.settings.evaluates else 0.0,
             evaluation_interval=self.evaluation_interval,
         )
 

@@ -11,7 +11,7 @@ import torch
 from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, training_rows
-from bertrain.data.source import DataSource, open_data
+from bertrain.data.source import DataSource
 from bertrain.model.size import count_parameters
 from bertrain.observe.console import Console, warn
 from bertrain.settings import Settings
@@ -19,6 +19,7 @@ from bertrain.train import compute, parallel
 from bertrain.train.beginning import check_beginning
 from bertrain.train.checkpoint import Progress
 from bertrain.train.evaluate import check_held_out
+from bertrain.train.examples import open_examples, open_task, words_for
 from bertrain.train.memory import GIB
 from bertrain.train.room import with_budget
 from bertrain.train.runs import Run, describe_environment
@@ -41,13 +42,15 @@ def announce(
     millions = count_parameters(settings.model)[0] / 1e6
     console.say(f"run {run.folder}: {millions:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
+    for local_rank, binding in enumerate(ranks.bindings):
+        console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)
     console.say(
         f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
     )
-    if shards.predictions is not None:
+    if shards.predictions is not None and not settings.task.name:
         console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
     if settings.train.budget and not run.measured:
         console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
@@ -91,7 +94,10 @@ def _describe_balance(loader: Loader, settings: Settings, progress: Progress) ->
 def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
     settings, notes = settle(settings, None)
-    shards = open_data(data, vocab=settings.data.vocab, verify="size")
+    words = words_for(settings, "", init)
+    shards = open_examples(data, settings, words, verify="size")
+    if words is not None:
+        notes += open_task(data, settings, words).notes
     check_beginning(settings, shards, init)
     check_groups(settings.batch.group_size, world)
     place = place_for(settings, shards, world)

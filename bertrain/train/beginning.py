@@ -23,7 +23,7 @@ from bertrain.optim.optimizer import Optimizer
 from bertrain.settings import Settings
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run, refuse_other_vocabulary
-from bertrain.weights.source import check_fit, fill_in, read_weights
+from bertrain.weights.source import check_fit, fill_in, read_weights, taken_from
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, Weights
 
 
@@ -36,7 +36,7 @@ def check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
                 raise UserError(f"train.{name} {value} is about a run to begin with, and there is no --init")
         return ""
     weights = read_weights(init)
-    if weights.vocabulary is not None:
+    if weights.vocabulary is not None and not settings.task.name:  # a task is read with the words of the weights
         refuse_other_vocabulary(shards, weights.vocabulary.hash)
     with torch.device("meta"):
         parameters = dict(Bert(settings.model).named_parameters())
@@ -54,13 +54,16 @@ def begin_with(arena: Arena, optimizer: Optimizer, run: Run, console: Console) -
         raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
     parameters = arena.named(arena.values)
     initialised = fill_in(parameters, weights, extends_positions=how.init_positions == "extend")
-    taken = len(parameters) - len(initialised)
-    console.say(f"beginning with the weights of {weights.origin}: {taken} tensors taken")
-    left_over = [*weights.left_over, *(name for name in weights.tensors if name not in parameters)]
+    places = taken_from(parameters, weights)
+    console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
+    left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
     for kind, names in (("initialised afresh", [*initialised, *_fresh_positions(parameters, weights)]),
                         ("left over", left_over)):  # fmt: skip
         if names:
             console.say(f"  {kind}: {', '.join(names)}")
+    ours = tuple(run.task.get("labels", ()))
+    if "answer.classify.weight" in places and weights.labels and weights.labels != ours:
+        console.say(f"  the head is taken as it is, though its classes were {', '.join(weights.labels)} there")
     optimizer.begin()
     if how.init_optimizer == "keep":
         moments, num_applied = read_moments(run.init, run.settings.optimizer.name, parameters)

@@ -47,8 +47,9 @@ class Progress:
     seconds: float = 0.0
     """Time in the loop, over all starts, evaluations and saves included."""
     best_step: int = 0
-    """The step of the best evaluation so far, 0 if there was none, and the masked-word accuracy there."""
+    """The step of the best evaluation so far, 0 if there was none."""
     best_accuracy: float = 0.0
+    """What it was the best by: masked-word accuracy, or a task's main figure."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def purge(folder: Path, keep: int) -> None:
 
 def write_best(folder: Path, progress: Progress) -> None:
     """State which checkpoint is the best. It must be on the disk already."""
-    best = {"step": progress.best_step, "mlm_accuracy": progress.best_accuracy}
+    best = {"step": progress.best_step, "figure": progress.best_accuracy}
     write_atomically(folder / BEST, json.dumps(best) + "\n")
 
 

@@ -6,7 +6,7 @@ leave everything on the device.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -20,20 +20,23 @@ from bertrain.data.loader import Step
 from bertrain.errors import UserError
 from bertrain.kernels import backend
 from bertrain.kernels.lamb import LambTable, Part, lamb_step
-from bertrain.model.bert import Bert
+from bertrain.model.bert import Bert, Outputs, split_parts
 from bertrain.model.fused import FusedBert
-from bertrain.model.heads import pretraining_sums
+from bertrain.model.heads import Sums, answer_sums, pretraining_sums
 from bertrain.optim.arena import Arena
 from bertrain.optim.clipping import is_finite
 from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.optimizer import Optimizer
-from bertrain.settings import Settings
+from bertrain.settings import Settings, TrainSettings
 from bertrain.train import isa
 from bertrain.train.exchange import Exchange
 from bertrain.train.loss_scale import LossScale
 from bertrain.train.parallel import Ranks
 from bertrain.train.precision import autocast, check_precision
 from bertrain.train.recompute import recompute_layers
+
+Predictor = Callable[[Batch], Outputs]
+"""What a model says of a bin on its device, without dropout."""
 
 
 class Compute(Protocol):
@@ -56,11 +59,14 @@ class Compute(Protocol):
 
     @property
     def sums(self) -> Tensor:
-        """Sums [4] over the bins since `begin`: MLM and NSP loss, MLM and NSP right answers."""
+        """Sums [4] over the bins since `begin`: loss of masked words and of sentences, right answers of both."""
 
     @property
     def peaks(self) -> list[Tensor]:
         """Largest magnitudes since `begin`, of which `update` wants the largest over all ranks."""
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """What the model says of a bin on its device: no dropout, and nothing of it is kept for training."""
 
     def forget(self) -> None:
         """Undo what bins leave behind when no update follows them."""
@@ -113,11 +119,14 @@ class PlainCompute:
         torch.manual_seed(batch.dropout_seed)
         with autocast(self._settings.train, device):
             outputs = self._model(batch)
-        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-        loss = sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences
+        sums = sums_of(outputs, batch, self._settings.model.head)
+        loss = sums.mlm_loss / max(1, step.num_predictions) + sums.nsp_loss / step.num_sequences
         self._completes_gradient = is_last
         (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
         self.sums += sums.stack()
+
+    def outputs(self, batch: Batch) -> Outputs:
+        return plain_outputs(self._model, batch, self._settings.train)
 
     def forget(self) -> None:
         pass  # `begin` clears all there is
@@ -133,6 +142,24 @@ class PlainCompute:
         scaled_by = self._loss_scale.scale.clone()
         self._loss_scale.update(apply)
         return torch.stack([norm, apply, scaled_by])
+
+
+def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
+    """Losses and right answers of what a model says of a bin."""
+    if outputs.answers is not None:
+        return answer_sums(outputs.answers, batch, head)
+    assert outputs.mlm_logits is not None
+    return pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+
+
+@torch.no_grad()
+def plain_outputs(model: Bert, batch: Batch, settings: TrainSettings) -> Outputs:
+    """What the model says under autograd's rules of precision, dropout off."""
+    was_training = model.training
+    with autocast(settings, batch.input_ids.device):
+        outputs = model.eval()(batch)
+    model.train(was_training)
+    return outputs
 
 
 FP8_SCALE = "fp8/scale"
@@ -169,7 +196,7 @@ class FusedCompute:
         device = arena.values.device
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self._seed = torch.zeros(1, dtype=torch.int64, device=device)
-        self._mlm_scale, self._nsp_scale = torch.zeros(1, device=device), torch.zeros(1, device=device)
+        self._word_scale, self._sentence_scale = torch.zeros(1, device=device), torch.zeros(1, device=device)
         self._rate = torch.zeros(1, device=device)
         self._verdict = torch.zeros(2, device=device)
         self._table = lamb_table(optimizer)
@@ -178,6 +205,8 @@ class FusedCompute:
         self._update_graph: torch.cuda.CUDAGraph | None = None
         self._has_updated = False
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.uses_graphs = self._pool is not None
+        """Set to false, kernels are launched one by one: a profiler then sees which operator launched which."""
         self._is_first_bin = True
 
     def _layers_to_pause_after(self) -> frozenset[int]:
@@ -215,11 +244,11 @@ class FusedCompute:
         else:
             _copy_into(captured.batch, batch)
         self._seed.fill_(batch.dropout_seed)
-        self._mlm_scale.fill_(1 / step.num_predictions)
-        self._nsp_scale.fill_(1 / step.num_sequences)
-        if not captured.graphs and captured.is_warm and self._pool is not None:
+        self._word_scale.fill_(1 / max(1, step.num_predictions))
+        self._sentence_scale.fill_(1 / step.num_sequences)
+        if not captured.graphs and captured.is_warm and self.uses_graphs:
             captured.graphs = self._capture_pieces(captured.batch, accumulate, pauses)
-        if captured.graphs:
+        if captured.graphs and self.uses_graphs:
             for graph, complete_from in captured.graphs:
                 graph.replay()
                 self._exchange.ready_from(complete_from)
@@ -232,7 +261,7 @@ class FusedCompute:
     def _pieces(self, batch: Batch, accumulate: bool, pauses: frozenset[int]) -> Generator[int, None, None]:
         """A bin's work, piece by piece, each with the place from which on the gradient is complete after it."""
         self.sums += yield from self._model.forward_backward(
-            batch, self._seed, self._mlm_scale, self._nsp_scale, accumulate, pauses
+            batch, self._seed, self._word_scale, self._sentence_scale, accumulate, pauses
         )
         if self._model.scales is not None:
             self._model.scales.collect()
@@ -250,6 +279,10 @@ class FusedCompute:
         pieces.close()
         return graphs
 
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Outputs:
+        return self._model.outputs(batch)
+
     def forget(self) -> None:
         if self._model.scales is not None:
             self._model.scales.largest.zero_()
@@ -259,9 +292,9 @@ class FusedCompute:
         self._rate.fill_(rate)
         if self._table is None or self._exchange.is_sharded:  # it talks to other ranks, or has no kernels
             self._update(rate)
-        elif self._update_graph is not None:
+        elif self._update_graph is not None and self.uses_graphs:
             self._update_graph.replay()
-        elif self._has_updated and self._pool is not None:
+        elif self._has_updated and self.uses_graphs:
             self._update_graph = torch.cuda.CUDAGraph()
             with _capture(self._update_graph, self._pool):
                 self._update(rate)
@@ -305,7 +338,7 @@ def lamb_table(optimizer: Optimizer) -> LambTable | None:
     # The padding behind a tensor is zero and stays so; with it, every range is a multiple of what loads like.
     stops = [*(segment.start for segment in segments[1:]), len(optimizer.values)]
     parts = [
-        Part(segment.start, stop, segment.tensor, decay=segment.is_adapted, adapt=segment.is_adapted and adapts)
+        Part(segment.start, stop, segment.tensor, segment.is_adapted, segment.is_adapted and adapts, segment.rate)
         for segment, stop in zip(segments, stops, strict=True)
     ]
     return LambTable.build(parts, len(optimizer.arena.segments), optimizer.values.device)
@@ -322,6 +355,14 @@ def _copy_into(buffers: Batch, batch: Batch) -> None:
         tensor = getattr(batch, item.name)
         if isinstance(tensor, Tensor):
             getattr(buffers, item.name).copy_(tensor, non_blocking=True)
+
+
+def predictor(model: Bert, settings: Settings, device: torch.device) -> Predictor:
+    """A model that is not to be trained, as what it says of a bin; on the kernels where `choose` would."""
+    if choose(settings, device)[0]:
+        fused = FusedBert(model, Arena(model, split_parts))
+        return torch.no_grad()(fused.outputs)
+    return lambda batch: plain_outputs(model, batch, settings.train)
 
 
 def why_unfit(settings: Settings) -> str:

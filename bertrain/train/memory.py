@@ -47,7 +47,8 @@ class BinSize:
         )
         # Padding and the junk at a bin's end are sequences too, of up to max_seq_length.
         attended = data.max_seq_length if pads else float((lengths**2).sum() / lengths.sum())
-        return BinSize(batch.token_budget, capacity.predictions, attended)
+        predictions = 0 if settings.task.name else capacity.predictions
+        return BinSize(batch.token_budget, predictions, attended)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ import torch
 from bertrain.config import override
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, Step, check_data, training_rows
-from bertrain.data.source import DataSource, open_data
+from bertrain.data.source import DataSource
+from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, RequeueError, UserError
 from bertrain.launch.local import befell_before, has_gone_back, is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.logs import keep_log, note
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
+from bertrain.observe.telemetry import Telemetry, telemetry_of
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
@@ -30,38 +32,46 @@ from bertrain.train.announce import announce, warn_of_warm_up
 from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
-from bertrain.train.evaluate import HeldOut, check_held_out, evaluate_model
+from bertrain.train.evaluate import HeldOut, Judge, check_held_out
+from bertrain.train.events import Events
+from bertrain.train.examples import open_examples, open_task, words_for
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
 from bertrain.train.runs import Run, check_free, refuse_other_vocabulary
-from bertrain.train.settle import check_memory, find_token_budget, settle
+from bertrain.train.scores import TaskJudge
+from bertrain.train.settle import check_memory, draw_seed, find_token_budget, settle
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
 
 
-def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
+def pretrain(
+    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", events: Events | None = None
+) -> Progress:
     """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
 
     `init` names a run, or weights of any form that `weights show` knows, to begin with. If `run` holds this
-    very run already, it is continued.
+    very run already, it is continued. `events` is told what happens.
     """
     init = str(Path(init).resolve()) if init else ""
     settings, notes = settle(settings, run)
     settings = settle_budget(settings, run)
     fingerprint = preflight(settings, data, run, init=init, world=parallel.count_ranks())
+    words = words_for(settings, run, init)
     with parallel.join(settings.train) as ranks:
-        shards = open_for(data, settings, ranks)
+        shards = open_for(data, settings, ranks, words)
         is_new = not (Path(run) / "config.json").is_file()
         if ranks.from_first(is_new):
+            settings, drawn = draw_seed(settings, ranks)
             settings, found = find_token_budget(settings, shards, ranks)
-            notes += found
+            notes += drawn + found
         if ranks.is_first and is_new:
-            Run.create(run, settings, shards, init, fingerprint)
+            described = open_task(data, settings, words).describe() if words is not None else None
+            Run.create(run, settings, shards, init, fingerprint, described)
         ranks.from_first(0)
         _warn_of_no_checkpoints(settings, ranks)
-        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes)
+        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes, events=events)
 
 
 def resume(
@@ -82,7 +92,8 @@ def resume(
     with parallel.join(settings.train) as ranks:
         _warn_of_no_checkpoints(settings, ranks)
         run_now = opened.continued(settings, opened.data)
-        return train(run_now, open_for(opened.data, settings, ranks), ranks, from_step=from_step)
+        shards = open_for(opened.data, settings, ranks, opened.vocabulary())
+        return train(run_now, shards, ranks, from_step=from_step)
 
 
 def preflight_resume(
@@ -104,10 +115,10 @@ def preflight_resume(
         checkpoint.find_step(opened.checkpoints, from_step)
     if not opened.data.exists():
         raise UserError(
-            f"the data of this run is no longer at {opened.data}; put it back, or repeat the pretrain command with "
+            f"the data of this run is no longer at {opened.data}; put it back, or repeat the first command with "
             "--data and its new place"
         )
-    shards = open_data(opened.data, vocab=settings.data.vocab, verify="size")
+    shards = open_examples(opened.data, settings, opened.vocabulary(), verify="size")
     check_memory(settings, shards, world, is_begun=True)
     check_groups(settings.batch.group_size, world)
     check_held_out(settings, shards)
@@ -135,11 +146,12 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     Looks at the data, a run folder that is taken, the device, and the weights to begin with, whose fingerprint it
     returns (or nothing).
     """
+    settings.refuse_unsettled_task()
     settings, _ = settle(settings, run)
     settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
     compute.choose(settings, device)
-    shards = open_data(data, vocab=settings.data.vocab, verify="size")
+    shards = open_examples(data, settings, words_for(settings, run, init), verify="size")
     check_data(shards, settings)
     training_rows(shards, settings)
     is_begun = (Path(run) / "config.json").is_file()
@@ -153,19 +165,28 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     return check_beginning(settings, shards, init)
 
 
-def open_for(folder: str | Path, settings: Settings, ranks: parallel.Ranks) -> DataSource:
+def open_for(
+    folder: str | Path, settings: Settings, ranks: parallel.Ranks, words: Vocabulary | None = None
+) -> DataSource:
     """The data of a run, whose hashes the first rank checks for all."""
-    return open_data(folder, vocab=settings.data.vocab, verify=settings.data.verify if ranks.is_first else "size")
+    return open_examples(folder, settings, words, verify=settings.data.verify if ranks.is_first else "size")
 
 
 def train(
-    run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None, notes: Sequence[str] = ()
+    run: Run,
+    shards: DataSource,
+    ranks: parallel.Ranks,
+    *,
+    from_step: int | None = None,
+    notes: Sequence[str] = (),
+    events: Events | None = None,
 ) -> Progress:
     """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end.
 
-    `notes` are said at the start: what `auto` was taken to mean.
+    `notes` are said at the start: what `auto` was taken to mean. `events` is told what happens.
     """
     settings, how = run.settings, run.settings.train
+    events = events or Events()
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(how)
@@ -188,7 +209,8 @@ def train(
         held_out = _held_out(run, ranks)
         if ranks.is_first:
             run.write_config(run.folder)
-            announce(run, loader, ranks, state.progress, console, notes)
+            announce(run, loader, ranks, state.progress, console, [*notes, *_notes_of_task(run)])
+        events.building(settings, state, loader)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -197,7 +219,7 @@ def train(
         agenda = Agenda(settings, state.progress, run.measured, keeps_time=ranks.is_first)
         ending = agenda.why_over(state.progress)
         if not ending:
-            state.warm_up(loader.step(first_step, state.progress.samples))
+            state.warm_up(loader.rehearsal(first_step, state.progress.samples))
         if not ending and keeping.enabled:
             state.make_room_for_snapshots()
         last_step = None if agenda.is_open_ended else agenda.last_step
@@ -214,10 +236,13 @@ def train(
         stack.callback(metrics.close)
         console.start(first_step, last_step)
         stack.callback(console.stop)
+        telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+        tokens_before = state.progress.tokens
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
         verdict, here = GO_ON, ranks.whereabouts
+        events.starting()
         agenda.start_clock()
         here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
@@ -244,14 +269,18 @@ def train(
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
-                result = evaluate_model(state.model, held_out, ranks, how)
+                events.evaluating(state.progress.samples)
+                result = held_out.figures(state.compute.outputs, ranks)
+                events.evaluated(state.progress.samples, result)
                 metrics.evaluation(done, state.progress.samples, result)
-                due = agenda.judge(due, state.progress, result["mlm_accuracy"])
+                due = agenda.judge(due, state.progress, result[held_out.main_figure])
             if due.measures:
                 measured = agenda.measure(state.progress, metrics.durations, agenda.seconds() - evaluation_began)
                 run = _fix_length(run, measured, ranks, console)
                 due = agenda.fix(due, run.settings, state.progress)
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
+            if due.ending:
+                events.ended(state.progress, due.ending)
             if due.saves:
                 here.enter(SAVING)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
@@ -268,7 +297,8 @@ def train(
         # --- the end -----------------------------------------------------------------------------
         here.enter(SAVING)
         if ending and verdict != FAIL:
-            metrics.end(state.progress.step, state.progress.samples, ending)
+            energy = _energy(telemetry, state.progress.tokens - tokens_before, ranks)
+            metrics.end(state.progress.step, state.progress.samples, ending, energy)
         saver.wait()
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):
@@ -323,7 +353,7 @@ def train_step(
         tokens=step.num_tokens,
         num_predictions=step.num_predictions,
         num_sequences=step.num_sequences,
-        nsp=settings.model.nsp,
+        model=settings.model,
         learning_rate=rate,
         sums=work.sums.clone(),
         verdict=verdict,
@@ -344,7 +374,7 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
         tokens=0,
         num_predictions=step.num_predictions,
         num_sequences=step.num_sequences,
-        nsp=settings.model.nsp,
+        model=settings.model,
         learning_rate=0.0,
         sums=torch.full((4,), torch.nan),
         verdict=torch.tensor([torch.nan, 0.0]),
@@ -418,17 +448,42 @@ def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
     )
 
 
+def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
+    """Joules of all ranks' devices since this start; None in it where one of them cannot be measured."""
+    if telemetry is None:
+        return None
+    telemetry.stop()
+    joules = telemetry.joules
+    if ranks.device.type == "cpu" and ranks.local_rank > 0:
+        joules = 0.0  # a processor's energy is that of all ranks on it
+    total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
+    ranks.sum(total)
+    spent = total.item()
+    if spent != spent:
+        return {"joules": None, "joules_per_million_tokens": None}
+    return {"joules": spent, "joules_per_million_tokens": 1e6 * spent / max(1, tokens)}
+
+
 def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
     on_gpu = ranks.device.type == "cuda"
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
 
 
-def _held_out(run: Run, ranks: parallel.Ranks) -> HeldOut | None:
+def _held_out(run: Run, ranks: parallel.Ranks) -> Judge | None:
+    if run.settings.task.name:
+        words = run.vocabulary()
+        task = open_task(run.data, run.settings, words)
+        return TaskJudge(task, task.held_out(), run.settings, run.data, words) if task.held_out() else None
     if not run.settings.evaluate.data:
         return None
     shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
-    return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples)
+    return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples, run.settings.model)
+
+
+def _notes_of_task(run: Run) -> list[str]:
+    """What was found in the files of a task when they were read."""
+    return open_task(run.data, run.settings, run.vocabulary()).notes if run.settings.task.name else []
 
 
 def _failure_sentence(run: Run, failure: Exception | None) -> str:

@@ -48,6 +48,8 @@ class Run:
     init_fingerprint: str
     measured: dict[str, Any] = field(default_factory=dict)
     """What `train.budget` was measured to come to (see budget.py); empty until then, or without one."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """What a fine-tuned model's answers mean (see tasks/task.py); empty for pre-training."""
 
     @property
     def checkpoints(self) -> Path:
@@ -79,12 +81,20 @@ class Run:
                 init=content["init"]["source"],
                 init_fingerprint=content["init"]["fingerprint"],
                 measured=content.get("measured", {}),
+                task=content.get("task", {}),
             )
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is damaged, so the run cannot be opened") from None
 
     @staticmethod
-    def create(folder: str | Path, settings: Settings, shards: DataSource, init: str, init_fingerprint: str) -> Run:
+    def create(
+        folder: str | Path,
+        settings: Settings,
+        shards: DataSource,
+        init: str,
+        init_fingerprint: str,
+        task: dict[str, Any] | None = None,
+    ) -> Run:
         """Make a new run folder, whole or not at all."""
         folder = Path(folder)
         check_free(folder)
@@ -97,6 +107,7 @@ class Run:
             lower_case=shards.vocabulary.lower_case,
             init=init,
             init_fingerprint=init_fingerprint,
+            task=task or {},
         )
         with new_folder(folder) as partial:
             shards.vocabulary.save(partial / VOCABULARY)
@@ -117,6 +128,7 @@ class Run:
             },
             "init": {"source": self.init, "fingerprint": self.init_fingerprint},
             "measured": self.measured,
+            "task": self.task,
         }
         write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ class TrainState:
         model = Bert(settings.model)
         initialise(model, settings.train.seed)
         model.to(ranks.device).train()
-        arena = Arena(model, split_parts, shards=ranks.world if settings.optimizer.sharded else 1)
+        rate_of = partial(rate_factor, settings=settings)
+        arena = Arena(model, split_parts, rate_of, shards=ranks.world if settings.optimizer.sharded else 1)
         exchange = Exchange(arena, ranks, settings)
         sum_over_ranks = ranks.sum if exchange.is_sharded else _leave
         optimizer = build_optimizer(arena, settings.optimizer, span=exchange.span, sum_over_ranks=sum_over_ranks)
@@ -93,6 +95,17 @@ class TrainState:
         self.compute.begin(0)
         self.compute.forget()
         self.ranks.sum(torch.zeros(1, device=self.ranks.device))
+
+
+def rate_factor(name: str, settings: Settings) -> float:
+    """What a parameter's learning rate is multiplied by: less with each layer further down, nothing where frozen."""
+    num_layers, how = settings.model.num_layers, settings.optimizer
+    layer = num_layers  # the heads
+    if name.startswith("embeddings."):
+        layer = -1
+    elif name.startswith("layers."):
+        layer = int(name.split(".")[1])
+    return 0.0 if layer < how.frozen_layers and how.frozen_layers else how.layer_decay ** (num_layers - layer)
 
 
 def _leave(tensor: Tensor) -> None:

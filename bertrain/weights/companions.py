@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,31 @@ def find_settings(folder: Path, config: Path | None = None) -> ModelSettings | N
         raise UserError(f"{path} describes a {described['model_type']!r}, which is another model than BERT")
     if described.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{path} asks for {described['position_embedding_type']!r} positions; BERT's are absolute")
-    return settings
+    return replace(settings, **_head_of(described))
+
+
+def _head_of(described: dict[str, Any]) -> dict[str, Any]:
+    """The head of a fine-tuned model, by the architecture that a config names; else nothing."""
+    architectures = described.get("architectures")
+    if not isinstance(architectures, list):
+        return {}
+    if "BertForQuestionAnswering" in architectures:
+        return {"head": "span"}
+    if "BertForSequenceClassification" not in architectures:
+        return {}
+    number = len(described.get("id2label") or ()) or described.get("num_labels", 2)
+    if number == 1 or described.get("problem_type") == "regression":
+        return {"head": "regress"}
+    return {"head": "classify", "num_labels": number}
+
+
+def find_labels(folder: Path) -> tuple[str, ...]:
+    """The names of the classes in a Hugging Face config, in the order of their numbers; none where it has none."""
+    path = folder / CONFIGS[1]
+    names = read_json(path).get("id2label") if path.is_file() else None
+    if not isinstance(names, dict) or sorted(names) != sorted(str(number) for number in range(len(names))):
+        return ()
+    return tuple(str(names[str(number)]) for number in range(len(names)))
 
 
 def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | None:

@@ -82,6 +82,10 @@ def export(
     weights = read_weights(source, which)
     refuse_incomplete(weights)
     if to == "nvidia":
+        if weights.settings.head != "pretrain":
+            raise UserError(
+                f"{source} was fine-tuned; NVIDIA's programs load models with the heads of pre-training only"
+            )
         if weights.missing:
             raise UserError(
                 f"{source} lacks {in_a_sentence(weights.missing)}; NVIDIA's programs load models with both heads only"

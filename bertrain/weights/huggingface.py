@@ -25,7 +25,15 @@ from bertrain.errors import UserError
 from bertrain.files import new_folder, refuse_occupied
 from bertrain.settings import ModelSettings
 from bertrain.weights import torch_files
-from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_settings, find_vocabulary, read_json
+from bertrain.weights.companions import (
+    CONFIGS,
+    TOKENIZER,
+    VOCABULARY,
+    find_labels,
+    find_settings,
+    find_vocabulary,
+    read_json,
+)
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, huggingface_names, place_in, spell
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Source, Stored, Weights, combined_digest, padded
 
@@ -33,6 +41,13 @@ MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 """After the name of a model in several files: which tensor is in which."""
 GLOBAL_STEP = "global_step"
+LOADERS = {
+    "pretrain": "AutoModelForMaskedLM",
+    "classify": "AutoModelForSequenceClassification",
+    "regress": "AutoModelForSequenceClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+"""What in Transformers loads a folder, by the model's head."""
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -80,6 +95,7 @@ def open_files(files: list[Path], *, config: Path | None = None, vocab: Path | N
         settings=find_settings(folder, config),
         vocabulary=find_vocabulary(folder, vocab),
         global_step=steps[0],
+        labels=find_labels(folder),
     )
 
 
@@ -149,7 +165,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1) -> dict[str, Tens
     """Our tensors, as far as there are any, under their names; with padding of its own, or none, to the vocabulary."""
     rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
     out = {}
-    for theirs, place in huggingface_names(weights.settings.num_layers).items():
+    for theirs, place in huggingface_names(weights.settings.num_layers, head=weights.settings.head).items():
         if place.ours in weights.tensors:
             tensor = weights.tensors[place.ours]
             if place.ours in PADDED_BY_VOCABULARY:
@@ -159,7 +175,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1) -> dict[str, Tens
 
 
 def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
-    """Write a folder that AutoModel (with a head, AutoModelForMaskedLM) and AutoTokenizer load; whole or not at all."""
+    """Write a folder that AutoModel (or AutoModelFor..., by its head) and AutoTokenizer load; whole or not at all."""
     refuse_occupied(out)
     tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to)
     rows = len(tensors["bert.embeddings.word_embeddings.weight"])
@@ -171,6 +187,7 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
         except SafetensorError as error:
             raise OSError(str(error)) from None  # its writer wraps the system's error in text
         config = {"architectures": [_architecture(weights)], "model_type": "bert"} | bert_config(settings)
+        config |= _described_head(weights)
         if weights.vocabulary is not None:
             config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
             _write_tokenizer(folder, weights.vocabulary, settings)
@@ -179,9 +196,26 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
 
 def _architecture(weights: Weights) -> str:
     missing = weights.missing
+    if weights.settings.head != "pretrain":
+        return "BertForQuestionAnswering" if weights.settings.head == "span" else "BertForSequenceClassification"
     if any(name.startswith("masked_words.") for name in missing):
         return "BertModel"
     return "BertForMaskedLM" if missing else "BertForPreTraining"
+
+
+def _described_head(weights: Weights) -> dict[str, Any]:
+    """What a config says of a fine-tuned head: its classes by name."""
+    settings = weights.settings
+    if settings.head not in ("classify", "regress"):
+        return {}
+    count = settings.num_labels if settings.head == "classify" else 1
+    labels = weights.labels if len(weights.labels) == count else [f"LABEL_{number}" for number in range(count)]
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "classifier_dropout": settings.head_dropout,
+        "problem_type": "regression" if settings.head == "regress" else "single_label_classification",
+    }
 
 
 def bert_config(settings: ModelSettings) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bertrain.errors import UserError
 from bertrain.weights.huggingface import bert_config
+from bertrain.weights.names import for_head
 from bertrain.weights.source import open_source, read_weights
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes
 
@@ -70,7 +71,7 @@ def show_weights(source: str | Path) -> Shown:
     counted = [stored for place, stored in placed.items() if place.third < 0 or place.ours not in whole]
     missing = None
     if opened.settings is not None:
-        found = {place.ours for place in placed}
+        found = {for_head(place, opened.settings.head).ours for place in placed}
         missing = tuple(name for name in expected_shapes(opened, opened.settings) if name not in found)
     return Shown(
         kind=opened.kind,

@@ -65,7 +65,13 @@ SINGLE = (
     ("masked_words.bias", "cls/predictions/output_bias", "cls.predictions.bias"),
     ("next_sentence.classify.weight", "cls/seq_relationship/output_weights", "cls.seq_relationship.weight"),
     ("next_sentence.classify.bias", "cls/seq_relationship/output_bias", "cls.seq_relationship.bias"),
+    ("answer.classify.weight", "output_weights", "classifier.weight"),
+    ("answer.classify.bias", "output_bias", "classifier.bias"),
+    ("answer.score.weight", "cls/squad/output_weights", "qa_outputs.weight"),
+    ("answer.score.bias", "cls/squad/output_bias", "qa_outputs.bias"),
 )
+POOL, POOL_OF_ANSWERS = "next_sentence.pool.", "answer.pool."
+"""The pooler, which others count to the encoder, is the first layer of the head that reads it."""
 # Tensors that some programs write twice, or under a second name. Equal copies are passed over.
 COPIES = (
     ("embeddings.words.weight", "cls.predictions.decoder.weight"),
@@ -148,11 +154,34 @@ def spell(names: list[str]) -> dict[str, str]:
     return spelled
 
 
-def huggingface_names(num_layers: int, *, nsp: bool = True) -> dict[str, Place]:
-    """For each tensor of Hugging Face's BertForPreTraining (or, without `nsp`, BertForMaskedLM), where it lies here."""
+def for_head(place: Place, head: str) -> Place:
+    """A place in a model with another head than pre-training's: its pooler is that head's."""
+    if head != "pretrain" and place.ours.startswith(POOL):
+        return place._replace(ours=POOL_OF_ANSWERS + place.ours.removeprefix(POOL))
+    return place
+
+
+def other_pool(name: str) -> str:
+    """The name of a pooler's tensor in a model with the other kind of head; any other name as it is."""
+    for one, other in ((POOL, POOL_OF_ANSWERS), (POOL_OF_ANSWERS, POOL)):
+        if name.startswith(one):
+            return other + name.removeprefix(one)
+    return name
+
+
+def huggingface_names(num_layers: int, *, nsp: bool = True, head: str = "pretrain") -> dict[str, Place]:
+    """For each tensor of Hugging Face's BertForPreTraining (or, without `nsp`, BertForMaskedLM), where it lies here.
+
+    With another `head`, those of BertForSequenceClassification or BertForQuestionAnswering.
+    """
+    of_other_heads = {
+        "pretrain": ("answer.",) if nsp else ("answer.", "next_sentence."),
+        "span": ("masked_words.", "next_sentence.", "answer.classify.", POOL_OF_ANSWERS),
+    }.get(head, ("masked_words.", "next_sentence.", "answer.score."))
     names = {}
-    for theirs, place in TORCH.items():
-        if place.ours.startswith("next_sentence.") and not nsp:
+    for theirs, found in TORCH.items():
+        place = for_head(found, head)
+        if place.ours.startswith(of_other_heads):
             continue
         for number in range(num_layers) if "{}" in theirs else (0,):
             names[theirs.format(number)] = place._replace(ours=place.ours.format(number))

@@ -13,7 +13,7 @@ from bertrain.model.bert import Bert
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run
 from bertrain.weights import huggingface, nvidia, tf1
-from bertrain.weights.names import Place
+from bertrain.weights.names import Place, other_pool
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     POSITIONS,
@@ -27,6 +27,7 @@ from bertrain.weights.tensors import (
 )
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
+LAST_LAYERS = ("answer.classify.", "answer.score.")
 NEWEST = "newest"  # which checkpoint of a run, unless asked for another
 
 
@@ -94,6 +95,7 @@ def _open_run(folder: Path, which: str) -> Source:
         settings=run.settings.model,
         vocabulary=run.vocabulary(),
         global_step=checkpoint.read_progress(chosen).step,
+        labels=tuple(run.task.get("labels", ())),
     )
 
 
@@ -110,12 +112,16 @@ def build_model(weights: Weights) -> Bert:
     return model.eval()
 
 
+_KINDS = {"pretrain": "pre-training", "classify": "classifying", "regress": "regressing", "span": "span"}
+
+
 def refuse_incomplete(weights: Weights) -> None:
-    """Refuse weights without a masked-word head, or with holes."""
+    """Refuse weights without a head, or with holes."""
     missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
         raise UserError(
-            f"{weights.origin} lacks {len(missing)} tensors of a pre-training model: {in_a_sentence(missing)}"
+            f"{weights.origin} lacks {len(missing)} tensors of a {_KINDS[weights.settings.head]} model: "
+            f"{in_a_sentence(missing)}"
         )
 
 
@@ -126,31 +132,47 @@ def fill_in(parameters: dict[str, Tensor], weights: Weights, *, extends_position
     if `extends_positions`. A tensor of another shape is refused, before any is copied.
     """
     check_fit(parameters, weights, extends_positions=extends_positions)
-    taken = [name for name in parameters if name in weights.tensors]
-    for name in taken:
-        tensor = weights.tensors[name]
+    places = taken_from(parameters, weights)
+    for name, theirs in places.items():
+        tensor = weights.tensors[theirs]
         parameters[name][: len(tensor)].copy_(tensor[: len(parameters[name])])
-    return [name for name in parameters if name not in weights.tensors]
+    return [name for name in parameters if name not in places]
+
+
+def taken_from(parameters: Mapping[str, Tensor], weights: Weights) -> dict[str, str]:
+    """For each parameter that the source has, the name it has there.
+
+    A pooler passes from one kind of head to the other; the last layer of a head for other classes is not taken.
+    """
+    places = {}
+    for name, parameter in parameters.items():
+        theirs = name if name in weights.tensors else other_pool(name)
+        is_other_head = name.startswith(LAST_LAYERS) and theirs in weights.tensors
+        if theirs in weights.tensors and not (is_other_head and weights.tensors[theirs].shape != parameter.shape):
+            places[name] = theirs
+    return places
 
 
 def check_fit(parameters: Mapping[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> None:
     """Refuse weights of other shapes than a model's parameters, or of no tensor in common with them."""
-    if not any(name in weights.tensors for name in parameters):
+    places = taken_from(parameters, weights)
+    if not places:
         raise UserError(f"{weights.origin} holds no tensor of a BERT by any name known here")
     wrong = {
-        name: f"{name} is {tuple(weights.tensors[name].shape)}, not {tuple(parameter.shape)}"
-        for name, parameter in parameters.items()
-        if name in weights.tensors and not _fits(name, parameter, weights, extends_positions)
+        name: f"{name} is {tuple(weights.tensors[theirs].shape)}, not {tuple(parameters[name].shape)}"
+        for name, theirs in places.items()
+        if not _fits(name, parameters[name], weights.tensors[theirs], weights, extends_positions)
     }
     if wrong:
         advice = ""
-        if list(wrong) == [POSITIONS] and _fits(POSITIONS, parameters[POSITIONS], weights, extends_positions=True):
+        positions = weights.tensors.get(POSITIONS)
+        if list(wrong) == [POSITIONS] and positions is not None and len(positions) < len(parameters[POSITIONS]):
             advice = "; to initialise the other positions, use --train.init_positions extend"
         raise UserError(f"the weights of {weights.origin} do not fit: {in_a_sentence(list(wrong.values()))}{advice}")
 
 
-def _fits(name: str, parameter: Tensor, weights: Weights, extends_positions: bool) -> bool:
-    theirs = weights.tensors[name].shape
+def _fits(name: str, parameter: Tensor, tensor: Tensor, weights: Weights, extends_positions: bool) -> bool:
+    theirs = tensor.shape
     if name in PADDED_BY_VOCABULARY:
         return theirs[1:] == parameter.shape[1:] and min(len(parameter), theirs[0]) >= weights.settings.vocab_size
     if name == POSITIONS and extends_positions:

@@ -16,7 +16,7 @@ from bertrain.errors import UserError
 from bertrain.files import file_digest
 from bertrain.model.bert import Bert
 from bertrain.settings import ModelSettings
-from bertrain.weights.names import Place
+from bertrain.weights.names import Place, for_head
 
 Kind = Literal["run", "huggingface", "nvidia", "tf1"]
 PADDED_BY_VOCABULARY = ("embeddings.words.weight", "masked_words.bias")
@@ -58,6 +58,8 @@ class Source:
     vocabulary: Vocabulary | None = None
     global_step: int | None = None
     """Steps its training had made, where it says so."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes that its head tells apart, where it says so."""
 
 
 POSITIONS = "embeddings.positions.weight"
@@ -80,10 +82,12 @@ class Weights:
     """Tensors of the source that are no weights: an optimizer's state, counters, constants."""
     kind: Kind = "run"
     global_step: int | None = None
+    labels: tuple[str, ...] = ()
+    """Names of the classes that the head tells apart, where they are known."""
 
     @property
     def missing(self) -> list[str]:
-        """Tensors of a model with both heads that the source does not have."""
+        """Tensors of a model with its head, or with both of pre-training, that the source does not have."""
         return [name for name in parameter_shapes(replace(self.settings, nsp=True)) if name not in self.tensors]
 
 
@@ -100,7 +104,7 @@ def gather(source: Source) -> Weights:
     skipped: list[str] = []
     wrong: list[str] = []
     for stored in source.tensors:
-        place = stored.place
+        place = stored.place and for_head(stored.place, source.settings.head)
         if place is None or place.ours not in shapes:
             (skipped if stored.is_skipped else left_over).append(stored.name)
             continue
@@ -123,6 +127,7 @@ def gather(source: Source) -> Weights:
         skipped=tuple(sorted(skipped)),
         kind=source.kind,
         global_step=source.global_step,
+        labels=source.labels,
     )
     _check_vocabulary(weights)
     return weights

@@ -6,6 +6,8 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,21 +64,36 @@ def test_text_to_evaluation_outside_the_checkout(installed: Path, tmp_path: Path
     assert "masked words" in done.stdout
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
-def test_every_recipe_dry_runs(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from bertrain.config import resolve
+@pytest.fixture(scope="module")
+def data_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
+    """A folder that holds `data` of so many words and such a length; recipes that are alike share one."""
     from bertrain.data.prepare import prepare
     from bertrain.data.tokenizer import Vocabulary
+
+    @cache
+    def prepared(words: int, max_seq_length: int) -> Path:
+        folder = tmp_path_factory.mktemp("data")
+        (folder / "vocab.txt").write_text("\n".join(Vocabulary.load().words[:words]) + "\n")
+        text = ROOT / "tests" / "golden" / "sample.txt"
+        prepare([text], folder / "data", vocab=folder / "vocab.txt", max_seq_length=max_seq_length)
+        return folder
+
+    return prepared
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]) -> None:
+    from bertrain.config import resolve
     from bertrain.train.announce import dry_run
 
     settings = resolve(recipe)
-    text, vocab = ROOT / "tests" / "golden" / "sample.txt", tmp_path / "vocab.txt"
-    vocab.write_text("\n".join(Vocabulary.load().words[: settings.model.vocab_size]) + "\n")
-    prepare([text], tmp_path / "data", vocab=vocab, max_seq_length=settings.data.max_seq_length)
-    shown = dry_run(settings, tmp_path / "data", world=8)
+    if settings.train.precision == "fp8":  # which is refused where there is no GPU that has it
+        settings = resolve(recipe, [("train.precision", "bf16")])
+    folder = data_for(settings.model.vocab_size, settings.data.max_seq_length)
+    shown = dry_run(settings, folder / "data", world=8)
     assert f"train.max_steps = {settings.train.max_steps}" in shown
     assert "memory on each rank:" in shown
-    assert {path.name for path in tmp_path.iterdir()} == {"data", "vocab.txt"}, "a dry run writes nothing"
+    assert {path.name for path in folder.iterdir()} == {"data", "vocab.txt"}, "a dry run writes nothing"
 
 
 def test_dry_run_numbers_are_true(tmp_path: Path) -> None:

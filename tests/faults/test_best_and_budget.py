@@ -88,7 +88,7 @@ def test_killed_while_the_best_is_kept_it_is_still_the_best(tmp_path: Path) -> N
     assert lines(run, "evaluation") == lines(tmp_path / "calm", "evaluation")
     best = max(lines(run, "evaluation"), key=lambda line: line["mlm_accuracy"])
     for folder in (run / "checkpoints", tmp_path / "calm" / "checkpoints"):
-        assert read(folder / "best.json") == {"step": best["step"], "mlm_accuracy": best["mlm_accuracy"]}
+        assert read(folder / "best.json") == {"step": best["step"], "figure": best["mlm_accuracy"]}
         kept = {checkpoint.step_of(path) for path in checkpoint.whole_checkpoints(folder)}
         assert kept == {best["step"], 13, 14}
         assert checkpoint.find_damage(checkpoint.find_step(folder, best["step"])) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -29,14 +31,24 @@ def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: obj
     settings = helpers.tiny_settings(
         model__vocab_size=2000, model__hidden_size=256, model__num_heads=4,
         model__intermediate_size=1024, model__max_positions=520, data__max_seq_length=512, batch__token_budget=1024,
-        model__hidden_dropout=dropout, model__attention_dropout=dropout, **({"model__num_layers": 3} | overrides),
+        model__hidden_dropout=dropout, model__attention_dropout=dropout, model__head_dropout=dropout,
+        task__name="glue/mnli" if "model__head" in overrides else "", **({"model__num_layers": 3} | overrides),
     ).model  # fmt: skip
     torch.manual_seed(3)
     batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
+    if settings.head != "pretrain":
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
     return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
 
 
-VARIANTS = [{"model__pad_vocab_to": 64, "model__num_segments": 3}, {"model__nsp": False}, {"model__num_layers": 1}]
+VARIANTS: list[dict[str, object]] = [
+    {"model__pad_vocab_to": 64, "model__num_segments": 3},
+    {"model__nsp": False},
+    {"model__num_layers": 1},
+    {"model__head": "classify", "model__num_labels": 3},
+    {"model__head": "regress"},
+    {"model__head": "span"},
+]
 
 
 @pytest.mark.parametrize("overrides", VARIANTS)
@@ -45,9 +57,12 @@ def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, obje
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=1e-2)
+    assert model.output_error() <= 1e-2
+    assert model.total_error() <= 1e-2
     for name, value in errors.items():
-        # The gradients of this LayerNorm are small sums of large terms; autocast is as far from float32 there.
-        assert value <= (2e-2 if name.startswith("masked_words.norm") else 1e-2), name
+        # These gradients are small sums of large terms; autocast is as far from float32 there.
+        of_span = overrides.get("model__head") == "span"
+        assert value <= (8e-2 if of_span else 2e-2 if name.startswith("masked_words.norm") else 1e-2), name
     model.run(accumulate=True)
     for name, gradient in model.gradients().items():
         assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
@@ -61,7 +76,9 @@ def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, 
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=5e-2)
-    assert 1e-3 < max(errors.values()) <= 0.15, max(errors, key=errors.__getitem__)
+    assert model.total_error() <= 5e-2
+    bound = 1.0 if overrides.get("model__head") == "span" else 0.15
+    assert 1e-3 < max(errors.values()) <= bound, max(errors, key=errors.__getitem__)
     model.run(accumulate=True)
     for name, gradient in model.gradients().items():
         assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
@@ -93,8 +110,9 @@ def test_layers_computed_again_give_the_same_gradient_in_less_memory(precision: 
             gradient.fill_(float("nan"))
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        found.append([model.run(), *model.gradients().values()])
+        sums = model.run()
         peaks.append(torch.cuda.max_memory_allocated())
+        found.append([tensor.cpu() for tensor in (sums, *model.gradients().values())])
     for less in found[1:]:
         assert all(map(torch.equal, found[0], less))
     assert peaks[0] > peaks[1] > peaks[2], peaks
@@ -125,7 +143,7 @@ class Trainer:
             state.model, state.arena, state.optimizer, state.exchange, state.ranks, settings
         )
         if isinstance(self.compute, FusedCompute) and not graphs:
-            self.compute._pool = None
+            self.compute.uses_graphs = False
         self.compute.restore({})  # as a run begins
 
     def gradient_of(self, step: Step) -> torch.Tensor:
@@ -169,8 +187,28 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
     assert all(map(torch.equal, replayed.compute.state().values(), eager.compute.state().values()))
     assert isinstance(replayed.compute, FusedCompute)
     assert isinstance(eager.compute, FusedCompute)
-    assert any(captured.graph is not None for captured in replayed.compute._captured.values())
-    assert all(captured.graph is None for captured in eager.compute._captured.values())
+    assert any(captured.graphs for captured in replayed.compute._captured.values())
+    assert all(not captured.graphs for captured in eager.compute._captured.values())
+
+
+@pytest.mark.parametrize("head", ["classify", "regress", "span"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: str) -> None:
+    """Dropout of the head included, which is drawn anew in each step."""
+    settings = training_settings(
+        precision, optimizer__name="adamw", model__head=head, model__num_labels=3, task__name="glue/mnli"
+    )
+    replayed, eager = Trainer(settings), Trainer(settings, graphs=False)
+    steps = [
+        replace(step, bins=[whole_model.with_answers(batch, head, 3).pin_memory() for batch in step.bins])
+        for step in make_steps(shards, training_settings(precision), 6)
+    ]
+    for step in steps:
+        for one, other in zip(replayed.step(step), eager.step(step), strict=True):
+            assert torch.equal(one, other)
+    assert all(map(torch.equal, replayed.state(), eager.state()))
+    assert isinstance(replayed.compute, FusedCompute)
+    assert any(captured.graphs for captured in replayed.compute._captured.values())
 
 
 @pytest.mark.parametrize("what", ["selective", "full"])

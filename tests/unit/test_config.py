@@ -16,7 +16,8 @@ def test_recipes_are_whole_and_say_how_to_run_them(recipe: str) -> None:
     settings = resolve(recipe)
     assert from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
     text = (Path(__file__).parents[2] / "bertrain" / "recipes" / f"{recipe}.toml").read_text()
-    assert f"bertrain pretrain {recipe} --data" in text.split("[model]")[0]
+    how_to_run = "bertrain finetune" if settings.task.name else f"bertrain pretrain {recipe} --data"
+    assert how_to_run in text.partition("\n[")[0]
 
 
 def test_the_recipes_asked_for_are_there() -> None:

@@ -73,7 +73,7 @@ def test_a_target_ends_the_run_and_the_best_is_kept(tmp_path: Path) -> None:
     assert steps_kept(run) == [best, 11, 12]
     assert json.loads((run / "checkpoints" / "best.json").read_text()) == {
         "step": best,
-        "mlm_accuracy": accuracies[best],
+        "figure": accuracies[best],
     }
     assert evaluate(run, data, which="best", max_examples=60)["mlm_accuracy"] == accuracies[best]
     assert evaluate(run, data, which="11", max_examples=60)["mlm_accuracy"] == accuracies[11]
@@ -95,7 +95,7 @@ def test_a_target_ends_the_run_and_the_best_is_kept(tmp_path: Path) -> None:
 
     # A kill between a checkpoint and the word that it is the best: the checkpoint itself knows.
     stated = (run / "checkpoints" / "best.json").read_text()
-    (run / "checkpoints" / "best.json").write_text('{"step": 11, "mlm_accuracy": 0.0}')
+    (run / "checkpoints" / "best.json").write_text('{"step": 11, "figure": 0.0}')
     resume(run)
     assert (run / "checkpoints" / "best.json").read_text() == stated
 

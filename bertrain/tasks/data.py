@@ -1,0 +1,51 @@
+"""A task's examples as the loader reads them: rows of a data set in which no word is masked."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.data.block import Block, Masks
+from bertrain.data.masking import Ints
+from bertrain.data.tokenizer import Vocabulary
+from bertrain.tasks.task import Split
+
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+class TaskData:
+    """A split of a task: a `DataSource` in memory."""
+
+    layout = "task"
+    max_predictions = 0
+    num_files = 1
+
+    def __init__(self, split: Split, folder: Path, vocabulary: Vocabulary, max_seq_length: int) -> None:
+        self.split, self.folder, self.vocabulary, self.max_seq_length = split, folder, vocabulary, max_seq_length
+        self.lengths: npt.NDArray[np.int32] = split.block.lengths.astype(np.int32)
+        self.predictions: npt.NDArray[np.int32] = np.zeros_like(self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that the model is shown, in its order."""
+        digest, block = hashlib.sha256(self.vocabulary.hash.encode()), self.split.block
+        for values in (block.tokens, block.lengths, block.segment_b, block.answers):
+            if values is not None:
+                digest.update(np.ascontiguousarray(values).tobytes())
+        return digest.hexdigest()
+
+    def read(self, rows: Ints) -> Block:
+        """The examples of `rows`, in that order, with masks of nothing."""
+        some = self.split.block.take(rows)
+        masks = Masks(np.zeros(len(rows), dtype=np.int64), NOTHING, NOTHING)
+        return Block(some.tokens, some.lengths, some.segment_b, some.is_random, masks, some.answers)
+
+    def is_random(self, rows: Ints) -> Ints:
+        return np.zeros(len(rows), dtype=np.int64)

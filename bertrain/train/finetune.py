@@ -1,0 +1,373 @@
+"""Fine-tuning: a task's settings are settled from its data and the weights to begin with; the rest is `pretrain`'s.
+
+finetune        one run
+finetune_many   several seeds or tasks, one after another, and a table of what they came to
+judge_run       a run's figures, again or on other data
+predict         a run's answers to what has none yet, in the task's official form
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bertrain.config import override, resolve
+from bertrain.data.tokenizer import Vocabulary
+from bertrain.errors import UserError, nearest
+from bertrain.files import write_atomically
+from bertrain.model.bert import Bert
+from bertrain.observe.console import remark, warn
+from bertrain.settings import ModelSettings, Settings
+from bertrain.tasks import glue, registry
+from bertrain.tasks.task import Split, Task
+from bertrain.train import checkpoint, parallel
+from bertrain.train.checkpoint import Progress
+from bertrain.train.compute import Predictor, predictor
+from bertrain.train.examples import open_task, words_for
+from bertrain.train.precision import set_precision
+from bertrain.train.pretrain import preflight, pretrain
+from bertrain.train.room import BUDGET_STEP
+from bertrain.train.runs import Run
+from bertrain.train.scores import TaskJudge
+from bertrain.weights.source import open_source
+
+ARCHITECTURE = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "intermediate_size",
+    "max_positions",
+    "num_segments",
+    "layer_norm_eps",
+)
+"""What of a model is as its weights were made, whatever a recipe says; dropout is the recipe's."""
+DEVIATIONS = 4  # above the mean that a step's tokens may lie and still be one bin
+BUDGETED_WARM_UP = 50
+RESULTS = "results.json"
+MOST_AT_ONCE = 16384  # tokens of a bin, unless one example or the user asks for more
+
+
+def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> Progress:
+    """Fine-tune the weights `init` for the task that `settings` name, whose files lie in `data`, into the folder `run`.
+
+    If `run` holds this very run already, it is continued.
+    """
+    return pretrain(settle_task(settings, data, run, init=init), data, run, init=init)
+
+
+def resolve_task(
+    name: str,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    recipe: str = "",
+    settings_file: str | Path | None = None,
+) -> Settings:
+    """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
+
+    Of train.epochs, max_steps and budget, overrides may name one, which takes the place of the recipe's. A run whose
+    length is a time has no share of its steps to warm up over: it warms up over 50.
+    """
+    if name not in registry.task_names():
+        raise UserError(f"there is no task {name!r}{nearest(name, registry.task_names())}")
+    chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
+    given = dict(overrides)
+    changes = [*overrides, ("task.name", name), *_other_lengths(given)]
+    by_share = resolve(chosen, [], settings_file).schedule.warmup_share > 0
+    if given.get("train.budget") and by_share and "schedule.warmup_share" not in given:
+        changes.append(("schedule.warmup_share", "0"))
+        if "schedule.warmup_steps" not in given:
+            changes.append(("schedule.warmup_steps", str(BUDGETED_WARM_UP)))
+    return resolve(chosen, changes, settings_file)
+
+
+def _other_lengths(given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The lengths of a run that the one given puts out of force."""
+    lengths = {"train.epochs": "0", "train.budget": "", "train.max_steps": ""}
+    named = [key for key in lengths if given.get(key, "0") not in ("", "0", "0.0")]
+    if len(named) > 1:
+        raise UserError(f"{' and '.join(named)} each say how long the run is; give one of them")
+    return [(key, none) for key, none in lengths.items() if named and key not in (*named, "train.max_steps")]
+
+
+def expand_tasks(name: str, data: str | Path) -> list[str]:
+    """`glue` as all of its tasks that can be trained on what lies in `data`; any other name as itself."""
+    if name != "glue":
+        return [name]
+    found = glue.tasks_in(Path(data))
+    usable = [f"glue/{task}" for task, is_usable in found.items() if is_usable]
+    if not usable:
+        raise UserError(f"{data} holds the folder of no task of GLUE, such as SST-2, with a file to train on")
+    for task in (task for task, is_usable in found.items() if not is_usable):
+        warn(f"glue/{task} is left out: its folder in {data} has no file to train on")
+    return usable
+
+
+def preflight_task(settings: Settings, data: str | Path, run: str | Path, *, init: str, world: int) -> None:
+    """Refuse what can be refused before anything is written or any rank is started."""
+    preflight(settle_task(settings, data, run, init=init, world=world), data, run, init=init, world=world)
+
+
+def settle_task(settings: Settings, data: str | Path, run: str | Path, *, init: str, world: int = 0) -> Settings:
+    """The settings of a run whose model, length and bins follow from its task, its data and its weights."""
+    words = words_for(settings, run, init)
+    assert words is not None
+    task = open_task(data, settings, words)
+    begun = Run.open(run).settings if (Path(run) / "config.json").is_file() else None
+    block = task.training().block
+    settings = replace(settings, model=_model_for(task, settings.model, begun, init))
+    settings = _in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
+    if settings.batch.token_budget == 0:
+        budget = begun.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
+        settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
+    return settings.check()
+
+
+def _model_for(task: Task, asked: ModelSettings, begun: Settings | None, init: str) -> ModelSettings:
+    there = begun.model if begun else open_source(init).settings
+    if there is None:
+        raise UserError(f"no bert_config.json (or config.json) lies beside {init}; put it there")
+    model = replace(asked, **{name: getattr(there, name) for name in ARCHITECTURE})
+    return replace(model, head=task.head, num_labels=max(2, len(task.labels)))
+
+
+def _in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
+    """What was said in passes over the data, in steps and examples."""
+    train, evaluate, batch = settings.train, settings.evaluate, settings.batch
+    if train.epochs:
+        steps = train.epochs * num_rows / (batch.sequences or batch.tokens / mean_length)
+        train = replace(train, max_steps=max(1, math.ceil(steps - 1e-9)))
+    if evaluate.every_epochs:
+        evaluate = replace(evaluate, every_samples=max(1, round(evaluate.every_epochs * num_rows)))
+    return replace(settings, train=train, evaluate=evaluate)
+
+
+def usual_budget(settings: Settings, lengths: Any, world: int) -> int:
+    """Tokens of a bin that holds a rank's share of nearly every step, so that little of it is junk."""
+    longest = min(settings.data.max_seq_length, int(lengths.max()))
+    ranks = world or parallel.count_ranks()
+    if settings.batch.tokens:
+        needed = settings.batch.tokens / ranks + longest
+    else:
+        count = math.ceil(settings.batch.sequences / ranks)
+        needed = count * float(lengths.mean()) + DEVIATIONS * math.sqrt(count) * float(lengths.std())
+    budget = max(min(int(needed), MOST_AT_ONCE), settings.data.max_seq_length)
+    return -(-budget // BUDGET_STEP) * BUDGET_STEP
+
+
+# --- several runs -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the runs of one task, one for each seed, came to."""
+
+    task: str
+    seeds: tuple[int, ...]
+    figures: dict[str, tuple[float, ...]]
+    """The last evaluation's figures, one for each seed."""
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(self.figures[name])
+
+    def deviation(self, name: str) -> float:
+        """Of a sample; 0 of a single run."""
+        return statistics.stdev(self.figures[name]) if len(self.seeds) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means, deviations and all values, for JSON."""
+        return {
+            "task": self.task,
+            "seeds": list(self.seeds),
+            "figures": {
+                name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": list(values)}
+                for name, values in self.figures.items()
+            },
+        }
+
+
+def finetune_many(
+    settings: Mapping[str, Settings],
+    data: str | Path,
+    run: str | Path,
+    *,
+    init: str,
+    seeds: Sequence[int],
+) -> list[Outcome]:
+    """Fine-tune for each task and seed, each into a folder of its own under `run`; what is done already is not redone.
+
+    `settings` are by task. The table is also written to `results.json` there, after every run.
+    """
+    outcomes: list[Outcome] = []
+    for name, of_task in settings.items():
+        found: list[dict[str, float]] = []
+        for seed in seeds:
+            place = run_folder(run, name, seed, len(settings), len(seeds))
+            seeded = replace(of_task, train=replace(of_task.train, seed=seed))
+            finetune(seeded, data, place, init=init)
+            found.append(last_figures(place))
+            names = [key for key in found[0] if all(key in figures for figures in found)]
+            figures = {key: tuple(one[key] for one in found) for key in names}
+            outcome = Outcome(name, tuple(seeds[: len(found)]), figures)
+            if parallel.is_first_process():
+                write_results([*outcomes, outcome], Path(run) / RESULTS)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def write_results(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write the table for programs; it can be made again from the runs, so no run ends for its sake."""
+    try:
+        write_atomically(path, json.dumps([one.to_dict() for one in outcomes], indent=1) + "\n")
+    except OSError as error:
+        warn(f"could not write {path}: {error.strerror or error}; the runs themselves are whole")
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as text: each task's figures, mean and deviation over seeds."""
+    lines = []
+    for outcome in outcomes:
+        seeds = f" ({len(outcome.seeds)} seeds)" if len(outcome.seeds) > 1 else ""
+        figures = [
+            f"{name} {outcome.mean(name):.4g}" + (f" +- {outcome.deviation(name):.2g}" if seeds else "")
+            for name in outcome.figures
+            if not name.startswith("latency")
+        ]
+        lines.append(f"{outcome.task:<12}{seeds} {'  '.join(figures)}")
+    return "\n".join(lines)
+
+
+def run_folder(run: str | Path, task: str, seed: int, num_tasks: int, num_seeds: int) -> Path:
+    """Where one run of several lies: RUN, RUN/seed-1, RUN/mnli or RUN/mnli/seed-1."""
+    place = Path(run) / task.rpartition("/")[2] if num_tasks > 1 else Path(run)
+    return place / f"seed-{seed}" if num_seeds > 1 else place
+
+
+def last_figures(run: str | Path) -> dict[str, float]:
+    """The figures of a run's last evaluation, if it had one, and the sentences it trained on each second."""
+    lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    last = evaluations[-1] if evaluations else {}
+    figures = {key: value for key, value in last.items() if isinstance(value, float)}
+    return figures | training_speed(lines)
+
+
+def training_speed(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Sentences that a run trained on each second: in a usual step, and over all its steps."""
+    steps = [line for line in lines if line["kind"] == "step" and not line["skipped"]]
+    if len(steps) < 2:
+        return {}
+    seconds = [sum(line["seconds"].values()) for line in steps]
+    per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
+    return {
+        "train_examples_per_s": per_step / statistics.median(seconds),
+        "train_examples_per_s_overall": per_step * len(steps) / sum(seconds),
+    }
+
+
+# --- a run that is there ------------------------------------------------------------------------------------
+
+
+def judge_run(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    which: str = "newest",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> dict[str, float]:
+    """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step.
+
+    `overrides` are of settings that do not shape the training, such as ("task.null_threshold", "2").
+    """
+    with _opened(run, data, which, device, at_once, overrides) as it:
+        held_out = it.task.held_out()
+        if not held_out:
+            raise UserError(f"{it.folder} has nothing with known answers to score {run} on")
+        it.say_notes()
+        judge = TaskJudge(it.task, held_out, it.settings, it.folder, it.words)
+        return {"step": float(it.step)} | judge.figures(it.predict, it.ranks)
+
+
+def predict(
+    run: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    which: str = "newest",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """Answer what in `data` has no answers yet (or else its held-out part), into files in the folder `out`.
+
+    `overrides` as in `judge_run`. Returns the files and how fast it was, by split.
+    """
+    with _opened(run, data, which, device, at_once, overrides) as it:
+        splits: Mapping[str, Split] = it.task.unanswered() or it.task.held_out()
+        if not splits:
+            raise UserError(f"{it.folder} holds nothing to predict")
+        it.say_notes()
+        judge = TaskJudge(it.task, splits, it.settings, it.folder, it.words)
+        result: dict[str, Any] = {}
+        for name, split in splits.items():
+            outputs, timing = judge.outputs(split, it.predict, it.ranks)
+            if it.ranks.is_first:
+                Path(out).mkdir(parents=True, exist_ok=True)
+                files = split.write_predictions(outputs, Path(out))
+                result[name] = {"files": [str(file) for file in files]} | timing
+        return result
+
+
+@dataclass(frozen=True)
+class _OpenRun:
+    task: Task
+    settings: Settings
+    folder: Path
+    words: Vocabulary
+    predict: Predictor
+    ranks: parallel.Ranks
+    step: int
+
+    def say_notes(self) -> None:
+        """What was found in the files, once they have been read."""
+        for line in self.task.notes if self.ranks.is_first else ():
+            remark(line)
+
+
+@contextmanager
+def _opened(
+    run: str | Path,
+    data: str | Path | None,
+    which: str,
+    device: Literal["auto", "cpu", "cuda"],
+    at_once: int,
+    overrides: Sequence[tuple[str, str]],
+) -> Iterator[_OpenRun]:
+    """A fine-tuned run with a checkpoint of it, ready to answer."""
+    opened = Run.open(run)
+    if not opened.settings.task.name:
+        raise UserError(f"{run} was pre-trained, not fine-tuned for a task")
+    settings = override(opened.settings, list(overrides))
+    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
+    settings = replace(settings, train=train, evaluate=evaluate)
+    chosen, warnings = checkpoint.choose(opened.checkpoints, which)
+    for warning in warnings:
+        warn(warning)
+    if chosen is None:
+        raise UserError(f"the run {run} has no whole checkpoint yet")
+    folder, words = Path(data) if data is not None else opened.data, opened.vocabulary()
+    task = open_task(folder, settings, words, described=opened.task)
+    set_precision(train)
+    with parallel.join(train) as ranks:
+        model = Bert(settings.model).to(ranks.device)
+        model.load_state_dict(checkpoint.read_weights(chosen))
+        ready = predictor(model, settings, ranks.device)
+        yield _OpenRun(task, settings, folder, words, ready, ranks, checkpoint.read_progress(chosen).step)

@@ -1,0 +1,231 @@
+"""Fine-tuning that is killed, shared out, given bad input or a disk that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.train.finetune import finetune, last_figures
+from bertrain.weights.export import export
+from tests import helpers
+from tests import miniature_tasks as tiny_tasks
+from tests.miniature_tasks import Miniature, command_line, settings_for
+from tests.processes import records
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    return tiny_tasks.make_miniature(tmp_path_factory.mktemp("tiny_tasks"))
+
+
+@pytest.fixture(scope="module")
+def tuned(mini: Miniature) -> Path:
+    """A short run, with the model as Transformers has it beside it."""
+    run = mini.base.parent / "tuned"
+    finetune(settings_for(train__max_steps=2), mini.table, run, init=str(mini.base))
+    export(run, mini.base.parent / "exported")
+    return run
+
+
+def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
+    """Start the command line, and kill it as soon as something holds."""
+    process = subprocess.Popen(
+        helpers.command(*arguments),
+        env=helpers.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+
+
+def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Path) -> None:
+    words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--deterministic", "--max-steps", 40,
+             *tiny_tasks.arguments(checkpoint__every_steps=3, log__every_steps=1, evaluate__every_epochs=1),
+             ]  # fmt: skip
+    run, calm = tmp_path / "run", tmp_path / "calm"
+    kill_when(lambda: len(records(run)) >= 10, *words, "--run", run)
+    assert 10 <= len(records(run)) < 40
+    command_line("resume", run, "--max-samples", 30 * 32)
+    assert len(records(run)) >= 30
+    done = command_line(*words, "--run", run, "--train.max_samples", 0)
+    assert "continuing after step 3" in done.out, "the same command goes on where the other stopped"
+    command_line(*words, "--run", calm)
+    assert helpers.losses(run) == helpers.losses(calm)
+    for figure in ("step", "accuracy", "f1_macro"):
+        assert [r[figure] for r in records(run, "evaluation")][-1] == records(calm, "evaluation")[-1][figure]
+    expected = helpers.final_weights(calm)
+    for name, tensor in helpers.final_weights(run).items():
+        assert torch.equal(tensor, expected[name]), name
+    before = (run / "metrics.jsonl").read_bytes()
+    assert command_line(*words, "--run", run).out.splitlines()[-1].startswith("classify")
+    assert records(run) == [json.loads(line) for line in before.splitlines() if b'"kind": "step"' in line]
+
+
+def test_two_ranks_are_as_one(mini: Miniature, tmp_path: Path) -> None:
+    """Two seeds, one after the other, on the same two processes; predictions are everybody's too."""
+    changes = {name.replace(".", "__"): value for name, value in tiny_tasks.NO_DROPOUT.items()}
+    words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--max-steps", 6, "--seeds", "1,2",
+             "--do", "predict", *tiny_tasks.arguments(**changes)]  # fmt: skip
+    done = helpers.bertrain(*words, "--run", tmp_path / "two", "--nproc", 2, "--json")
+    command_line(*words, "--run", tmp_path / "one")
+    (outcome,) = json.loads(done.stdout)
+    assert outcome["seeds"] == [1, 2]
+    for seed in ("seed-1", "seed-2"):
+        one, two = tmp_path / "one" / seed, tmp_path / "two" / seed
+        assert helpers.losses(two) == pytest.approx(helpers.losses(one), rel=1e-5)
+        assert last_figures(two)["accuracy"] == last_figures(one)["accuracy"]
+        expected = helpers.final_weights(one)
+        for name, tensor in helpers.final_weights(two).items():
+            # Adam makes rounding as large as a gradient where there is none: the bias of a key.
+            tolerance = 1e-2 if name.endswith("qkv.bias") else 1e-5
+            assert helpers.relative_error(tensor, expected[name]) <= tolerance, name
+        answers = [
+            [json.loads(line)["label"] for line in (run / "predictions" / "test.jsonl").read_text().splitlines()]
+            for run in (one, two)
+        ]
+        assert answers[0] == answers[1]
+        assert len(answers[0]) == 30
+
+
+def test_a_table_of_results_that_cannot_be_written_costs_no_run(mini: Miniature, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "results.json").mkdir(parents=True)
+    done = command_line(
+        "finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", tmp_path / "runs", "--max-steps", 1,
+        "--seeds", "1,2", *tiny_tasks.arguments(),
+    )  # fmt: skip
+    assert done.err.count("results.json: Is a directory; the runs themselves are whole") == 2
+    assert "(2 seeds)" in done.out
+    assert last_figures(tmp_path / "runs" / "seed-2")["examples"] == 60
+
+
+def test_damaged_rows_are_named_or_counted(mini: Miniature, tuned: Path, tmp_path: Path) -> None:
+    rows = (mini.table / "train.csv").read_text().splitlines()
+    (tmp_path / "train.csv").write_text("\n".join([*rows[:50], ",red", "bato bato,", *rows[50:]]) + "\n")
+    (tmp_path / "dev.csv").write_text("text,label\nbato,red\nkese,purple\n")
+    words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run",
+             "--max-steps", 1, *tiny_tasks.arguments()]  # fmt: skip
+    refused = command_line(*words, check=False)
+    assert refused.code == 2
+    assert "train.csv" in refused.err
+    assert "51" in refused.err
+    assert not (tmp_path / "run").exists()
+    done = command_line(*words, "--on-error", "skip")
+    assert "train: passed over 2 rows; the first:" in done.out
+    assert "dev: passed over 1 row; the first:" in done.out
+    shown = command_line("evaluate", tmp_path / "run", "--device", "cpu", "--json")
+    assert json.loads(shown.out)["examples"] == 1
+    assert "dev: passed over 1 row" in shown.err
+    refused = command_line("evaluate", tuned, "--data", tmp_path, "--device", "cpu", check=False)
+    assert refused.code == 2
+    assert "has the label 'purple', and there are only" in refused.err
+
+
+BAD = {
+    "no weights": (["finetune", "classify"], "--init is missing: the run or the weights to fine-tune"),
+    "nothing there": (["finetune", "classify", "--init", "nowhere"], "no run and no weights at"),
+    "a task by a slip": (["finetune", "clasify", "--init", "BASE"], "no task 'clasify'; did you mean 'classify'?"),
+    "another slip": (["finetune", "glue/sst", "--init", "BASE"], "did you mean 'glue/sst2'?"),
+    "no data": (["finetune", "classify", "--init", "BASE", "--data", "nowhere"], "no data of classify at"),
+    "other data": (["finetune", "xnli", "--init", "BASE"], "train.csv has no column 'premise'"),
+    "no questions": (
+        ["finetune", "squad/v1.1", "--init", "BASE", "--task.max_query_length", "8"],
+        "has no file for squad/v1.1: train-v1.1.json",
+    ),
+    "no GLUE": (["finetune", "glue", "--init", "BASE"], "holds the folder of no task of GLUE"),
+    "no training": (["finetune", "classify", "--init", "BASE", "--data", "ONLY_DEV"], "has no train file"),
+    "labels unknown": (
+        ["finetune", "classify", "--init", "BASE", "--task.label", "text"], "line 2 of .*dev.csv has the label .* only",
+    ),
+    "no column": (["finetune", "classify", "--init", "BASE", "--task.label", "colour"], "--task.label"),
+    "too long": (
+        ["finetune", "classify", "--init", "BASE", "--data.max_seq_length", "128"],
+        "data.max_seq_length 128 is more than model.max_positions 64",
+    ),
+    "seeds": (["finetune", "classify", "--init", "BASE", "--seeds", "1,x"], "--seeds is a list of whole numbers"),
+    "a seed twice": (["finetune", "classify", "--init", "BASE", "--seeds", "1,1"], "names a seed twice"),
+    "two lengths": (
+        ["finetune", "classify", "--init", "BASE", "--budget", "5s", "--max-steps", "5"],
+        "train.budget and train.max_steps each say how long the run is",
+    ),
+    "two evaluations": (
+        ["finetune", "classify", "--init", "BASE", "--evaluate.data", "x"], "evaluate.data is for pre-training",
+    ),
+    "other words": (
+        ["finetune", "classify", "--init", "BASE", "--data.vocab", "VOCAB"], "words, and the model of .* 54",
+    ),
+    "a taken place": (
+        ["finetune", "classify", "--init", "BASE", "--run", "TUNED"], "holds another run, which differs in",
+    ),
+    "another head": (
+        ["finetune", "classify", "--init", "BASE", "--run", "TUNED", "--task.target", "number", "--data", "NUMBERS"],
+        r"differs in .*model.head \(regress here, classify there\)",
+    ),
+    "a recipe of a task": (
+        ["pretrain", "finetune-glue", "--data", "DATA"], "fine-tune with `bertrain finetune glue/mnli`",
+    ),
+    "a recipe of a task, with weights": (
+        ["pretrain", "contest-mnli-1x1", "--data", "DATA", "--init", "BASE", "--dry-run"], "pre-training has no task",
+    ),
+    "a task in pre-training": (
+        ["pretrain", "bert-tiny", "--data", "DATA", "--task.name", "nonsense"], "pre-training has no task",
+    ),
+    "a head in pre-training": (
+        ["pretrain", "bert-tiny", "--data", "DATA", "--model.head", "span"], "model.head span is for fine-tuning",
+    ),
+    "masks": (["fill-mask", "TUNED", "bato [MASK]"], "was fine-tuned, and has no head for masked words any more"),
+    "masks of others": (["fill-mask", "EXPORTED", "bato [MASK]"], "was fine-tuned, and has no head for masked words"),
+    "predicting what?": (["predict", "BASE", "--data", "TABLE", "--out", "out"], "pre-trained, not fine-tuned"),
+    "scoring on what?": (["evaluate", "BASE"], "--data is missing: the prepared folder to evaluate on"),
+    "a setting of tasks": (
+        ["evaluate", "BASE", "--data", "DATA", "--task.n_best", "5"],
+        "--task.n_best is for fine-tuned runs",
+    ),
+    "a part that shapes it": (["evaluate", "TUNED", "--task.text", "x"], "task.text shapes the training"),
+    "some of a task": (["evaluate", "TUNED", "--max-examples", "5"], "--max-examples is for pre-training"),
+    "no best": (["evaluate", "TUNED", "--checkpoint", "best"], "is stated to be the best"),
+    "no step": (["evaluate", "TUNED", "--checkpoint", "7"], "holds no checkpoint of step 7; there are: 2"),
+    "a part that shapes": (["resume", "TUNED", "--train.epochs", "2"], "train.epochs shapes the training"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_sentence(mini: Miniature, tuned: Path, tmp_path: Path, what: str) -> None:
+    words, sentence = BAD[what]
+    (tmp_path / "dev-only").mkdir()
+    (tmp_path / "dev-only" / "dev.csv").write_text("text,label\nbato,red\n")
+    (tmp_path / "vocab.txt").write_text("\n".join([*helpers.SPECIAL, *map(str, range(500))]) + "\n")
+    places = {
+        "BASE": mini.base, "TUNED": tuned, "TABLE": mini.table, "NUMBERS": mini.numbers,
+        "EXPORTED": mini.base.parent / "exported", "DATA": mini.base.parent / "data",
+        "ONLY_DEV": tmp_path / "dev-only", "VOCAB": tmp_path / "vocab.txt",
+    }  # fmt: skip
+    given = [str(places.get(word, word)) for word in words]
+    if given[0] == "finetune":
+        given[2:2] = tiny_tasks.arguments()
+        given += [] if "--data" in given else ["--data", str(mini.table)]
+    if given[0] in ("finetune", "pretrain") and "--run" not in given:
+        given += ["--run", str(tmp_path / "run")]
+    before = sorted(tuned.rglob("*"))
+    ended = command_line(*given, check=False)
+    assert ended.code == 2, ended
+    assert ended.err.startswith("bertrain: ")
+    assert len(ended.err.splitlines()) == 1
+    assert re.search(sentence, ended.err)
+    assert not (tmp_path / "run").exists()
+    assert sorted(tuned.rglob("*")) == before

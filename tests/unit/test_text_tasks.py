@@ -1,0 +1,525 @@
+"""Tasks of rows: what the model reads of them, what its answers are worth, and what is said when files do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertrain.data.tokenizer import Tokenizer, Vocabulary
+from bertrain.errors import UserError
+from bertrain.settings import DataSettings, Settings, TaskSettings
+from bertrain.tasks import metrics
+from bertrain.tasks.glue import TASKS
+from bertrain.tasks.own import sorted_labels
+from bertrain.tasks.registry import open_task, task_names
+from bertrain.tasks.sentences import ROWS_AT_ONCE, cut_pairs, encode_texts
+from bertrain.tasks.task import Task
+from tests.helpers import SHARED_DATA
+
+SAMPLES = Path(__file__).parents[1] / "data"
+GLUE = SAMPLES / "glue"
+VOCABULARY = Vocabulary.load()
+
+
+def open_named(name: str, folder: Path, *, described: dict[str, Any] | None = None, **task: Any) -> Task:
+    return open_task(Settings(task=TaskSettings(name=name, **task)), folder, VOCABULARY, described=described)
+
+
+def said_for_sure(answers: Any, num_classes: int) -> np.ndarray:
+    """Outputs of a model that is certain of these classes."""
+    return np.eye(num_classes, dtype=np.float32)[np.asarray(answers).reshape(-1)] * 10
+
+
+# --- what the model reads ----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 50))
+def test_pairs_are_cut_from_the_longer_one(length_a: int, length_b: int, room: int) -> None:
+    expected = [length_a, length_b]
+    while sum(expected) > room:
+        expected[0 if expected[0] > expected[1] else 1] -= 1
+    kept = cut_pairs(np.array([length_a]), np.array([length_b]), room)
+    assert [int(each[0]) for each in kept] == expected
+
+
+@pytest.mark.parametrize("longest", [128, 24])
+def test_examples_are_those_of_transformers(longest: int) -> None:
+    from transformers import BertTokenizer
+
+    theirs = BertTokenizer(vocab={word: number for number, word in enumerate(VOCABULARY.words)})
+    rows = [json.loads(line) for line in (GLUE / "MNLI/dev_matched.jsonl").read_text().splitlines()]
+    pairs = [(row["premise"], row["hypothesis"]) for row in rows]
+    pairs = [(a, b) for a, b in pairs if len(theirs(a, b).input_ids) <= longest or longest < 128]
+    single, _ = encode_texts(VOCABULARY, [a for a, _ in pairs], None, longest)
+    both, num_cut = encode_texts(VOCABULARY, [a for a, _ in pairs], [b for _, b in pairs], longest)
+    assert num_cut == sum(len(theirs(a, b).input_ids) > longest for a, b in pairs)
+    assert (num_cut > 0) == (longest < 128)
+    for number, (a, b) in enumerate(pairs):
+        alone = theirs(a, truncation=True, max_length=longest)
+        tokens = single.tokens[single.offsets[number] : single.offsets[number + 1]]
+        assert tokens.tolist() == alone.input_ids
+        assert single.segment_b[number] == single.lengths[number] == len(tokens)
+        if len(theirs(a, b).input_ids) <= longest:  # theirs gives the odd token to the other text when both are cut
+            together = theirs(a, b)
+            tokens = both.tokens[both.offsets[number] : both.offsets[number + 1]]
+            assert tokens.tolist() == together.input_ids
+            assert both.segment_b[number] == together.token_type_ids.index(1)
+
+
+def test_many_examples_are_as_few() -> None:
+    words = ["a", "the house", "some more words", "unbelievable"]
+    count = ROWS_AT_ONCE + 3
+    first, second = [words[i % 4] for i in range(count)], [words[i % 3] for i in range(count)]
+    block, num_cut = encode_texts(VOCABULARY, first, second, 5)
+    tokens = Tokenizer(VOCABULARY).encode(words)
+    assert len(block) == count
+    assert block.is_random.sum() == 0
+    assert num_cut == sum(len(tokens[i % 4]) + len(tokens[i % 3]) > 2 for i in range(count))
+    few, _ = encode_texts(VOCABULARY, first[-12:], second[-12:], 5)
+    assert np.array_equal(block.tokens[block.offsets[-13] :], few.tokens)
+    assert np.array_equal(block.segment_b[-12:], few.segment_b)
+
+
+# --- figures -----------------------------------------------------------------------------------------------
+
+
+def test_figures_by_hand() -> None:
+    answers, predictions = np.array([1, 1, 1, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1])
+    hits, misses, alarms, rejects = 3, 1, 1, 1
+    found = metrics.score(["accuracy", "f1", "matthews", "f1_macro"], answers, predictions)
+    f1 = 2 * hits / (2 * hits + misses + alarms)
+    other = 2 * rejects / (2 * rejects + misses + alarms)
+    assert found["accuracy"] == pytest.approx(4 / 6)
+    assert found["f1"] == pytest.approx(f1)
+    assert found["f1_macro"] == pytest.approx((f1 + other) / 2)
+    product = (hits + alarms) * (hits + misses) * (rejects + alarms) * (rejects + misses)
+    assert found["matthews"] == pytest.approx((hits * rejects - alarms * misses) / product**0.5)
+
+
+def test_correlations_by_hand() -> None:
+    answers, predictions = np.array([0.0, 1.0, 2.0, 5.0]), np.array([1.0, 2.0, 9.0, 4.0], dtype=np.float32)
+    found = metrics.score(["pearson", "spearmanr"], answers, predictions)
+    assert found["pearson"] == pytest.approx(np.corrcoef(answers, predictions)[0, 1])
+    ranks = np.array([1, 2, 4, 3])
+    assert found["spearmanr"] == pytest.approx(1 - 6 * ((np.array([1, 2, 3, 4]) - ranks) ** 2).sum() / (4 * 15))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("predicted", [0, 1])
+def test_figures_of_a_model_that_always_says_the_same(predicted: int) -> None:
+    answers = np.array([0, 1, 1, 0])
+    found = metrics.score(list(metrics.FIGURES), answers, np.full(4, predicted))
+    assert all(np.isfinite(value) for value in found.values())
+    assert found["matthews"] == found["pearson"] == found["spearmanr"] == 0
+    assert metrics.score(["pearson"], np.array([1.0]), np.array([2.0])) == {"pearson": 0}
+    same = np.full(4, predicted)
+    assert all(map(np.isfinite, metrics.score(list(metrics.FIGURES), same, same).values()))
+    nearly = 1e8 + np.array([0.0, 0.0, 1e-8, 0.0])
+    assert all(map(np.isfinite, metrics.score(["pearson", "spearmanr"], answers, nearly).values()))
+
+
+def test_outputs_that_are_no_numbers_are_named() -> None:
+    outputs = np.zeros((4, 2), np.float32)
+    outputs[2, 1] = np.nan
+    with pytest.raises(UserError, match="no finite numbers for 1 of 4 examples"):
+        metrics.predictions_of(outputs, "classify")
+
+
+def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [])
+    with pytest.raises(UserError, match=r"need scikit-learn; install it with: pip install 'bertrain\[finetune\]'"):
+        open_named("glue/sst2", GLUE)
+    task = open_named("glue/sst2", GLUE, described={})  # to predict, it is not needed
+    assert task.unanswered()["test"].num_examples == 8
+    with pytest.raises(UserError, match="need scikit-learn"):
+        task.held_out()["dev"].figures(said_for_sure([0] * 12, 2))
+
+
+# --- GLUE --------------------------------------------------------------------------------------------------
+
+SAMPLED = [name for name in TASKS if name != "qqp"]
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_tasks_of_glue_read_their_samples(name: str) -> None:
+    task = open_named(f"glue/{name}", GLUE)
+    assert task.main_figure == TASKS[name].figure_names[0]
+    assert (task.head == "regress") == (task.labels == ())
+    main, *_ = task.held_out().values()
+    assert main.block.answers is not None
+    answers = main.block.answers[:, 0]
+    if task.head == "classify":
+        outputs = said_for_sure(answers, len(task.labels))
+        assert answers.dtype.kind == "i"
+    else:
+        outputs = answers[:, None]
+        assert answers.dtype.kind == "f"
+    assert main.figures(outputs)[task.main_figure] == pytest.approx(1)
+    assert any("rows of the" in note for note in task.notes)  # a sample is not what was published
+    for split in task.unanswered().values():
+        assert split.block.answers is None
+    by_folder = open_named(f"glue/{name}", GLUE / TASKS[name].folder)
+    same, *_ = by_folder.held_out().values()
+    assert np.array_equal(same.block.tokens, main.block.tokens)
+
+
+def test_labels_of_published_rows() -> None:
+    """The first rows of each published file, looked at by eye."""
+    firsts = {"cola": [1, 1, 1], "sst2": [0, 0, 1], "mrpc": [1, 0, 1], "rte": [1, 0, 0], "wnli": [1, 1, 1]}
+    for name, expected in firsts.items():
+        answers = open_named(f"glue/{name}", GLUE).training().block.answers
+        assert answers is not None
+        assert answers[:3, 0].tolist() == expected
+    scores = open_named("glue/stsb", GLUE).training().block.answers
+    assert scores is not None
+    assert scores[:3, 0].tolist() == pytest.approx([5.0, 3.8, 3.8])
+
+
+@pytest.mark.parametrize("way", ["saved", "parquet", "json"])
+def test_cola_as_datasets_saves_it_is_cola(way: str) -> None:
+    ours, theirs = open_named("glue/cola", GLUE), open_named("glue/cola", SAMPLES / "datasets" / way)
+    for a, b in (
+        (ours.training(), theirs.training()),
+        (ours.held_out()["dev"], theirs.held_out()["dev"]),
+        (ours.unanswered()["test"], theirs.unanswered()["test"]),
+    ):
+        assert np.array_equal(a.block.tokens, b.block.tokens)
+        assert (a.block.answers is None) == (b.block.answers is None)
+        assert a.block.answers is None or np.array_equal(a.block.answers, b.block.answers)
+
+
+@pytest.mark.skipif(not (SHARED_DATA / "glue").is_dir(), reason="needs ../shared/data/glue")
+def test_row_counts_are_the_published_ones() -> None:
+    checked = []
+    for name, known in TASKS.items():
+        if not (SHARED_DATA / "glue" / known.folder).is_dir():
+            continue
+        task = open_named(f"glue/{name}", SHARED_DATA / "glue")
+        splits = {**task.held_out(), **task.unanswered()}
+        if any((SHARED_DATA / "glue" / known.folder).glob("train.*")):
+            splits["train"] = task.training()
+        for split, found in splits.items():
+            assert found.num_examples == known.rows[split], (name, split)
+            checked.append((name, split))
+        assert not any("rows of the" in note for note in task.notes)
+    assert len(checked) == 6 * 3 + 2 + 1  # six whole tasks, QNLI without train, MNLI's matched dev set
+
+
+def test_a_short_file_of_glue_is_noted(tmp_path: Path) -> None:
+    task = open_named("glue/mnli", GLUE)
+    assert task.training().num_examples == 24
+    assert any("train_subset_10k.tsv has 24 rows of the 392,702 published" in note for note in task.notes)
+    assert any("there is no dev_mismatched" in note for note in task.notes)
+    with pytest.raises(UserError, match=r"there is no train file of glue/qnli in .*QNLI"):
+        open_named("glue/qnli", GLUE).training()
+
+
+def test_files_of_the_authors_are_read_too(tmp_path: Path) -> None:
+    multinli, mrpc = tmp_path / "multinli_1.0", tmp_path / "MRPC"
+    multinli.mkdir()
+    mrpc.mkdir()
+    rows = [("entailment", "A dog runs.", "An animal moves."), ("-", "A cat.", "A dog."), ("neutral", "It is.", "So.")]
+    for split in ("train", "dev_matched", "dev_mismatched"):
+        lines = [json.dumps(dict(zip(("gold_label", "sentence1", "sentence2"), row, strict=True))) for row in rows]
+        (multinli / f"multinli_1.0_{split}.jsonl").write_text("\n".join(lines))
+    task = open_named("glue/mnli", multinli)
+    assert list(task.held_out()) == ["dev_matched", "dev_mismatched"]
+    answers = task.training().block.answers
+    assert answers is not None
+    assert answers[:, 0].tolist() == [0, 1]
+    assert "train: left out 1 row whose label people did not agree on" in task.notes
+    for part in ("train", "test"):
+        shutil.copy(GLUE / "MRPC/train.tsv", mrpc / f"msr_paraphrase_{part}.txt")
+    task = open_named("glue/mrpc", mrpc)
+    assert (task.training().num_examples, task.held_out()["dev"].num_examples) == (24, 24)
+
+
+def test_quora_is_read_as_everybody_does(tmp_path: Path) -> None:
+    """Its files have questions with a line feed in them, and empty ones."""
+    lines = [
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+        "7\t1\t2\tHow is it?\tHow are things?\t1",
+        "8\t3\t4\tWhat is a",
+        "line?\tWhat is it?\t0",
+        "9\t5\t6\tWhere is it?\t\t0",
+    ]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+    task = open_named("glue/qqp", tmp_path)
+    assert task.training().num_examples == 2
+    assert any("left out 2 rows, torn in two" in note for note in task.notes)
+
+
+SUBMITTED = {
+    "cola": ("CoLA.tsv", "1"),
+    "sst2": ("SST-2.tsv", "1"),
+    "mrpc": ("MRPC.tsv", "1"),
+    "stsb": ("STS-B.tsv", "5.000"),
+    "qnli": ("QNLI.tsv", "not_entailment"),
+    "rte": ("RTE.tsv", "not_entailment"),
+    "wnli": ("WNLI.tsv", "1"),
+}
+
+
+@pytest.mark.parametrize("name", SUBMITTED)
+def test_submissions_have_glues_form(name: str, tmp_path: Path) -> None:
+    split = open_named(f"glue/{name}", GLUE).unanswered()["test"]
+    outputs = np.full((8, 1), 7.5, np.float32) if name == "stsb" else said_for_sure([1] * 8, 2)
+    (path,) = split.write_predictions(outputs, tmp_path)
+    file, label = SUBMITTED[name]
+    assert path == tmp_path / file
+    assert path.read_text() == "index\tprediction\n" + "".join(f"{number}\t{label}\n" for number in range(8))
+
+
+def test_submissions_of_mnli_and_predictions_with_answers(tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "MNLI"
+    folder.mkdir(parents=True)
+    (tmp_path / "glue" / "diagnostic").mkdir()
+    rows = "index\tsentence1\tsentence2\n5\tA dog.\tA cat.\n"
+    for place in ("MNLI/test_matched", "MNLI/test_mismatched", "diagnostic/diagnostic"):
+        (tmp_path / "glue" / f"{place}.tsv").write_text(rows)
+    task = open_named("glue/mnli", tmp_path / "glue")
+    written = [split.write_predictions(said_for_sure([2], 3), tmp_path)[0] for split in task.unanswered().values()]
+    assert [path.name for path in written] == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
+    assert written[0].read_text() == "index\tprediction\n5\tcontradiction\n"
+    (dev,) = open_named("glue/sst2", GLUE).held_out().values()
+    (path,) = dev.write_predictions(said_for_sure([0] * 12, 2), tmp_path)
+    assert path.name == "SST-2-dev.tsv"
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no task 'glue/mnl'; did you mean 'glue/mnli'\?"):
+        open_named("glue/mnl", GLUE)
+    with pytest.raises(UserError, match="is the folder of another task; give that of CoLA"):
+        open_named("glue/cola", GLUE / "SST-2")
+    with pytest.raises(UserError, match=r"nothing of glue/rte in .*, nor a folder RTE"):
+        open_named("glue/rte", tmp_path)
+    with pytest.raises(UserError, match="there is no --data"):
+        open_named("glue/rte", tmp_path / "absent")
+    with pytest.raises(UserError, match="is no folder"):
+        open_named("glue/rte", GLUE / "RTE/dev.tsv")
+    shutil.copy(GLUE / "SST-2/train.tsv", tmp_path / "train.tsv")
+    with pytest.raises(UserError, match=r"train.tsv has no column 'sentence1' or .*, only 'sentence', 'label'"):
+        open_named("glue/rte", tmp_path).training()
+    assert len(set(task_names())) == len(task_names()) == 13
+
+
+def test_wrong_rows_of_glue_stop_or_are_counted(tmp_path: Path) -> None:
+    rows = ["sentence\tlabel", "good film\t1", "bad film\t7", "\t1", "worse\t0", "no label\t"]
+    (tmp_path / "train.tsv").write_text("\n".join(rows))
+    with pytest.raises(UserError, match=r"line 3 of .*train.tsv has the label '7', .*; mend it, or .*--on-error skip"):
+        open_named("glue/sst2", tmp_path).training()
+    task = open_named("glue/sst2", tmp_path, on_error="skip")
+    assert task.training().num_examples == 2
+    assert task.training().ids == ["0", "3"]  # rows keep their number in the file
+    assert any("train: passed over 3 rows; the first: line 3 of" in note for note in task.notes)
+
+
+def test_texts_that_were_cut_are_counted() -> None:
+    settings = Settings(task=TaskSettings(name="glue/rte"), data=DataSettings(max_seq_length=40))
+    task = open_task(settings, GLUE, VOCABULARY)
+    block = task.training().block
+    assert block.lengths.max() == 40
+    assert any(" rows of 24 to 40 tokens (--data.max_seq_length)" in note for note in task.notes)
+
+
+# --- XNLI --------------------------------------------------------------------------------------------------
+
+
+def write_xnli(folder: Path) -> None:
+    header = "language\tgold_label\tsentence1\tsentence2\tpairID"
+    rows = [f"{language}\t{label}\ta {label}\tb\t{language}{label}" for language in ("de", "en") for label in LABELS]
+    for split in ("dev", "test"):
+        (folder / f"xnli.{split}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    (folder / "multinli").mkdir()
+    training = ["premise\thypo\tlabel", "a\tb\tcontradictory", 'it "is\tso\tentailment']
+    (folder / "multinli" / "multinli.train.en.tsv").write_text("\n".join(training))
+
+
+LABELS = ("entailment", "neutral", "contradiction")
+
+
+def test_xnli_is_scored_by_language(tmp_path: Path) -> None:
+    write_xnli(tmp_path)
+    task = open_named("xnli", tmp_path)
+    assert task.labels == LABELS
+    assert task.training().block.answers[:, 0].tolist() == [2, 0]
+    dev = task.held_out()["dev"]
+    figures = dev.figures(said_for_sure([0, 1, 2, 0, 0, 0], 3))
+    assert figures == pytest.approx({"accuracy": 2 / 3, "accuracy_de": 1.0, "accuracy_en": 1 / 3})
+    (path,) = dev.write_predictions(said_for_sure([0, 1, 2, 0, 0, 0], 3), tmp_path)
+    last = json.loads(path.read_text().splitlines()[-1])
+    assert (last["id"], last["language"], last["label"]) == ("encontradiction", "en", "entailment")
+    only = open_named("xnli", tmp_path, languages="de").held_out()["test"]
+    assert set(only.figures(said_for_sure([0, 1, 2], 3))) == {"accuracy", "accuracy_de"}
+    with pytest.raises(UserError, match="has no rows in fr"):
+        open_named("xnli", tmp_path, languages="de,fr").held_out()
+    with pytest.raises(UserError, match=r"task.languages has 'dee'; did you mean 'de'\?"):
+        open_named("xnli", tmp_path, languages="dee")
+
+
+def test_xnli_as_datasets_has_it_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    write_xnli(tmp_path / "archive")
+    for language in ("de", "en"):
+        (tmp_path / language).mkdir()
+        table = pa.table({"premise": [f"a {label}" for label in LABELS], "hypothesis": ["b"] * 3, "label": [0, 1, 2]})
+        pyarrow.parquet.write_table(table, tmp_path / language / "validation-00000-of-00001.parquet")
+        pyarrow.parquet.write_table(table, tmp_path / language / "train-00000-of-00001.parquet")
+    ours, theirs = open_named("xnli", tmp_path / "archive"), open_named("xnli", tmp_path)
+    assert list(theirs.held_out()) == ["dev"]
+    a, b = ours.held_out()["dev"], theirs.held_out()["dev"]
+    assert np.array_equal(a.block.tokens, b.block.tokens)
+    outputs = said_for_sure([0, 1, 2, 0, 0, 0], 3)
+    assert a.figures(outputs) == b.figures(outputs)
+    assert theirs.training().num_examples == 3
+
+
+def test_xnli_trains_on_mnli_where_that_is_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no multinli.train.en.tsv, nor MNLI's train.tsv"):
+        open_named("xnli", tmp_path).training()
+    task = open_named("xnli", GLUE)
+    assert task.training().num_examples == 24
+    assert any("neither xnli.dev.tsv nor xnli.test.tsv" in note for note in task.notes)
+
+
+# --- a user's own tables -----------------------------------------------------------------------------------
+
+
+def test_own_table_of_classes(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text('text,label\n"good, really",yes\nbad,no\nfine,yes\n')
+    (tmp_path / "dev.jsonl").write_text('{"text": "bad", "label": "no", "id": "x"}\n')
+    (tmp_path / "test.tsv").write_text("text\nunknown\n")
+    task = open_named("classify", tmp_path)
+    assert (task.head, task.labels, task.main_figure) == ("classify", ("no", "yes"), "accuracy")
+    assert task.training().block.answers[:, 0].tolist() == [1, 0, 1]
+    assert set(task.training().block.segment_b - task.training().block.lengths) == {0}
+    assert list(task.held_out()) == ["dev"]
+    assert list(task.unanswered()) == ["test"]
+    (path,) = task.held_out()["dev"].write_predictions(np.array([[0.0, np.log(3)]], np.float32), tmp_path)
+    record = json.loads(path.read_text())
+    assert record["id"] == "x"
+    assert record["label"] == "yes"
+    assert record["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
+
+
+def test_own_table_of_pairs_and_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text('a\tb\tscore\none\t"two\t1.5\nthree\tfour\t-2\n')
+    columns = {"text": "a", "text_pair": "b", "label": "score", "target": "number"}
+    task = open_named("classify", tmp_path / "train.tsv", **columns)
+    assert (task.head, task.labels, task.main_figure) == ("regress", (), "pearson")
+    training = task.training()
+    assert training.block.answers[:, 0].tolist() == [1.5, -2.0]
+    assert (training.block.segment_b < training.block.lengths).all()
+    assert training.figures(training.block.answers) == pytest.approx({"pearson": 1, "spearmanr": 1})
+    assert not task.held_out()
+    assert any("no held-out part" in note for note in task.notes)
+    (path,) = training.write_predictions(training.block.answers, tmp_path)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"id": "0", "number": 1.5},
+        {"id": "1", "number": -2.0},
+    ]
+
+
+def test_what_lies_beside_a_training_file_is_taken_and_said(tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").write_text("text,label\na,x\nb,y\n")
+    task = open_named("classify", tmp_path / "train.csv")
+    assert list(task.held_out()) == ["dev"]
+    assert any("beside train.csv" in note for note in task.notes)
+
+
+def test_labels_are_in_the_order_of_numbers_where_they_are_numbers() -> None:
+    assert sorted_labels(["10", "9", "-1"]) == ("-1", "9", "10")
+    assert sorted_labels(["10", "9", "x"]) == ("10", "9", "x")
+    assert sorted_labels(["inf", "1"]) == ("1", "inf")
+
+
+def test_names_of_classes_are_those_that_datasets_saved() -> None:
+    folder = SAMPLES / "datasets/saved/cola"
+    task = open_named("classify", folder, text="sentence")
+    assert task.labels == ("acceptable", "unacceptable")
+    assert list(task.held_out()) == ["dev"]
+    assert list(task.unanswered()) == ["test"]
+    alone = open_named("classify", folder / "train", text="sentence")  # one Dataset, saved by itself
+    assert np.array_equal(alone.training().block.tokens, task.training().block.tokens)
+
+
+def test_a_trained_model_needs_no_training_data(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na,yes\nb,no\n")
+    described = json.loads(json.dumps(open_named("classify", tmp_path).describe()))
+    (tmp_path / "train.csv").unlink()
+    (tmp_path / "new.csv").write_text("text\nc\n")
+    task = open_named("classify", tmp_path / "new.csv", described=described)
+    assert task.labels == ("no", "yes")
+    assert not task.held_out()
+    (path,) = task.unanswered()["new"].write_predictions(said_for_sure([1], 2), tmp_path)
+    assert path.name == "new.jsonl"
+    (tmp_path / "new.csv").write_text("text,label\nc,yes\n")
+    scored = open_named("classify", tmp_path / "new.csv", described=described)
+    assert scored.held_out()["new"].figures(said_for_sure([1], 2))["accuracy"] == 1
+
+
+OWN_MISTAKES = {
+    "an unknown label": ("text,label\na,x\nb,y\n", "text,label\na,x\nb,z\n", r"line 3 of .*dev.csv has the label 'z'"),
+    "one label": ("text,label\na,x\nb,x\n", "", "only the label 'x' in column 'label' of .*train.csv"),
+    "no label": ("text,label\na,\nb,\n", "", "there is no label in column 'label'"),
+    "no such column": ("words,label\na,x\nb,y\n", "", r"has no column 'text', only 'words', 'label'; name yours with"),
+    "no label column": ("text,class\na,x\nb,y\n", "", r"has no column 'label', only 'text', 'class'; name yours"),
+    "an empty text": ("text,label\na,x\n  ,y\n", "", r"line 3 of .*train.csv has an empty text"),
+}
+
+
+@pytest.mark.parametrize("case", OWN_MISTAKES)
+def test_mistakes_in_own_tables_are_named(case: str, tmp_path: Path) -> None:
+    training, dev, sentence = OWN_MISTAKES[case]
+    (tmp_path / "train.csv").write_text(training)
+    if dev:
+        (tmp_path / "dev.csv").write_text(dev)
+
+    def read_all() -> None:
+        task = open_named("classify", tmp_path)
+        task.training()
+        task.held_out()
+
+    with pytest.raises(UserError, match=sentence):
+        read_all()
+
+
+def test_own_data_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no train, dev or test in it"):
+        open_named("classify", tmp_path)
+    (tmp_path / "a.xlsx").touch()
+    with pytest.raises(UserError, match="is no table that is read"):
+        open_named("classify", tmp_path / "a.xlsx")
+    (tmp_path / "dev.csv").write_text("text,label\na,x\n")
+    with pytest.raises(UserError, match="no train file"):
+        open_named("classify", tmp_path)
+    (tmp_path / "train-00000-of-00002.jsonl").write_text('{"text": "a", "label": 1}\n')
+    with pytest.raises(UserError, match=r"of the 2 parts that .* is one of, 1 are there"):
+        open_named("classify", tmp_path)
+
+
+def test_two_files_for_one_part_are_noted(tmp_path: Path) -> None:
+    for ending, separator in (("csv", ","), ("tsv", "\t")):
+        (tmp_path / f"train.{ending}").write_text(f"text{separator}label\na{separator}x\nb{separator}y\n")
+    assert any("has train.csv and train.tsv; took the first" in note for note in open_named("classify", tmp_path).notes)
+
+
+def test_settings_of_another_length_give_other_blocks(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + "word " * 50 + ",x\nb,y\n")
+    settings = Settings(task=TaskSettings(name="classify"))
+    short = replace(settings, data=replace(settings.data, max_seq_length=16))
+    assert open_task(settings, tmp_path, VOCABULARY).training().block.lengths.tolist() == [52, 3]
+    assert open_task(short, tmp_path, VOCABULARY).training().block.lengths.tolist() == [16, 3]
