@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 TITLES = {
     "mlm_loss": "masked-word loss",
     "mlm_accuracy": "masked words right",
@@ -66,6 +68,12 @@ def compact(value: float) -> str:
 def counted(count: int, what: str) -> str:
     """1 line, 2 lines, 3,000 lines."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def few(names: Iterable[str], most: int = 4) -> str:
+    """Different names in their order, the first of them where there are many."""
+    different = list(dict.fromkeys(names))
+    return ", ".join(different[:most]) + (", …" if len(different) > most else "")
 
 
 def amount(value: float, unit: str) -> str:
