@@ -22,7 +22,12 @@ YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # metrics that no run is 
 
 def is_metric(name: str) -> bool:
     """Whether a field of a step or an evaluation says how good the model is."""
-    return name not in BOOKKEEPING and "." not in name and not name.endswith("_s")
+    return name not in BOOKKEEPING and "." not in name and not is_speed(name)
+
+
+def is_speed(name: str) -> bool:
+    """Whether it says how fast the model is."""
+    return name.endswith("_per_s") or name.startswith("latency")
 
 
 def title_of(metric: str) -> str:
