@@ -42,7 +42,7 @@ from bertrain.observe.plots import (
     plot_ranks,
     plot_track,
 )
-from bertrain.observe.wording import amount, compact, duration, is_metric, show, title_of
+from bertrain.observe.wording import amount, compact, duration, is_metric, is_speed, show, title_of
 from bertrain.settings import SECTIONS, Settings
 
 MOST_NAMED = 12  # skipped steps that are listed by number
@@ -258,6 +258,8 @@ def _evaluations(histories: Sequence[History]) -> str:
         for metric in dict.fromkeys(metric for history in histories for metric in history.metrics)
         if any(metric in result for history in histories for result in history.evaluations)
     ]
+    told = dict.fromkeys(name for history in histories for result in history.evaluations for name in result)
+    speeds = [name for name in told if is_speed(name)]
     rows, cut = [], 0
     for history, name in zip(histories, _run_names(histories), strict=True):
         best, results = history.summary.best, history.evaluations
@@ -270,10 +272,11 @@ def _evaluations(histories: Sequence[History]) -> str:
             if result is best and history.summary.headline is not None:
                 place = metrics.index(history.summary.headline)
                 cells[place] = Markup(f"<mark>best</mark> {escape(cells[place])}")
+            cells += [compact(result[speed]) if speed in result else "–" for speed in speeds]
             rows.append([name] * (len(histories) > 1) + counts + cells)
     if not rows:
         return quiet("None so far; evaluate.data names a folder to evaluate on.")
-    headings = ["run"] * (len(histories) > 1) + ["step", "samples", "examples", *map(title_of, metrics)]
+    headings = ["run"] * (len(histories) > 1) + ["step", "samples", "examples", *map(title_of, metrics + speeds)]
     note = quiet(f"The last {MOST_ROWS} of up to {cut:,}, and the best." if cut else "")
     return table("On held-out examples", headings, rows, kind="numbers") + note
 

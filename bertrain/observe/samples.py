@@ -25,7 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from bertrain.observe.sensors import why_throttled
 from bertrain.observe.stream import by_halves, whole_lines
+from bertrain.observe.wording import few
 
 Doubles = npt.NDArray[np.float64]
 
@@ -36,7 +38,7 @@ TEXTS = (*DEVICES, *THROTTLES, "host")
 NO_NUMBERS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns that are no number of the device
 NUM_BINS = 512  # of a curve at the most; from half of them on it is never coarser
 TAIL_BYTES = 64 << 10  # that are read to know how things stand now
-NO_REASON = ("", "0", "none", "None", "0x0")
+HARMLESS = 0x1 | 0x2  # bits of NVML's mask: idle, and a clock that an application set
 
 
 @dataclass
@@ -112,7 +114,9 @@ class Device:
         bins = (elapsed / self.bin_s).astype(np.int64)
         for name in table.column_names:
             if name in THROTTLES:
-                self.reasons.update(reason for reason in table[name].to_pylist() if reason not in (*NO_REASON, None))
+                for counted in pc.value_counts(table[name].combine_chunks()).to_pylist():
+                    for reason in reasons_of(counted["values"]):
+                        self.reasons[reason] += counted["counts"]
             elif name == ENERGY:
                 self._add_energy(_numbers(table, name))
             elif name not in NO_NUMBERS:
@@ -144,6 +148,13 @@ class Telemetry:
     """Of all devices; the counter of a processor that several ranks share is counted once."""
 
 
+def reasons_of(cell: str | None) -> list[str]:
+    """Why a device was throttled: words as they are, NVML's mask in words."""
+    if cell is None or cell in ("", "none"):
+        return []
+    return why_throttled(int(float(cell)) & ~HARMLESS) if math.isfinite(_number(cell)) else [cell]
+
+
 def files_of(folder: Path) -> list[tuple[int, Path]]:
     """The telemetry files of a run with the rank of each, a rank's older ones first."""
     found = []
@@ -156,7 +167,8 @@ def files_of(folder: Path) -> list[tuple[int, Path]]:
 def read_telemetry(folder: Path) -> Telemetry:
     """Every sample in a run folder, device by device; no device, if there is none."""
     devices: dict[tuple[int, str], Device] = {}
-    num_unreadable, missing, joules = 0, list[str](), 0.0
+    num_unreadable, joules = 0, 0.0
+    missing: dict[str, tuple[list[str], list[str]]] = {}  # by reason: columns, ranks
     for rank, path in files_of(folder):
         names: list[str] = []
         for block in whole_lines(path):
@@ -173,13 +185,19 @@ def read_telemetry(folder: Path) -> Telemetry:
     shared: set[str] = set()
     for rank in dict.fromkeys(rank for rank, _ in files_of(folder)):
         notes = _notes(folder, rank)
-        missing += [f"telemetry of rank {rank} has no {what}: {why}" for what, why in notes.get("missing", {}).items()]
+        for column, why in notes.get("missing", {}).items():
+            columns, ranks = missing.setdefault(why, ([], []))
+            columns.append(column)
+            ranks.append(str(rank))
         own = [device for (of, _), device in devices.items() if of == rank]
         host = "" if notes.get("device") else notes.get("host", "")  # without a GPU, the counter is the machine's
         if not host or host not in shared:
             joules += sum(device.energy_j for device in own)
         shared.add(host)
-    return Telemetry([devices[key] for key in sorted(devices)], num_unreadable, missing, joules)
+    sentences = [
+        f"telemetry of rank {few(ranks)} has no {few(columns)}: {why}" for why, (columns, ranks) in missing.items()
+    ]
+    return Telemetry([devices[key] for key in sorted(devices)], num_unreadable, sentences, joules)
 
 
 def newest(folder: Path) -> dict[str, dict[str, float]]:

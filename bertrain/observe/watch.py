@@ -71,13 +71,13 @@ def _progress(steps: Sequence[dict[str, Any]], max_steps: int | None) -> dict[st
     names = [name for name in last if is_metric(name) and isinstance(last[name], float)]
     return {
         "step": last["step"],
-        "samples": last["samples"],
+        "samples": last.get("samples"),
         "seconds_left": seconds_left(list(steps), max_steps) if max_steps else None,
-        "tokens_per_s": sum(record["tokens"] for record in steps) / seconds,
+        "tokens_per_s": sum(record.get("tokens", 0) for record in steps) / seconds,
         "seconds_per_step": seconds / len(steps),
-        "phases": {phase: sum(record["seconds"][phase] for record in steps) / seconds for phase in PHASES},
+        "phases": {phase: sum(record["seconds"].get(phase, 0.0) for record in steps) / seconds for phase in PHASES},
         "metrics": {name: mean_of(record.get(name) for record in good) for name in names},
-        "learning_rate": last["learning_rate"],
+        "learning_rate": last.get("learning_rate"),
         "not_finite": last.get("not_finite", 0),
     }
 
@@ -230,10 +230,11 @@ def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
         phases = "  ".join(f"{phase.replace('_', '+')} {share:.0%}" for phase, share in seen["phases"].items())
         known = [loss for loss in seen["loss_curve"] if loss is not None]
         ends = f"  {known[0]:.3f} to {known[-1]:.3f}" if known else ""
+        learning = f"  learning rate {seen['learning_rate']:.2e}" if seen["learning_rate"] is not None else ""
         lines += [
             ("rate", rate),
             ("time", phases),
-            ("now", f"{_metric_text(seen['metrics'])}  learning rate {seen['learning_rate']:.2e}"),
+            ("now", _metric_text(seen["metrics"]) + learning),
             ("loss", sparkline(seen["loss_curve"]) + ends),
         ]
     if seen["evaluation"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 TITLES = {
     "mlm_loss": "masked-word loss",
     "mlm_accuracy": "masked words right",
@@ -20,7 +22,12 @@ YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # metrics that no run is 
 
 def is_metric(name: str) -> bool:
     """Whether a field of a step or an evaluation says how good the model is."""
-    return name not in BOOKKEEPING and "." not in name and not name.endswith("_s")
+    return name not in BOOKKEEPING and "." not in name and not is_speed(name)
+
+
+def is_speed(name: str) -> bool:
+    """Whether it says how fast the model is."""
+    return name.endswith("_per_s") or name.startswith("latency")
 
 
 def title_of(metric: str) -> str:
@@ -66,6 +73,12 @@ def compact(value: float) -> str:
 def counted(count: int, what: str) -> str:
     """1 line, 2 lines, 3,000 lines."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def few(names: Iterable[str], most: int = 4) -> str:
+    """Different names in their order, the first of them where there are many."""
+    different = list(dict.fromkeys(names))
+    return ", ".join(different[:most]) + (", …" if len(different) > most else "")
 
 
 def amount(value: float, unit: str) -> str:

@@ -141,7 +141,7 @@ def test_a_saver_that_breaks_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     def broken(*_: object) -> None:
         raise RuntimeError("broken writer")
 
-    monkeypatch.setattr(checkpoint, "save_file", broken)
+    monkeypatch.setattr("safetensors.torch.save_file", broken)
     with pytest.raises(RuntimeError, match="broken writer"):
         pretrain(helpers.tiny_settings(checkpoint__every_steps=2), helpers.make_data(tmp_path), tmp_path / "run")
 

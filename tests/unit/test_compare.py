@@ -62,7 +62,8 @@ def test_the_first_run_is_the_measure_of_the_others(folder: Path) -> None:
 
 def test_metrics_of_any_name(folder: Path) -> None:
     """As of a fine-tuned model: the report neither knows nor needs to know what they are called."""
-    tuned = history(folder, "tuned", 0.5, [evaluated(5, exact_match=70.5, f1=81.25), evaluated(10, exact_match=69.0)])
+    results = [evaluated(5, exact_match=70.5, f1=81.25, latency_ms_p50=14.5), evaluated(10, exact_match=69.0)]
+    tuned = history(folder, "tuned", 0.5, results)
     assert tuned.summary.headline == "exact_match"
     assert tuned.summary.best is not None
     assert tuned.summary.best["step"] == 5
@@ -71,6 +72,9 @@ def test_metrics_of_any_name(folder: Path) -> None:
     assert 'aria-label="Exact match by step: from 70.5 to 69"' in page
     assert "<th scope=col>exact match</th>" in page
     assert "<mark>best</mark> 70.5000" in page
+    assert "<th scope=col>latency ms p50</th>" in page
+    assert "<td>14.5</td>" in page
+    assert "Latency" not in page, "it is no metric to be plotted"
     only_loss = history(folder, "loss", 0.5, [evaluated(5, loss=3.0), evaluated(7, loss=2.0), evaluated(10, loss=2.5)])
     assert only_loss.summary.headline == "loss"
     assert only_loss.summary.best is not None

@@ -85,9 +85,23 @@ def test_ranks_have_files_of_their_own(tmp_path: Path) -> None:
     assert set(first.tracks) == {"core0_mhz", "cpu_utilisation"}
     assert (first.energy_j, second.energy_j, telemetry.joules) == (50.0, 50.0, 50.0)
     assert telemetry.missing == ["telemetry of rank 0 has no energy_j: no permission"]
+    cores = {f"core{number}_mhz": "no such file" for number in range(64)}
+    (tmp_path / "telemetry-1.json").write_text(json.dumps([notes | {"missing": cores}]))
+    (tmp_path / "telemetry.json").write_text(json.dumps([notes | {"missing": cores}]))
+    assert read_telemetry(tmp_path).missing == [
+        "telemetry of rank 0, 1 has no core0_mhz, core1_mhz, core2_mhz, core3_mhz, …: no such file"
+    ]
     (tmp_path / "telemetry-1.json").write_text(json.dumps([notes | {"device": {"uuid": "GPU-1"}}]))
     assert read_telemetry(tmp_path).joules == 100.0
     assert newest(tmp_path)["rank 0"] == {"core0_mhz": 3.5, "energy_j": 150.0, "cpu_utilisation": 4.0}
+
+
+def test_throttle_reasons_are_said_in_words(tmp_path: Path) -> None:
+    """NVML's mask: nothing, idle, the power limit twice, the same with a temperature; a cell that was not read."""
+    masks = ["0", "1", "4", "4", "36", ""]
+    rows = [f"{number},{mask}" for number, mask in enumerate(masks)]
+    device = read_telemetry(write(tmp_path, rows, header="time,throttle_reasons")).devices[0]
+    assert device.reasons == {"the power limit": 3, "temperature (software)": 1}
 
 
 def test_one_file_may_tell_of_several_devices(tmp_path: Path) -> None:
