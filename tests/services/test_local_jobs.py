@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import helpers
-from tests.processes import Launched, records
+from tests.processes import PATIENCE_S, Launched, records
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,33 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
         first.kill()
         if second is not None:
             second.kill()
+
+
+def test_ctrl_c_saves_the_step_in_hand(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to everything in its foreground; the ranks must hear of it once."""
+    helpers.make_data(tmp_path)
+    words = ["launch", "local", "bert-tiny", "--data", tmp_path / "data", "--run", tmp_path / "run"]
+    words += ["--job", tmp_path / "job", "--procs-per-node", 2, "--no-preflight"]
+    settings = helpers.tiny_arguments(train__max_steps=100000, log__every_steps=2, checkpoint__every_steps=0)
+    launched = subprocess.Popen(
+        helpers.command(*words, *settings),
+        env=helpers.environment() | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(records(tmp_path / "run")) <= 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(launched.pid, signal.SIGINT)
+        said, _ = launched.communicate(timeout=PATIENCE_S)
+    finally:
+        launched.kill()
+    assert launched.returncode == 2, said
+    assert len(re.findall(r"bertrain: stopped by SIGINT after step \d+, which is saved", said)) == 1, said
 
 
 @pytest.fixture
