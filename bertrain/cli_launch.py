@@ -27,10 +27,11 @@ Init = Annotated[Path | None, typer.Option("--init", help="a run or weights to b
 JobFolder = Annotated[Path | None, typer.Option("--job", help="the job folder to make; default: jobs/RUN-1, -2, ...")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the script and the command, write nothing")]
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="machines")]
+ListedNodes = Annotated[int, typer.Option("--nodes", min=0, help="machines; 0: all of the list, or this one")]
 Gpus = Annotated[int, typer.Option("--gpus-per-node", min=0, help="ranks on each, a GPU for each")]
 Procs = Annotated[int, typer.Option("--procs-per-node", min=0, help="ranks on each, without GPUs")]
 Time = Annotated[str, typer.Option("--time", help="time limit, such as 2h or 02:00:00")]
-Warning_ = Annotated[str, typer.Option("--warning", help="how long before its end a job is told to save")]
+SaveBefore = Annotated[str, typer.Option("--warning", help="how long before its end a job is told to save")]
 Python = Annotated[str, typer.Option("--python", help="the Python of the nodes; default: this one")]
 Container = Annotated[str, typer.Option("--container", help="an image to run in")]
 ContainerRuntime = Annotated[Runtime, typer.Option("--runtime", help="what runs the container")]
@@ -53,7 +54,7 @@ Job = Annotated[Path, typer.Argument(metavar="JOB", help="a job folder")]
 def launch_local(
     context: typer.Context, recipe: Recipe, data: Data, run: Run,
     settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: Warning_ = "2m",
+    gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: SaveBefore = "2m",
     python: Python = "", container: Container = "", mounts: Mounts = "",
     repeats: Repeats = 1, restarts: Restarts = 0, preflight: Preflight = True,
 ) -> None:  # fmt: skip
@@ -68,7 +69,8 @@ def launch_local(
 def launch_ssh(
     context: typer.Context, recipe: Recipe, data: Data, run: Run, hostfile: Hostfile,
     settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: Warning_ = "2m",
+    nodes: ListedNodes = 0, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
+    time: Time = "", warning: SaveBefore = "2m",
     ssh: Annotated[str, typer.Option("--ssh", help="how ssh is called, such as `ssh -F my-config`")] = "ssh",
     python: Python = "", container: Container = "", mounts: Mounts = "",
     nic: Nic = "", port: Port = 0, rendezvous_host: RendezvousHost = "",
@@ -85,7 +87,7 @@ def launch_ssh(
 def launch_slurm(
     context: typer.Context, recipe: Recipe, data: Data, run: Run,
     settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: Warning_ = "2m",
+    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: SaveBefore = "2m",
     partition: Annotated[str, typer.Option("--partition", help="Slurm's partition")] = "",
     account: Annotated[str, typer.Option("--account", help="whose account")] = "",
     gres: Annotated[str, typer.Option("--gres", help="of each node, for sbatch and every srun; default: gpu:G")] = "",
@@ -108,7 +110,7 @@ def launch_slurm(
 def launch_pbs(
     context: typer.Context, recipe: Recipe, data: Data, run: Run,
     settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: Warning_ = "2m",
+    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: SaveBefore = "2m",
     queue: Annotated[str, typer.Option("--queue", help="PBS's queue")] = "",
     project: Annotated[str, typer.Option("--project", help="whose account")] = "",
     select: Annotated[str, typer.Option("--select", help="chunks, as PBS writes them; default: N:ngpus=G")] = "",
@@ -131,7 +133,8 @@ def launch_mpi(
     context: typer.Context, recipe: Recipe, data: Data, run: Run,
     hostfile: Hostfile = "",
     settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0, time: Time = "", warning: Warning_ = "2m",
+    nodes: ListedNodes = 0, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
+    time: Time = "", warning: SaveBefore = "2m",
     mpirun: Annotated[str, typer.Option("--mpirun", help="how mpirun is called")] = "mpirun",
     python: Python = "", container: Container = "", mounts: Mounts = "",
     nic: Nic = "", port: Port = 0, rendezvous_host: RendezvousHost = "",
@@ -145,7 +148,7 @@ def launch_mpi(
 
 
 def _launch(launcher: Launcher, given: dict[str, Any]) -> None:
-    """Resolve, write, submit; `given` are the arguments of a verb by their names."""
+    """Resolve, write, submit; `given` are the arguments of a verb by their names, which are those of Wishes too."""
     from bertrain.launch.scripts import job_script
     from bertrain.launch.submit import submit_job
 

@@ -101,7 +101,8 @@ def share_out(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None]
     """The cores of each of so many ranks; `gpu_nodes` are the NUMA nodes of their GPUs, where they have any.
 
     A rank with a GPU gets cores of its GPU's node, or, where that has none to give or is not known, of whichever has
-    most to give. Ranks without GPUs go over the nodes as evenly as cores do.
+    most to give. Ranks without GPUs go over the nodes so that the smallest share is as large as it can be; a node of
+    few cores may be left idle, rather than make a rank on it the one that all others wait for.
     """
     if not cores:
         raise ValueError("there is no core to share out")

@@ -129,8 +129,8 @@ def _stat_of_all() -> dict[int, tuple[str, list[str]]]:
     return found
 
 
-def own_processes(generations: int = 3) -> set[int]:
-    """This process, its launchers up to the third generation, and all below them: the job on this machine."""
+def own_processes(generations: int = 2) -> set[int]:
+    """This rank, the agent that started it, whoever started that, and all below them: the job on this machine."""
     stat = _stat_of_all()
     parent = {process: int(fields[1]) for process, (_, fields) in stat.items()}
     top = os.getpid()

@@ -173,7 +173,7 @@ def write_time(seconds: int) -> str:
 
 
 def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ...]:
-    """The first `nodes` hosts of a hostfile; a line is a name, maybe `slots=N`, maybe a comment after #."""
+    """The first `nodes` hosts of a hostfile, or all (0); a line is a name, maybe `slots=N`, maybe a comment after #."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -195,7 +195,9 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
             raise UserError(f"{path} names {name} {names.count(name)} times; give each host one line, with slots=N")
     if len(hosts) < nodes:
         raise UserError(f"{path} names {len(hosts)} host(s), and --nodes asks for {nodes}")
-    return tuple(hosts[:nodes])
+    if not hosts:
+        raise UserError(f"{path} (--hostfile) names no host; give one per line, such as `node1 slots=8`")
+    return tuple(hosts[: nodes or None])
 
 
 @cache
@@ -251,6 +253,7 @@ def make_job(
         raise UserError(f"no launcher named {launcher!r}; there are {', '.join(get_args(Launcher))}")
     wishes = wishes.check(launcher)
     hosts = read_hostfile(Path(wishes.hostfile), wishes.ranks_per_node, wishes.nodes) if wishes.hostfile else ()
+    wishes = dataclasses.replace(wishes, nodes=len(hosts) or wishes.nodes or 1)
     place = Path(folder) if folder is not None else free_job_folder(str(run))
     if place.exists():
         raise UserError(f"{place} is there already; choose another --job, or leave it out")

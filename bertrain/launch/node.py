@@ -25,6 +25,7 @@ OUTLASTED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 def run_node(job: Job, what: str) -> int:
     """Start the ranks of this node and wait for them; returns the exit code for the node."""
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     if "BERTRAIN_WORDS" in os.environ:
@@ -38,7 +39,7 @@ def run_node(job: Job, what: str) -> int:
         codes = run_once(slots, ["-m", "bertrain.launch", "rank", str(job.folder), what], meeting)
     except SignalException as caught:
         return EXIT_REQUEUE if caught.sigval in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
-    except RuntimeError as error:  # torch's store, whose errors have no better name
+    except DistError as error:
         raise UserError(f"{here} did not meet the other {nodes - 1} node(s): {str(error).splitlines()[0]}") from None
     for code in (EXIT_USER_ERROR, EXIT_REQUEUE):
         if code in codes.values():
@@ -52,12 +53,9 @@ def run_node(job: Job, what: str) -> int:
 
 
 def rendezvous_host(job: Job) -> str:
-    """The name by which the others know the first node: as asked for, as the list of hosts has it, or its own."""
-    return (
-        job.wishes.rendezvous_host
-        or os.environ.get("BERTRAIN_FIRST_HOST", "")
-        or (job.hosts[0].name if job.hosts else "")
-    )
+    """The name by which the others know the first node: as asked for, as the list of hosts has it, or else its own."""
+    listed = os.environ.get("BERTRAIN_FIRST_HOST", "") or (job.hosts[0].name if job.hosts else "")
+    return job.wishes.rendezvous_host or listed.rpartition("@")[2]
 
 
 def start_folder() -> Path:

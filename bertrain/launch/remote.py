@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -24,16 +25,8 @@ from bertrain.launch.local import SAVING_S
 from bertrain.launch.node import PREFLIGHT
 from bertrain.launch.scripts import AFTER_SAVING_S, in_container
 
-OPTIONS = [
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=15",
-    "-o",
-    "ServerAliveInterval=15",
-    "-o",
-    "ServerAliveCountMax=4",
-]
+SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+"""No question is asked that nobody could answer; a host that does not answer for a minute is lost."""
 HANDED_OVER = ("BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED")
 NO_CONNECTION = 255
 NO_PYTHON = (126, 127)
@@ -42,11 +35,11 @@ NO_PYTHON = (126, 127)
 class Connection:
     """One host at work."""
 
-    def __init__(self, job: Job, what: str, host: Host, number: int, hosts: list[Host]) -> None:
+    def __init__(self, job: Job, what: str, host: Host, number: int, hosts: Sequence[Host]) -> None:
         self.host = host
         words = node_command(job, what, host, number, hosts)
         is_here = host.name in ("localhost", platform.node(), platform.node().split(".")[0])
-        over = ["bash", "-c"] if is_here else [*shlex.split(job.wishes.ssh), *OPTIONS, host.name]
+        over = ["bash", "-c"] if is_here else [*ssh_words(job.wishes.ssh), host.name]
         self.process = subprocess.Popen(
             [*over, words],
             stdin=subprocess.PIPE,
@@ -78,14 +71,19 @@ class Connection:
         self._reader.join(timeout=5)
 
 
-def node_command(job: Job, what: str, host: Host, number: int, hosts: list[Host]) -> str:
+def ssh_words(ssh: str) -> list[str]:
+    """How ssh is called, up to the name of a host."""
+    return shlex.split(ssh) + [word for option in SSH_OPTIONS for word in ("-o", option)]
+
+
+def node_command(job: Job, what: str, host: Host, number: int, hosts: Sequence[Host]) -> str:
     """What is typed on a host."""
     variables = {name: os.environ[name] for name in HANDED_OVER if os.environ.get(name)} | job.environment
     variables |= {
         "BERTRAIN_NODE": str(number),
         "BERTRAIN_NODES": str(len(hosts)),
         "BERTRAIN_SLOTS": str(host.slots),
-        "BERTRAIN_FIRST_HOST": hosts[0].name.rpartition("@")[2],
+        "BERTRAIN_FIRST_HOST": hosts[0].name,
         "BERTRAIN_WORDS": "stdin",
     }
     pairs = [shlex.quote(f"{name}={value}") for name, value in variables.items()]
@@ -95,8 +93,7 @@ def node_command(job: Job, what: str, host: Host, number: int, hosts: list[Host]
 
 def run_hosts(job: Job, what: str) -> int:
     """Run a step on every host of the list and wait for it; the exit code of the whole."""
-    listed = read_hostfile(Path(os.environ["BERTRAIN_HOSTS"]), job.wishes.ranks_per_node, job.wishes.nodes)
-    hosts = list(listed)
+    hosts = read_hostfile(Path(os.environ["BERTRAIN_HOSTS"]), job.wishes.ranks_per_node, job.wishes.nodes)
     connections: list[Connection] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -116,23 +113,23 @@ def run_hosts(job: Job, what: str) -> int:
 def _wait(connections: list[Connection]) -> list[int]:
     """The exit codes of all; once one has ended badly, the others have the time that saving takes."""
     deadline = None
-    while any(connection.process.poll() is None for connection in connections):
-        ended = [connection for connection in connections if connection.process.poll() not in (None, 0)]
-        if ended and deadline is None:
-            deadline = time.monotonic() + SAVING_S + AFTER_SAVING_S
-            for connection in ended:
-                if connection.process.returncode in (NO_CONNECTION, *NO_PYTHON):
-                    _say_lost(connection)
-                    for other in connections:
-                        other.tell("TERM")
+    noticed: set[int] = set()
+    while len(noticed) < len(connections):
+        time.sleep(0.1)
+        for number, connection in enumerate(connections):
+            code = connection.process.poll()
+            if code is None or number in noticed:
+                continue
+            noticed.add(number)
+            if code and deadline is None:
+                deadline = time.monotonic() + SAVING_S + AFTER_SAVING_S
+            if code in (NO_CONNECTION, *NO_PYTHON):
+                _say_lost(connection)
+                for other in connections:
+                    other.tell("TERM")
         if deadline is not None and time.monotonic() > deadline:
             for connection in connections:
                 connection.process.kill()
-        time.sleep(0.1)
-    if deadline is None:
-        for connection in connections:
-            if connection.process.returncode in (NO_CONNECTION, *NO_PYTHON):
-                _say_lost(connection)
     return [connection.process.returncode for connection in connections]
 
 

@@ -220,6 +220,9 @@ newest_checkpoint() {
     find "$run_here/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
 }
 
+# Each step is a process group of its own: Ctrl-C reaches this script, and the step through it, once.
+set -m
+
 # A signal is passed on to the step, whose ranks save and end; `wait` then has to be asked again.
 step='' stopping='' woken=''
 pass_on() {
@@ -240,7 +243,7 @@ run_step() {
         code=2
         return
     fi
-    start_step "$1" &
+    start_step "$1" < /dev/null &
     step=$!
     wait "$step"
     code=$?

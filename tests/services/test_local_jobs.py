@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import helpers
-from tests.processes import Launched, records
+from tests.processes import PATIENCE_S, Launched, records
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).parents[2]
@@ -50,7 +53,7 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
         assert first.wait() == 75
         assert follower.wait() == 0
         assert "[0] bertrain: stopped by SIGTERM" in follower.out
-        assert follower.out.count("[0] step 2/") == 1
+        assert len(re.findall(r"^\[0\] step +2/", follower.out, re.MULTILINE)) == 1, "from the beginning, each once"
         again = ask("cancel", tmp_path / "first")
         assert again.returncode == 2
         assert "is not running any more" in again.stderr
@@ -58,6 +61,33 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
         first.kill()
         if second is not None:
             second.kill()
+
+
+def test_ctrl_c_saves_the_step_in_hand(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to everything in its foreground; the ranks must hear of it once."""
+    helpers.make_data(tmp_path)
+    words = ["launch", "local", "bert-tiny", "--data", tmp_path / "data", "--run", tmp_path / "run"]
+    words += ["--job", tmp_path / "job", "--procs-per-node", 2, "--no-preflight"]
+    settings = helpers.tiny_arguments(train__max_steps=100000, log__every_steps=2, checkpoint__every_steps=0)
+    launched = subprocess.Popen(
+        helpers.command(*words, *settings),
+        env=helpers.environment() | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(records(tmp_path / "run")) <= 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(launched.pid, signal.SIGINT)
+        said, _ = launched.communicate(timeout=PATIENCE_S)
+    finally:
+        launched.kill()
+    assert launched.returncode == 2, said
+    assert len(re.findall(r"bertrain: stopped by SIGINT after step \d+, which is saved", said)) == 1, said
 
 
 @pytest.fixture

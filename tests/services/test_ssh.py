@@ -33,7 +33,7 @@ def launch(hosts: Hosts, folder: Path, *options: object, names: tuple[str, ...] 
     """A job of one rank on each host."""
     hostfile = hosts.write_hostfile(folder / "hosts", *names)
     words = ["launch", "ssh", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run"]
-    words += ["--job", folder / "job", "--hostfile", hostfile, "--ssh", hosts.ssh, "--nodes", 2, "--procs-per-node", 1]
+    words += ["--job", folder / "job", "--hostfile", hostfile, "--ssh", hosts.ssh, "--procs-per-node", 1]
     words += [*options, *helpers.tiny_arguments(**{"log__every_steps": 2} | settings)]
     return Launched(helpers.command(*words), folder, PYTHONPATH=str(ROOT))
 

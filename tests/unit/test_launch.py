@@ -155,6 +155,9 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UserError, match=said):
         read_hostfile(tmp_path / "hosts", 1, 2)
+    (tmp_path / "hosts").write_text("# nobody\n")
+    with pytest.raises(UserError, match="names no host"):
+        read_hostfile(tmp_path / "hosts", 1, 0)
     with pytest.raises(UserError, match="no hostfile"):
         read_hostfile(tmp_path / "nothing", 1, 2)
 
@@ -221,6 +224,20 @@ def test_nodes_that_cannot_meet_say_why(tmp_path: Path) -> None:
 )
 def test_the_hosts_end_in_one_code(codes: list[int], what: str, whole: int) -> None:
     assert worst(codes, what) == whole
+
+
+def test_a_script_warns_itself_before_its_time_is_over(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "local", time="121s", preflight=False)  # and the warning comes two minutes before that
+    write_job(job, helpers.tiny_settings(), job_script(job))
+    step = tmp_path / "step"
+    step.write_text("#!/bin/bash\ntrap 'exit 75' USR1\nwhile :; do sleep 0.1; done\n")
+    step.chmod(0o755)
+    script = (job.folder / "job.sh").read_text().replace(f"python={job.python}", f"python={step}")
+    (job.folder / "job.sh").write_text(script)
+    stopped = subprocess.run(
+        ["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert stopped.returncode == 75, stopped
 
 
 def test_signals_restarts_and_ends_of_a_script(tmp_path: Path) -> None:
