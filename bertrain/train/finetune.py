@@ -25,7 +25,7 @@ from bertrain.model.bert import Bert
 from bertrain.observe.console import note, warn
 from bertrain.settings import ModelSettings, Settings
 from bertrain.tasks import glue, registry
-from bertrain.tasks.task import Split, Task
+from bertrain.tasks.task import Outputs, Split, Task
 from bertrain.train import checkpoint, parallel
 from bertrain.train.checkpoint import Progress
 from bertrain.train.compute import Predictor, predictor
@@ -320,10 +320,16 @@ def predict(
         for name, split in splits.items():
             outputs, timing = judge.outputs(split, it.predict, it.ranks)
             if it.ranks.is_first:
-                Path(out).mkdir(parents=True, exist_ok=True)
-                files = split.write_predictions(outputs, Path(out))
-                result[name] = {"files": [str(file) for file in files]} | timing
+                result[name] = {"files": _write_predictions(split, outputs, Path(out))} | timing
         return result
+
+
+def _write_predictions(split: Split, outputs: Outputs, out: Path) -> list[str]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return [str(file) for file in split.write_predictions(outputs, out)]
+    except OSError as error:
+        raise UserError(f"could not write predictions into {out}: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)
