@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
@@ -183,7 +183,7 @@ def _fresh_store() -> Store:
     store: Store = next(rendezvous("env://"))[0]
     number = next(_joined)
     if number:
-        return dist.PrefixStore(f"bertrain/join-{number}", store)
+        return PrefixStore(f"bertrain/join-{number}", store)
     if store.check([BEGUN]):
         raise AgreedError(
             "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "
