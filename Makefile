@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 
+SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck
+
 .PHONY: demo install test test-services check format clean
 
 demo: $(VENV)/.base
@@ -29,10 +31,10 @@ $(VENV)/.installed: $(VENV)/.base
 	touch $@
 
 test: install
-	$(BIN)/pytest -q -m "not services"
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not services"
 
 test-services: install
-	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy chromium chromium-driver
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)
 	$(BIN)/pytest -q -m services
 
 check: install

@@ -13,8 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bertrain import __version__, config
+from bertrain import __version__, cli_observe, config
 from bertrain.cli_data import AsJson, data_app
+from bertrain.cli_launch import launch_app
+from bertrain.cli_mlperf import mlperf_app
 from bertrain.cli_options import (
     OVERRIDES,
     Device,
@@ -26,12 +28,13 @@ from bertrain.cli_options import (
     SkipSteps,
     given,
     is_first_rank,
-    parse_overrides,
     start_ranks,
     under_launcher,
 )
+from bertrain.cli_profile import profile_app
 from bertrain.cli_tasks import add_task_verbs, latency_text
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
+from bertrain.config import parse_overrides
 from bertrain.errors import (
     EXIT_LOST_RANK,
     EXIT_USER_ERROR,
@@ -55,6 +58,9 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(mlperf_app, name="mlperf")
+app.add_typer(profile_app, name="profile")
+app.add_typer(launch_app, name="launch")
 
 DataFolder = Annotated[
     Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
@@ -98,6 +104,9 @@ def pretrain(
     benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
     warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before those")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="log.telemetry: clocks, power, temperature and energy beside the steps")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say only warnings and the end")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="say more about each step")] = False,
 ) -> None:
@@ -110,6 +119,8 @@ def pretrain(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
     )
+    if telemetry:
+        overrides.append(("log.telemetry", "true"))
     if deterministic:
         overrides.append(("train.deterministic", "true"))
     if quiet and verbose:
@@ -274,20 +285,8 @@ def fill_mask(
 
 
 add_task_verbs(app)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, laid over each other")],
-    out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
-) -> None:
-    """Write one self-contained page about one run or several.
-
-    Example: bertrain report runs/tiny runs/other --out compared.html
-    """
-    from bertrain.observe.report import report as write_report
-
-    print(write_report(runs, out=out))
+for verb in (cli_observe.report, cli_observe.watch, cli_observe.logs):
+    app.command()(verb)
 
 
 @app.command()
@@ -306,8 +305,9 @@ def recipes(
     if as_json:
         print(json.dumps(headlines))
         return
+    width = max(map(len, headlines))
     for recipe, headline in headlines.items():
-        print(f"{recipe:<20} {headline}")
+        print(f"{recipe:<{width}} {headline}")
 
 
 @app.command()

@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertrain.errors import UserError
-
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 Device = Literal["auto", "cpu", "cuda"]
@@ -25,23 +23,6 @@ MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help=
 SkipSteps = Annotated[
     str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
 ]
-
-
-def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
-    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
-    pairs = []
-    words = iter(arguments)
-    for word in words:
-        if not word.startswith("--") or len(word) == 2:
-            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            following = next(words, None)
-            if following is None or following.startswith("--"):
-                raise UserError(f"--{key} has no value after it")
-            value = following
-        pairs.append((key, value))
-    return pairs
 
 
 def given(**options: str | None) -> list[tuple[str, str]]:

@@ -18,11 +18,11 @@ from bertrain.cli_options import (
     RunFolder,
     given,
     is_first_rank,
-    parse_overrides,
     start_ranks,
     under_launcher,
 )
 from bertrain.cli_weights import Checkpoint
+from bertrain.config import parse_overrides
 from bertrain.errors import UserError
 from bertrain.train.isa import cap_isa
 

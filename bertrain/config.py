@@ -76,6 +76,23 @@ def override(settings: Settings, overrides: list[tuple[str, str]]) -> Settings:
     return _with_absolute_paths(from_dict(values))
 
 
+def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
+    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
+    pairs = []
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--") or len(word) == 2:
+            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            following = next(words, None)
+            if following is None or following.startswith("--"):
+                raise UserError(f"--{key} has no value after it")
+            value = following
+        pairs.append((key, value))
+    return pairs
+
+
 def _with_absolute_paths(settings: Settings) -> Settings:
     """A run may be continued from another folder than the one it was started in."""
     folder, vocab = settings.evaluate.data, settings.data.vocab

@@ -30,6 +30,10 @@ class AgreedError(UserError):
     """An error that every rank of a run comes to at the same point; the first rank says it for all."""
 
 
+class DivergedError(AgreedError):
+    """Training came to nothing: step after step was not finite."""
+
+
 class RequeueError(AgreedError):
     """The machine is wanted for something else: the run is saved, and goes on when it is started again."""
 

@@ -8,15 +8,23 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from bertrain.errors import UserError
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content whole: a reader sees the old or the new, never a part."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A file to write, which takes the place of `path` when the body has ended well."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)

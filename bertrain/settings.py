@@ -282,7 +282,12 @@ class TrainSettings:
     skip_steps: str = setting(
         "", "steps whose examples are passed over, such as 1200-1210,1300; the first is 1", shapes_training=False
     )
-    seed: int = setting(1, "the one seed; order, masks, dropout and weights are derived from it", minimum=0)
+    seed: int = setting(
+        1,
+        "the one seed; order, masks, dropout and weights are derived from it. -1: drawn from the system's entropy when "
+        "the run begins",
+        minimum=-1,
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one", shapes_training=False)
     precision: Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16", "fp8"] = setting(
         "fp32",
@@ -305,6 +310,12 @@ class TrainSettings:
     deterministic: bool = setting(False, "killed and resumed, the run ends bitwise equal to an undisturbed one")
     threads: int = setting(
         0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0, shapes_training=False
+    )
+    binding: Literal["none", "auto"] = setting(
+        "none",
+        "which cores a rank keeps to. none: any; auto: those next to its GPU, or an even share of all, hyper-threads "
+        "together, no rank on two NUMA nodes if it can be avoided; `bertrain launch` asks for auto",
+        shapes_training=False,
     )
     bucket_mb: int = setting(
         25, "gradients travel in buckets of about this many MB, each as soon as it is ready", minimum=1
@@ -338,8 +349,8 @@ class EvaluateSettings:
     )
     rule: Literal["every", "mlperf"] = setting(
         "every",
-        "when. every: by every_samples; mlperf: every 0.05 (230.23 batch.sequences + 3,000,000) examples, rounded "
-        "down to a multiple of 25,000",
+        "when. every: by every_samples; mlperf: every 0.05 (230.23 B + 3,000,000) examples, rounded down to a multiple "
+        "of 25,000, B being mlperf.global_batch_size or else batch.sequences",
         shapes_training=False,
     )
     every_samples: int = setting(
@@ -411,6 +422,47 @@ class LogSettings:
         shapes_training=False,
     )
     tensorboard: bool = setting(True, "write TensorBoard events into the run folder", shapes_training=False)
+    telemetry: bool = setting(
+        False,
+        "sample clocks, power, temperature, memory and energy of each rank's device into telemetry.csv",
+        shapes_training=False,
+    )
+    telemetry_ms: int = setting(
+        100, "milliseconds between two samples", minimum=10, maximum=60_000, shapes_training=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlperfSettings:
+    """What `bertrain mlperf run` adds to a run: what its logs say of it, and the probe before the first experiment."""
+
+    division: Literal["closed", "open"] = setting("open", "division that the logs name", shapes_training=False)
+    organization: str = setting("unknown", "organization that the logs name", shapes_training=False)
+    platform: str = setting(
+        "", "platform that the logs name; empty: the first rank's device and the ranks", shapes_training=False
+    )
+    status: Literal["onprem", "cloud", "research"] = setting(
+        "research", "availability that the logs name", shapes_training=False
+    )
+    global_batch_size: int = setting(
+        0,
+        "nominal sequences in a step, where batch.tokens lets their number vary; 0: batch.sequences",
+        minimum=0,
+        shapes_training=False,
+    )
+    clear_cache: bool = setting(
+        True, "drop the page cache before each experiment, where that is permitted", shapes_training=False
+    )
+    probe_accuracy: float = setting(
+        0.0,
+        "masked-word accuracy that the weights of --init must have before any training; 0: they are not asked",
+        minimum=0,
+        maximum=1,
+        shapes_training=False,
+    )
+    probe_tolerance: float = setting(
+        0.002, "how far from probe_accuracy they may be", minimum=0, maximum=1, shapes_training=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,6 +479,12 @@ class Settings:
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    mlperf: MlperfSettings = field(default_factory=MlperfSettings)
+
+    @property
+    def nominal_sequences(self) -> int:
+        """Sequences in a step by name; 0 where it is measured in tokens and nothing was named."""
+        return self.mlperf.global_batch_size or self.batch.sequences
 
     def check(self) -> Settings:
         """Refuse settings that contradict each other; returns itself."""
@@ -510,8 +568,16 @@ class Settings:
         ):
             if asked and not self.evaluates:
                 raise UserError(f"evaluate.{name} is set, but evaluate.data names no folder to evaluate on")
-        if evaluate.rule == "mlperf" and (evaluate.every_samples or not batch.sequences):
-            raise UserError("evaluate.rule mlperf goes by batch.sequences; set that, and not evaluate.every_samples")
+        if evaluate.rule == "mlperf" and (evaluate.every_samples or not self.nominal_sequences):
+            raise UserError(
+                "evaluate.rule mlperf goes by batch.sequences, or by mlperf.global_batch_size where a step is measured "
+                "in tokens; set that, and not evaluate.every_samples"
+            )
+        if batch.sequences and self.mlperf.global_batch_size not in (0, batch.sequences):
+            raise UserError(
+                f"a step has exactly batch.sequences {batch.sequences}, and mlperf.global_batch_size "
+                f"{self.mlperf.global_batch_size} says otherwise; leave it out"
+            )
         if self.checkpoint.keep_best and not self.checkpoint.enabled:
             raise UserError(
                 "checkpoint.keep_best is set, but checkpoint.enabled is false, which keeps none; choose one"

@@ -50,6 +50,7 @@ RUN_FOLDER = {
     "environment.json": "one entry for each start: time, machine, ranks, versions",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
     "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
+    "logs": "`rank-N.jsonl`: what each rank said (`bertrain logs` reads it), 8 MiB and as much in `rank-N.jsonl.1`",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
     "checkpoints": "the newest `checkpoint.keep` checkpoints, the best and a `best.json` that names it if asked for; "
     "`damaged-step-...` was passed over, `aside-...` was put aside by `resume --from-step`",
@@ -105,7 +106,9 @@ STEP_FIELDS = {
     "tokens_per_s": "real tokens per second, all ranks together",
     "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
     "after that) and `optimizer`",
+    "ended": "when its last phase was over, in Unix seconds by the clock of telemetry.csv",
     "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from lengths; null where skipped",
+    "padding_share": "share of what is computed that is no token of an example; null where skipped",
 }
 STEP_RANK_FIELDS = {
     "rank_tokens": "tokens that each rank computes in this step, junk included",
@@ -130,7 +133,18 @@ END_FIELDS = {
     "samples": "examples by then",
     "reason": "why the run is over: which limit or target was reached",
 }
+END_ENERGY_FIELDS = {
+    "joules": "of all ranks' devices since the run was last started; null where one of them cannot be measured",
+    "joules_per_million_tokens": "the same over the real tokens trained on since then",
+}
 
+LOG_FIELDS = {
+    "time": "seconds since the epoch, by the clock of the rank's machine",
+    "level": "`info`, `warning` or `error`",
+    "event": "`start`, `said`, `steps`, `warning`, `hang`, `restart`, `stop` (ended in a sentence), `failure`, `end`",
+    "text": "the line itself",
+    "lost_before": "lines before this one that could not be written; absent if none",
+}
 RANKS_FIELDS = {
     "kind": '`"ranks"`',
     "step": "the last of the steps that the means are over",
@@ -141,6 +155,62 @@ RANK_FIELDS = {
     "host": "name of its machine",
     "tokens": "its own tokens in a step, on average",
     "seconds": "as in lines of a step, of this rank, on average",
+}
+TELEMETRY_FILES = {
+    "telemetry.csv": "a row a sample, of the first rank's device; `telemetry-3.csv` of rank 3",
+    "telemetry.json": "an entry for each start: device, columns, what is missing and why, when the system's clock was "
+    "set, joules, and which share of a core the sampling took",
+}
+TELEMETRY_COLUMNS = {
+    "time": "Unix seconds, by a clock that never runs backwards: that of `ended` in metrics.jsonl",
+    "monotonic": "seconds of the machine's monotonic clock at the same moment",
+    "sm_clock_mhz": "GPU: clock of its multiprocessors",
+    "memory_clock_mhz": "GPU: clock of its memory",
+    "power_w": "GPU: watts",
+    "power_limit_w": "GPU: the limit in force",
+    "temperature_c": "GPU: degrees Celsius",
+    "gpu_utilisation": "GPU: share of time in which any kernel ran",
+    "memory_utilisation": "GPU: share of time in which its memory was read or written",
+    "memory_used_bytes": "GPU: of all processes",
+    "throttle_reasons": "GPU: why the clock is held back, NVML's bits",
+    "energy_j": "joules since some moment: of the GPU, once a second; of all processor packages (RAPL) on a CPU",
+    "core0_mhz": "CPU: clock of core 0, and so on for each core that the process may use",
+    "rss_bytes": "the process's memory",
+    "cpu_utilisation": "share of all cores' time that was busy, by whatever process",
+}
+SET_FILES = {
+    "iterations.csv": "each timed step",
+    "launches.csv.gz": "each kernel, copy and setting of memory in the recorded steps; on a CPU each operator, without "
+    "the time of those that it called",
+    "kernels.csv": "the same by name: calls, total, mean, median, share of the whole",
+    "roofline.csv": "the same by part of the model: what it must do, its floor, its time, the share of the floor",
+    "telemetry.csv": "as in a run folder, from just before the first timed step to the end",
+    "telemetry.json": "as in a run folder",
+    "device.json": "device, UUID, driver, versions, settings, ceilings, which steps were timed and recorded, what is "
+    "missing",
+    "trace.json.gz": "with `--trace`: the recorded steps for Perfetto, with named regions",
+}
+ITERATION_FIELDS = {
+    "step": "its number, counted from the beginning of the set",
+    "started": "when it began, on the device, in Unix seconds",
+    "seconds": "how long it took, by events on the device",
+    "data_s": "of these, waiting for data",
+    "forward_backward_s": "of these, forward and backward",
+    "reduction_s": "of these, what was left of the sum over ranks",
+    "optimizer_s": "of these, the update",
+    "tokens": "real tokens, all ranks together",
+    "own_tokens": "of this rank",
+    "bins": "of this rank",
+}
+LAUNCH_FIELDS = {
+    "start_ns": "when it began on the device, Unix time in nanoseconds",
+    "duration_ns": "how long it took",
+    "stream": "CUDA's stream; on a CPU the thread",
+    "kind": "kernel, copy, set, or operator",
+    "region": "data, forward, backward, all-reduce or optimizer; empty: outside of all",
+    "grid": "blocks, as 128x1x1",
+    "block": "threads of a block",
+    "name": "of the kernel or operator",
 }
 
 
@@ -320,6 +390,17 @@ def _layouts() -> Iterator[str]:
     yield from _named("field", RANKS_FIELDS)
     yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
     yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
+    yield from ("### logs/rank-N.jsonl", "", "One JSON object per line; beside these, fields of the event:", "")
+    yield from _named("field", LOG_FIELDS)
+    yield from ("With `--telemetry` also:", "", *_named("field", END_ENERGY_FIELDS))
+    yield from ("### With --telemetry", "", *_named("file", TELEMETRY_FILES))
+    yield from ("Columns of telemetry.csv; those that a machine does not give are not there:", "")
+    yield from _named("column", TELEMETRY_COLUMNS)
+    yield from ("## A set of a profile", "")
+    yield from ("`DIR/HOST-DEVICE/repeat-N`, made by `bertrain profile`, whole or not at all.", "")
+    yield from _named("file", SET_FILES)
+    yield from ("Columns of iterations.csv:", "", *_named("column", ITERATION_FIELDS))
+    yield from ("Columns of launches.csv.gz:", "", *_named("column", LAUNCH_FIELDS))
     yield from ("## A checkpoint", "")
     yield (
         "A folder `checkpoints/step-00000500`, written beside its place and renamed when it is whole. It knows no "

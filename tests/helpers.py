@@ -20,9 +20,9 @@ from bertrain.model.bert import Bert
 from bertrain.settings import ModelSettings, Settings
 from bertrain.weights.huggingface import huggingface_names
 
-SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
-"""Real data beside the repository, where there is some."""
-
+SHARED = Path(__file__).parents[2] / "shared"
+"""Larger data of other people, beside the checkout where there is any."""
+SHARED_DATA = SHARED / "data"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 TINY = {

@@ -144,11 +144,17 @@ class BothWays:
         assert all((one is None) == (other is None) for one, other in pairs)
         return max(twins.error(one, other.detach()) for one, other in pairs if one is not None)
 
+    def total_error(self) -> float:
+        """Of the whole gradient: where the terms of single tensors cancel, it is what rounding is to be measured by."""
+        found = self.gradients()
+        return twins.error(*(torch.cat([one[name].flatten() for name in found]) for one in (found, self.expected)))
+
     def errors(self) -> dict[str, float]:
-        """The relative error of each gradient; the absolute one of what is zero, up to rounding."""
+        """The relative error of each gradient; of what is zero up to rounding, relative to the whole gradient."""
         zero = vanishing(self.fused.settings)
+        whole = torch.stack([gradient.norm() for gradient in self.expected.values()]).norm()
         return {
-            name: float((tensor - self.expected[name]).abs().max())
+            name: float((tensor - self.expected[name]).norm() / whole)
             if name in zero
             else twins.error(tensor, self.expected[name])
             for name, tensor in self.gradients().items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from bertrain.data.balance import Balance, Sizes, weigh
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.data.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
+from bertrain.data.block import Block, Masks
 from bertrain.data.masking import Ints, MaskingRules, count_predictions, mask_tokens
 from bertrain.data.source import DataSource
 from bertrain.errors import UserError
@@ -89,6 +90,27 @@ class Loader:
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example stands at `position` of the endless order."""
+        return self._step(number, position, self.shards.read)
+
+    def rehearsal(self, number: int, position: int) -> Step:
+        """A step of the same sizes, with the same word over and over: nothing is read of the examples themselves."""
+        return self._step(number, position, self._stand_in)
+
+    def _stand_in(self, rows: Ints) -> Block:
+        lengths, predictions = self._sizes(rows)
+        word = self._rules.mask_id
+        masks = None
+        if self.shards.predictions is not None:
+            first = np.cumsum(predictions) - predictions
+            positions = np.arange(predictions.sum()) - np.repeat(first, predictions)
+            masks = Masks(predictions, positions, np.full_like(positions, word))
+        answers = None
+        if (head := self._settings.model.head) != "pretrain":
+            columns, kind = 2 if head == "span" else 1, np.float32 if head == "regress" else np.int64
+            answers = np.zeros((len(rows), columns), dtype=kind)
+        return Block(np.full(lengths.sum(), word), lengths, lengths // 2, np.zeros_like(lengths), masks, answers)
+
+    def _step(self, number: int, position: int, read: Callable[[Ints], Block]) -> Step:
         epochs, rows = self._rows(position)
         seed = self._settings.train.seed
         mask_keys = np.zeros(len(rows), dtype=np.uint64)
@@ -99,7 +121,9 @@ class Loader:
         own = range(self.rank, len(bins), self.world)
         return Step(
             number=number,
-            bins=[self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i)) for i in own],
+            bins=[
+                self._batch(rows[bins[i]], mask_keys[bins[i]], derive(seed, "dropout", number, i), read) for i in own
+            ],
             balance=self._weigh(bins, sizes, self.capacity),
             num_tokens=int(lengths.sum()),
             num_sequences=len(rows),
@@ -200,7 +224,8 @@ class Loader:
             rows = chosen[first : first + at_once]
             for bin in self._deal(self._sizes(rows), self.capacity):
                 if number % self.world == self.rank:
-                    yield rows[bin], self._batch(rows[bin], np.full(len(bin), key, dtype=np.uint64), 0)
+                    keys = np.full(len(bin), key, dtype=np.uint64)
+                    yield rows[bin], self._batch(rows[bin], keys, 0, self.shards.read)
                 number += 1
 
     def _sizes(self, rows: Ints) -> Sizes:
@@ -210,7 +235,7 @@ class Loader:
             return lengths, self.shards.predictions[rows].astype(np.int64)
         return lengths, count_predictions(lengths, self._rules.max_predictions, self._rules.probability)
 
-    def _batch(self, rows: Ints, mask_keys: np.ndarray, dropout_seed: int) -> Batch:
+    def _batch(self, rows: Ints, mask_keys: np.ndarray, dropout_seed: int, read: Callable[[Ints], Block]) -> Batch:
         lengths, predictions = self._sizes(rows)
         shape = self._policy.shape_of(lengths, predictions, self.capacity, self._max_seq_length)
         layout = self._policy.lay_out(lengths, shape.tokens, self._max_seq_length)
@@ -218,7 +243,7 @@ class Loader:
 
         ends = np.cumsum(lengths)
         packed_starts = ends - lengths  # where each example begins when nothing lies between them
-        block = self.shards.read(rows)
+        block = read(rows)
         if block.masks is None:
             masked, chosen, labels = mask_tokens(block.tokens, packed_starts, lengths, rows, mask_keys, self._rules)
         else:

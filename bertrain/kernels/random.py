@@ -48,7 +48,9 @@ def _keep_plain(
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & MASK32
     x = x ^ (x >> 15) ^ _mix32(key ^ GOLDEN)
-    multiplier = torch.tensor(MULTIPLIERS, device=x.device)[quarter]
+    multiplier = torch.full_like(quarter, MULTIPLIERS[0])  # no table from the host: a CUDA graph may be recording
+    for number, value in enumerate(MULTIPLIERS[1:], start=1):
+        multiplier = multiplier.masked_fill(quarter == number, value)
     return ((x * multiplier) & MASK32) >= dropout_threshold(p)
 
 

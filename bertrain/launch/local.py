@@ -5,16 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+from bertrain.launch.binding import USABLE, write_cpu_list
+
+if TYPE_CHECKING:
+    from bertrain.launch.meeting import Meeting
 
 GONE_BACK = "BERTRAIN_GONE_BACK"  # tells ranks that the launcher has gone back to an older checkpoint already
 FAILED = "BERTRAIN_FAILED"  # tells ranks that are started again what befell the ones before them, and when
 SAVING_S = 120
+MEETING_S = 300
 
 
 def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: Callable[[], int] = lambda: 0) -> int:
@@ -27,13 +34,10 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    logging.disable(logging.ERROR)  # what the agent has to say is told below
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
-    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
     in_vain, reached = 0, progress()
     try:
         while True:
-            codes = _run_once(nproc, arguments)
+            codes = run_once(nproc, ["-m", "bertrain", *arguments])
             ended = time.time()
             for code in (EXIT_USER_ERROR, EXIT_REQUEUE):
                 if code in codes.values():
@@ -53,25 +57,52 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
         return EXIT_REQUEUE if caught.sigval in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
 
 
-def _run_once(nproc: int, arguments: list[str]) -> dict[int, int]:
-    """Start the ranks and wait for them; the exit codes of those that failed, in the order in which they did."""
+def run_alone(arguments: list[str]) -> int:
+    """Run `bertrain ARGUMENTS` in a process of its own; returns its exit code, negative for the signal that ended it.
+
+    Signals are passed on to it, once each.
+    """
+    process = subprocess.Popen([sys.executable, "-u", "-m", "bertrain", *arguments], start_new_session=True)
+    before: dict[signal.Signals, Any] = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_once(nproc: int, arguments: list[str], meeting: Meeting | None = None) -> dict[int, int]:
+    """Run `python ARGUMENTS` as ranks here and wait for them; the exit codes of those that failed, in that order.
+
+    With a `meeting` they are those of one node among several, all of which do the same.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.disable(logging.ERROR)  # what the agent has to say is told by whoever called this
+    usable = os.sched_getaffinity(0)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable) // nproc)))
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
+    os.environ[USABLE] = write_cpu_list(usable)
+    nodes = 1 if meeting is None else meeting.nodes
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=nodes,
+        max_nodes=nodes,
         nproc_per_node=nproc,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        run_id=uuid.uuid4().hex if meeting is None else meeting.name,
+        rdzv_backend="c10d" if meeting is None else "static",
+        rdzv_endpoint="localhost:0" if meeting is None else f"{meeting.host}:{meeting.port}",
+        rdzv_configs={} if meeting is None else {"rank": meeting.node, "timeout": MEETING_S},
         max_restarts=0,  # torchrun's agent would also start ranks again that ended in a sentence
         monitor_interval=0.2,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         shutdown_timeout=SAVING_S,
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "bertrain", *arguments)
+        elastic_launch(config, sys.executable)("-u", *arguments)
     except ChildFailedError as error:
         in_order = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         return {rank: failure.exitcode for rank, failure in in_order}
@@ -100,6 +131,11 @@ def _given_up(restarts: int) -> str:
 def is_restart() -> bool:
     """Whether a launcher, ours or torchrun's, started this rank in the place of one that failed."""
     return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def befell_before() -> str:
+    """What befell the ranks whose place these have taken; nothing, if there were none or it is not known."""
+    return os.environ.get(FAILED, "").partition(" ")[2]
 
 
 def has_gone_back() -> bool:

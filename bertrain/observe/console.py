@@ -1,12 +1,15 @@
 """What the person at the console sees: a live bar on a terminal, plain lines in a log, or nothing.
 
-Lines are the same information as the bar, so a log read later misses nothing. Warnings are always said.
+Lines are the same information as the bar, so a log read later misses nothing. Warnings are always said. All of it goes
+into the rank's own log too (logs.py), whatever the console shows.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+from bertrain.observe.logs import note
 
 UNSAID = ("step",)
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
@@ -15,9 +18,10 @@ PHASES = ("data", "forward_backward", "reduction", "optimizer")
 def warn(message: str) -> None:
     """One line of warning, apart from the output."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
+    note("warning", "warning", message)
 
 
-def note(message: str) -> None:
+def remark(message: str) -> None:
     """One line that is no warning, apart from the output all the same."""
     print(message, file=sys.stderr, flush=True)
 
@@ -26,13 +30,18 @@ class Console:
     """Says what a run does. `level` is quiet, normal or verbose; `style` is auto, bar or lines."""
 
     def __init__(self, level: str = "normal", style: str = "auto", *, is_speaker: bool = True) -> None:
-        self.level = level if is_speaker else "quiet"
+        self.level, self._is_speaker = level if is_speaker else "quiet", is_speaker
         self._live = self.level != "quiet" and (style == "bar" or (style == "auto" and sys.stdout.isatty()))
         self._bar: Any = None
         self._task: Any = None
 
     def say(self, message: str) -> None:
         """One line, above the bar if there is one."""
+        if self._is_speaker:
+            note("info", "said", message)
+        self._show(message)
+
+    def _show(self, message: str) -> None:
         if self.level == "quiet":
             return
         if self._bar is not None:
@@ -43,7 +52,7 @@ class Console:
     def detail(self, message: str) -> None:
         """One line for those who asked for more."""
         if self.level == "verbose":
-            self.say(message)
+            self._show(message)
 
     def start(self, first_step: int, last_step: int | None) -> None:
         """Show the bar, on a terminal; None where the end is not known yet."""
@@ -65,11 +74,13 @@ class Console:
 
     def steps(self, records: list[dict[str, Any]], last_step: int | None) -> None:
         """The steps since the last call, in one line or on the bar."""
+        line = console_line(records, last_step)
+        note("info", "steps", line, step=records[-1]["step"])
         if self._bar is not None:
             shown = {"description": brief(records), "left": time_left(records, last_step)}
             self._bar.update(self._task, completed=records[-1]["step"], total=last_step, **shown)
         else:
-            self.say(console_line(records, last_step))
+            self._show(line)
         self.detail(f"  gradient norm {records[-1]['gradient_norm']:.3g}; {time_shares(records)}{idle_ranks(records)}")
 
     def stop(self) -> None:

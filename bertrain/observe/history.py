@@ -1,4 +1,7 @@
-"""What a run folder says, and the arithmetic that a report does on it: pure functions, no drawing."""
+"""What a run folder says, and the arithmetic that a report does on it: pure functions, no drawing.
+
+What is missing or damaged there is no error: it is put into words, for the report to say.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bertrain.data.shards import MANIFEST
 from bertrain.errors import UserError
+from bertrain.observe import logs
 from bertrain.observe.console import PHASES
-from bertrain.settings import Settings
+from bertrain.observe.samples import Telemetry, read_telemetry
+from bertrain.observe.stream import Floats, Told, read_stream
+from bertrain.observe.wording import counted, duration, headline_of, is_better_low, is_metric, times
+from bertrain.train import checkpoint
 from bertrain.train.runs import Run
-
-Floats = npt.NDArray[np.float64]
 
 MOST_POINTS = 1000  # of a curve; more could not be told apart and would weigh megabytes
 MOST_BARS = 40  # of the length histogram
+MOST_EVENTS = 50  # warnings and errors of the logs, the newest
+LONG_GAP_S = 60.0  # without a sample: long enough to be said
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A folder among a run's checkpoints."""
+
+    name: str
+    step: int | None
+    bytes: int
+    saved_s: float  # since the epoch
+    is_best: bool
+    state: str  # whole, damaged, put aside
 
 
 @dataclass(frozen=True)
@@ -31,44 +49,86 @@ class History:
 
     name: str
     run: Run
-    steps: list[dict[str, Any]]
-    evaluations: list[dict[str, Any]]
+    told: Told
     starts: list[dict[str, Any]]
     lengths: dict[int, int] | None  # examples of each length; None if the data is no longer there
-    rank_times: list[dict[str, Any]] = field(default_factory=list)  # where each rank's time went, from time to time
+    telemetry: Telemetry
+    checkpoints: list[Kept]
+    events: list[dict[str, Any]]  # warnings and errors of all ranks, oldest first
+    missing: list[str] = field(default_factory=list)  # what the folder should say and does not, in words
 
-    def column(self, field: str) -> Floats:
+    @property
+    def num_steps(self) -> int:
+        return len(self.told.columns["step"])
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [record for record in self.told.records if record["kind"] == "evaluation"]
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as far as the metrics tell."""
+        ends = [record["reason"] for record in self.told.records if record["kind"] == "end"]
+        return ends[-1] if ends else "none so far: it goes on, or was stopped or killed"
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the numbers that say how good the model is, of steps and of evaluations."""
+        evaluated = (name for result in self.evaluations for name in result)
+        return [name for name in dict.fromkeys([*self.told.columns, *evaluated]) if is_metric(name)]
+
+    def column(self, name: str) -> Floats:
         """One number of every step; NaN where it was not finite or is not there."""
-        return np.array([step.get(field) for step in self.steps], dtype=np.float64)
+        found = self.told.columns.get(name)
+        return found if found is not None else np.full(self.num_steps, np.nan)
 
     def phase(self, phase: str) -> Floats:
         """Seconds of one phase of every step."""
-        return np.array([step["seconds"][phase] for step in self.steps], dtype=np.float64)
+        return np.nan_to_num(self.column(f"seconds.{phase}"))
 
     @cached_property
     def summary(self) -> Summary:
         return summarise(self)
 
 
+# --- reading -------------------------------------------------------------------------------------
+
+
 def read(folder: Path, name: str) -> History:
     """Read a run folder, or say in a sentence why there is nothing to report."""
     run = Run.open(folder)
-    records = []
-    for line in _text(folder / "metrics.jsonl").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue  # the last line of a run that is being written, or was killed
-    steps = [record for record in records if record["kind"] == "step"]
-    if not steps:
+    told = read_stream(folder / "metrics.jsonl")
+    if not len(told.columns.get("step", ())):
         raise UserError(f"the run {folder} has no metrics yet; report on it after its first steps")
-    evaluations = [record for record in records if record["kind"] == "evaluation"]
-    try:
-        starts = json.loads(_text(folder / "environment.json") or "[]")
-    except ValueError:
-        raise UserError(f"{folder / 'environment.json'} is damaged; remove it to report without it") from None
-    rank_times = [record for record in records if record["kind"] == "ranks"]
-    return History(name, run, steps, evaluations, starts, read_lengths(run), rank_times)
+    telemetry, (starts, damage) = read_telemetry(folder), _read_starts(folder)
+    events = list(logs.logs(folder, level="warning"))[-MOST_EVENTS:] if logs.ranks_with_logs(folder) else []
+    missing = [*damage, *_missing_lines(told), *_missing_samples(telemetry)]
+    missing += _missing_logs(logs.ranks_with_logs(folder), starts)
+    return History(name, run, told, starts, read_lengths(run), telemetry, read_kept(run), events, missing)
+
+
+def read_kept(run: Run) -> list[Kept]:
+    """The checkpoints that lie there, oldest first; what is in them is not looked at."""
+    best, kept = checkpoint.read_best(run.checkpoints), []
+    for path in sorted(run.checkpoints.glob("*step-*")):
+        kind = path.name.partition("step-")[0]
+        if not path.is_dir() or kind.startswith("."):
+            continue
+        files = [file.stat() for file in path.iterdir()]
+        is_whole = (path / checkpoint.MANIFEST).is_file()
+        states = {"": "whole" if is_whole else "not whole", "damaged-": "damaged, passed over"}
+        step = path.name.rpartition("step-")[2]
+        kept.append(
+            Kept(
+                name=path.name,
+                step=int(step) if step.isdigit() else None,
+                bytes=sum(file.st_size for file in files),
+                saved_s=max((file.st_mtime for file in files), default=0.0),
+                is_best=not kind and step.isdigit() and int(step) == best,
+                state=states.get(kind, "put aside"),
+            )
+        )
+    return sorted(kept, key=lambda one: (one.step or 0, one.name))
 
 
 def read_lengths(run: Run) -> dict[int, int] | None:
@@ -87,16 +147,6 @@ def read_lengths(run: Run) -> dict[int, int] | None:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def count_parameters(settings: Settings) -> int:
-    """Parameters of the model, which is described to PyTorch but never made."""
-    import torch
-
-    from bertrain.model.bert import Bert
-
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Bert(settings.model).parameters())
-
-
 def display_names(folders: Sequence[Path]) -> list[str]:
     """The folders' own names, or their whole paths where two are called the same."""
     names = [folder.resolve().name for folder in folders]
@@ -112,6 +162,58 @@ def _text(path: Path) -> str:
         return ""
 
 
+def _read_starts(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Each start of the run, and what is wrong with the file."""
+    text = _text(folder / "environment.json")
+    try:
+        starts = json.loads(text or "[]")
+        if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+            raise ValueError
+    except ValueError:
+        return [], ["environment.json is damaged, so nothing is known of where it ran"]
+    return starts, [] if starts else ["environment.json is not there, so nothing is known of where it ran"]
+
+
+def _missing_lines(told: Told) -> list[str]:
+    steps, notes = told.columns["step"], []
+    if told.num_unreadable:
+        notes.append(f"{counted(told.num_unreadable, 'line')} of metrics.jsonl could not be read, and left out")
+    gaps = np.diff(steps, prepend=0)
+    lost = int(gaps[gaps > 1].sum() - (gaps > 1).sum())
+    if lost:
+        places = [f"{int(steps[index] - gaps[index] + 1):,}" for index in np.flatnonzero(gaps > 1)[:5]]
+        more = ", …" if int((gaps > 1).sum()) > len(places) else ""
+        notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {', '.join(places)}{more} on")
+    repeated = int((gaps < 1).sum())
+    if repeated:
+        notes.append(f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown")
+    return notes
+
+
+def _missing_samples(telemetry: Telemetry) -> list[str]:
+    notes = list(telemetry.missing)
+    if telemetry.num_unreadable:
+        notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read, and left out")
+    set_back = [device for device in telemetry.devices if device.num_set_back]
+    if set_back:
+        how_often = times(max(device.num_set_back for device in set_back))
+        notes.append(f"the clock was set back {how_often} between samples; time lines count what passed between them")
+    gaps = [device for device in telemetry.devices if device.longest_gap_s > LONG_GAP_S]
+    if gaps:
+        longest = max(gaps, key=lambda device: device.longest_gap_s)
+        notes.append(f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest")
+    return notes
+
+
+def _missing_logs(ranks: list[int], starts: list[dict[str, Any]]) -> list[str]:
+    if not ranks:
+        return ["there are no logs, so warnings of the run are not known"]
+    world = max((int(start.get("ranks", 1)) for start in starts), default=1)
+    absent = [str(rank) for rank in range(world) if rank not in ranks]
+    named = ", ".join(absent[:8]) + ", …" * (len(absent) > 8)
+    return [f"there is no log of rank {named}"] if absent else []
+
+
 # --- the arithmetic ------------------------------------------------------------------------------
 
 
@@ -125,10 +227,15 @@ class Summary:
     seconds: list[float]  # of each phase, over all steps; evaluation and saving are not in them
     shares: list[float]  # the same, of their sum
     tokens_per_s: float
-    tail: int  # steps at the end that the next two are means of
-    loss: float
-    mlm_accuracy: float
-    best: dict[str, Any] | None  # the evaluation with the highest masked-word accuracy, the earliest of equals
+    samples_per_s: float
+    median_step_s: float  # of the steps that were computed
+    tail: int  # steps at the end that the next are means of
+    last: dict[str, float]  # each metric of steps
+    headline: str | None  # the metric of evaluations that the run is judged by
+    best: dict[str, Any] | None  # the evaluation that is best by it, the earliest of equals
+    padding: float  # share of what was computed; NaN if not known
+    idle: float  # share of the ranks' time; NaN if not known
+    energy_j: float  # of all devices; 0 if not known
     skipped: list[int]  # steps that were not finite, or not applied
     left_out: list[int]  # steps passed over on request
     spikes: list[int]  # steps whose loss stood far above those before
@@ -136,53 +243,71 @@ class Summary:
 
 def summarise(history: History) -> Summary:
     """The run in a dozen figures."""
-    steps, tail = history.steps, max(1, min(10, len(history.steps) // 10))
-    seconds = [float(history.phase(phase).sum()) for phase in PHASES]
-    total_seconds, tokens = max(sum(seconds), 1e-9), sum(step["tokens"] for step in steps)
-    judged = [result for result in history.evaluations if result["mlm_accuracy"] is not None]
+    numbers, count = history.column("step"), history.num_steps
+    tail = max(1, min(10, count // 10))
+    seconds = [float(history.phase(phase).sum(dtype=np.float64)) for phase in PHASES]
+    total_seconds, tokens = max(sum(seconds), 1e-9), int(np.nansum(history.column("tokens")))
+    samples = history.column("samples")
+    is_left_out = history.column("skipped") == 1
     finite = np.isfinite(history.column("loss") + history.column("gradient_norm"))
-    left_out = {step["step"] for step in steps if step.get("skipped")}
+    is_bad = ~(finite & (history.column("applied") == 1)) & ~is_left_out
+    computed = np.sum([history.phase(phase) for phase in PHASES], axis=0)[~is_left_out]
+    headline = headline_of([name for name in history.metrics if any(name in one for one in history.evaluations)])
     return Summary(
-        steps=steps[-1]["step"],
-        samples=steps[-1]["samples"],
+        steps=int(numbers[-1]),
+        samples=int(np.nan_to_num(samples[-1])),
         tokens=tokens,
         seconds=seconds,
         shares=[part / total_seconds for part in seconds],
         tokens_per_s=tokens / total_seconds,
+        samples_per_s=float(np.nan_to_num(samples[-1])) / total_seconds,
+        median_step_s=float(np.median(computed)) if len(computed) else float("nan"),
         tail=tail,
-        loss=mean(history.column("loss")[-tail:]),
-        mlm_accuracy=mean(history.column("mlm_accuracy")[-tail:]),
-        best=max(judged, key=lambda result: result["mlm_accuracy"], default=None),
-        skipped=[
-            step["step"]
-            for step, good in zip(steps, finite, strict=True)
-            if not (good and step["applied"]) and step["step"] not in left_out
-        ],
-        left_out=sorted(left_out),
-        spikes=[step["step"] for step in steps if step.get("spike")],
+        last={name: mean(history.column(name)[-tail:]) for name in history.told.columns if is_metric(name)},
+        headline=headline,
+        best=best_evaluation(history.evaluations, headline),
+        padding=weighted_mean(history.column("padding_share"), history.column("tokens")),
+        idle=mean(history.column("idle_share")),
+        energy_j=history.telemetry.joules,
+        skipped=numbers[is_bad].astype(int).tolist(),
+        left_out=numbers[is_left_out].astype(int).tolist(),
+        spikes=numbers[history.column("spike") == 1].astype(int).tolist(),
     )
 
 
-def by_rank(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def best_evaluation(evaluations: Sequence[dict[str, Any]], metric: str | None) -> dict[str, Any] | None:
+    """The evaluation that is best by a metric, the earliest of equals."""
+    if metric is None:
+        return None
+    sign = -1 if is_better_low(metric) else 1
+    return max(
+        (result for result in evaluations if metric in result), key=lambda result: sign * result[metric], default=None
+    )
+
+
+def by_rank(told: Told) -> list[dict[str, Any]]:
     """Means over the whole run of what its ranks told: an entry for each rank on each host it was on."""
-    told: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for entry in (entry for record in records for entry in record["ranks"]):
-        told.setdefault((entry["rank"], entry["host"]), []).append(entry)
     return [
         {
             "rank": rank,
             "host": host,
-            "tokens": float(np.mean([entry["tokens"] for entry in entries])),
-            "seconds": {phase: float(np.mean([entry["seconds"][phase] for entry in entries])) for phase in PHASES},
+            "tokens": sums.tokens / sums.lines,
+            "seconds": {phase: sums.seconds.get(phase, 0.0) / sums.lines for phase in PHASES},
         }
-        for (rank, host), entries in sorted(told.items())
+        for (rank, host), sums in sorted(told.ranks.items())
     ]
 
 
 def mean(values: Floats) -> float:
     """Mean of the finite values; NaN if there is none."""
     finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else float("nan")
+    return float(finite.mean(dtype=np.float64)) if len(finite) else float("nan")
+
+
+def weighted_mean(values: Floats, weights: Floats) -> float:
+    """Mean of the finite values, each counting as much as its weight; NaN if there is none."""
+    known = np.isfinite(values) & (weights > 0)
+    return float(np.average(values[known].astype(np.float64), weights=weights[known])) if known.any() else float("nan")
 
 
 def group_size(count: int, most: int = MOST_POINTS) -> int:
@@ -222,31 +347,3 @@ def describe_lengths(lengths: dict[int, int]) -> str:
     average = sum(length * count for length, count in lengths.items()) / total
     at_most = f"{lengths[longest] / total:.1%} have {longest}, the most"
     return f"{total:,} examples of {average:.1f} tokens on average; {at_most}."
-
-
-def compact(value: float) -> str:
-    """A number in at most four digits: 0.25, 9,870, 45.6 k, 1.59 M, 3.3 B."""
-    if float(f"{value:.4g}") < 1e4:
-        return f"{value:,.4g}"
-    rounded = float(f"{value:.3g}")
-    unit, suffix = next(pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0])
-    return f"{rounded / unit:.3g} {suffix}"
-
-
-def duration(seconds: float) -> str:
-    """0.8 s, 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    whole = round(seconds)
-    for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
-        if whole >= large:
-            return f"{whole // large} {unit} {whole % large // small} {part}"
-    return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
-
-
-def decimal(value: float | None) -> str:
-    """A loss in four decimals; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.4f}"
-
-
-def percent(value: float | None) -> str:
-    """A share in hundredths of a percent; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.2%}"

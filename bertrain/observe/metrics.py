@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,8 +22,11 @@ import torch
 from torch import Tensor
 
 from bertrain.data.balance import Balance
-from bertrain.files import write_atomically
-from bertrain.observe.console import PHASES, Console, evaluation_text, warn
+from bertrain.files import replacing
+from bertrain.observe import clock
+from bertrain.observe.console import PHASES, Console, console_line, evaluation_text, warn
+from bertrain.observe.logs import note
+from bertrain.observe.samples import newest
 from bertrain.observe.spikes import WINDOW, SpikeWatch
 from bertrain.settings import ModelSettings
 from bertrain.train.loss_scale import MINIMUM
@@ -64,6 +68,17 @@ class Stopwatch:
             return [later - earlier for earlier, later in pairwise(marks)]
         marks[-1].synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
+
+    def moments(self, marks: list[Any]) -> list[float]:
+        """When each of these marks, in their order, was passed, by `clock.now`.
+
+        On a GPU the last one is waited for, and taken to be passed just then.
+        """
+        if not self._on_gpu:
+            return [clock.now() - (time.perf_counter() - mark) for mark in marks]
+        marks[-1].synchronize()
+        passed = clock.now()
+        return [passed - mark.elapsed_time(marks[-1]) / 1e3 for mark in marks]
 
 
 @dataclass
@@ -112,7 +127,7 @@ class Metrics:
         if is_writer:
             kept = drop_after(folder / "metrics.jsonl", first_step)
             self._not_finite = kept[-1].get("not_finite", 0) if kept else 0
-            self._spikes = SpikeWatch(record["loss"] for record in kept[-WINDOW:] if record["loss"] is not None)
+            self._spikes = SpikeWatch(record["loss"] for record in kept if record["loss"] is not None)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
@@ -129,7 +144,8 @@ class Metrics:
         """
         if not self._waiting:
             return []
-        records = [self._finish(record) for record in self._waiting]
+        ends = self._stopwatch.moments([record.marks[-1] for record in self._waiting])
+        records = [self._finish(record, ended) for record, ended in zip(self._waiting, ends, strict=True)]
         if self._rank_times is not None:
             for record, waiting in zip(records, self._waiting, strict=True):
                 self._rank_times.note(record["step"], record["seconds"], waiting.own_tokens)
@@ -139,7 +155,10 @@ class Metrics:
         if self._is_writer:
             for record in records:
                 self._write(record)
+            self._show_telemetry(records[-1]["step"])
             self._console.steps(records, self.last_step)
+        else:
+            note("info", "steps", console_line(records, self.last_step), step=records[-1]["step"])
         return [_is_as_it_should_be(record) for record in records]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
@@ -148,12 +167,12 @@ class Metrics:
             self._write({"kind": "evaluation", "step": step, "samples": samples} | result)
             self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
-    def end(self, step: int, samples: int, reason: str) -> None:
-        """Write and say why the run is over."""
+    def end(self, step: int, samples: int, reason: str, energy: dict[str, float | None] | None = None) -> None:
+        """Write and say why the run is over, and what it took, where that was measured."""
         if self._is_writer:
             self._collect_last_times()
-            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason})
-            self._console.say(f"the end, after step {step} ({samples} samples): {reason}")
+            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason} | (energy or {}))
+            self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
         """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
@@ -168,7 +187,7 @@ class Metrics:
             for arrived in self._rank_times.close():
                 self._write(arrived)
 
-    def _finish(self, record: StepRecord) -> dict[str, Any]:
+    def _finish(self, record: StepRecord, ended: float) -> dict[str, Any]:
         gradient_norm, applied, *loss_scale = record.verdict.tolist()
         phases = self._stopwatch.seconds(record.marks)
         figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
@@ -190,7 +209,8 @@ class Metrics:
             **({"loss_scale": loss_scale[0]} if loss_scale else {}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
-            **_balance_fields(record.balance),
+            "ended": ended,
+            **_balance_fields(record.balance, record.tokens),
         }
 
     def _watch(self, step: int, loss: float) -> bool:
@@ -204,6 +224,12 @@ class Metrics:
         self._was_spike = is_spike
         return is_spike
 
+    def _show_telemetry(self, step: int) -> None:
+        """Show TensorBoard the newest sample of each device, where a run has telemetry."""
+        for device, sample in newest(self._folder).items() if self._board is not None else ():
+            for name, value in sample.items():
+                self._board.add_scalar(f"telemetry/{device}/{name}", value, step)
+
     def _write(self, record: dict[str, Any]) -> None:
         """Write one record. An error is kept for the loop to see, since the ranks must end together."""
         assert self._file is not None
@@ -213,9 +239,8 @@ class Metrics:
             self._file.write(json.dumps(_finite(record)) + "\n")
             self._file.flush()
             if self._board is not None:
-                for name, value in record.items():
-                    if isinstance(value, float):
-                        self._board.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+                for name, value in scalars(record):
+                    self._board.add_scalar(name, value, record["step"])
         except OSError as error:
             self.failure = error
 
@@ -226,6 +251,14 @@ class Metrics:
                 os.fsync(self._file.fileno())
             except OSError as error:
                 self.failure = error
+
+
+def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """What TensorBoard shows of a record, the seconds of each phase included."""
+    for name, value in record.items():
+        for inner, number in value.items() if isinstance(value, dict) else [("", value)]:
+            if isinstance(number, float):
+                yield "/".join(part for part in (record["kind"], name, inner) if part), number
 
 
 def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
@@ -244,34 +277,47 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     return result
 
 
-def _balance_fields(balance: Balance | None) -> dict[str, Any]:
-    """The idle share, and what each rank computed, where there are several."""
-    fields: dict[str, Any] = {"idle_share": balance.idle_share if balance else None}
+def energy_text(energy: dict[str, float | None] | None) -> str:
+    """What telemetry measured, to stand behind the reason of the end."""
+    if energy is None:
+        return ""
+    if energy["joules"] is None:
+        return "; its energy is not known (telemetry.json says why)"
+    per_million = f"{energy['joules_per_million_tokens']:,.0f} J a million tokens"
+    return f"; {energy['joules']:,.0f} J since it was started, {per_million}"
+
+
+def _balance_fields(balance: Balance | None, tokens: int) -> dict[str, Any]:
+    """The shares of idle ranks and of padding, and what each rank computed, where there are several."""
+    fields: dict[str, Any] = {
+        "idle_share": balance.idle_share if balance else None,
+        "padding_share": 1 - tokens / sum(balance.tokens) if balance else None,
+    }
     if balance is not None and len(balance.work) > 1:
         fields |= {"rank_tokens": balance.tokens, "rank_attention": balance.attention}
     return fields
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take out of a metrics file what lies beyond `step`, and an end that was none; returns the steps that are left.
+    """Take out of a metrics file what lies beyond `step`, and an end that was none; returns the last steps left.
 
-    So a resumed run says each step once.
+    So a resumed run says each step once. Lines are copied one by one: there may be millions.
     """
+    steps: deque[dict[str, Any]] = deque(maxlen=WINDOW)
     if not path.is_file():
         return []
-    kept, steps = [], []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-            if not line.endswith("\n") or record["step"] > step or record.get("kind") == "end":
-                continue
-        except (ValueError, KeyError):
-            continue  # a line torn by a crash belongs to a step that will be done again
-        kept.append(line)
-        if record.get("kind") == "step":
-            steps.append(record)
-    write_atomically(path, "".join(kept))
-    return steps
+    with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
+        for line in lines:
+            try:
+                record = json.loads(line)
+                if not line.endswith("\n") or record["step"] > step or record.get("kind") == "end":
+                    continue
+            except (ValueError, KeyError, TypeError):
+                continue  # a line torn by a crash belongs to a step that will be done again
+            kept.write(line)
+            if record.get("kind") == "step":
+                steps.append(record)
+    return list(steps)
 
 
 def _finite(value: Any) -> Any:

@@ -17,19 +17,23 @@ import numpy as np
 
 from bertrain.observe.console import PHASES
 from bertrain.observe.history import (
-    Floats,
     History,
     bin_lengths,
-    compact,
+    by_rank,
     describe_lengths,
     group_size,
     smooth,
     smoothing_window,
     thin,
 )
+from bertrain.observe.stream import Floats
+from bertrain.observe.wording import YARDSTICKS, compact, heading_of, is_share
 
 NUM_COLOURS = 8  # --run-0 to --run-7 in report.css
 PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
+MOST_MARKS = 200  # rings or crosses in a plot
+MOST_BARS = 64  # ranks in a plot
+MOST_NAMED = 16  # devices in the words beside a plot
 PHASE_NAMES = ["data", "forward + backward", "reduction", "optimizer"]
 
 # matplotlib is given colours that nothing else uses; in the finished SVG they become variables of report.css.
@@ -51,16 +55,34 @@ class Curve:
     show: Callable[[float], str] = compact
 
 
+PERCENT = "{:.3g}%".format
 CURVES = (
     Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words."),
-    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words guessed right.", "{:.3g}%".format),
+    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words guessed right.", PERCENT),
     Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of the next-sentence guess."),
-    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs told right; chance is 50%.", "{:.3g}%".format),
+    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs told right; chance is 50%.", PERCENT),
+)
+COURSE = (
     Curve("learning_rate", "Learning rate", "As the schedule set it.", "{:.3g}".format),
     Curve("gradient_norm", "Gradient norm", "Global norm, before clipping."),
     Curve("tokens_per_s", "Throughput", "Real tokens per second of step time; padding does not count."),
+    Curve("padding_share", "Padding", "Share of what is computed that is no token of an example.", PERCENT),
 )
-MARKED = ("mlm_loss", "gradient_norm")  # the curves that show which steps were skipped
+IDLE = Curve("idle_share", "Idle ranks", "Share of the ranks' time spent waiting, estimated from lengths.", PERCENT)
+MARKED = ("loss", "mlm_loss", "gradient_norm")  # the curves that show which steps were skipped
+FROM_ZERO = ("tokens_per_s", "padding_share", "idle_share")
+
+
+def curves_of(histories: Sequence[History]) -> list[Curve]:
+    """What is plotted of these runs: metrics that are known, those that are not, and how training went."""
+    metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))
+    known = [curve for curve in CURVES if curve.field in metrics]
+    left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
+    if any(curve.field.endswith("_loss") for curve in known):
+        left = [name for name in left if name != "loss"]  # it is their sum
+    others = [Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact) for name in left]
+    idle = [IDLE] if any(history.told.ranks for history in histories) else []
+    return [*known, *others, *COURSE, *idle]
 
 
 def points(history: History, field: str) -> Floats:
@@ -68,7 +90,7 @@ def points(history: History, field: str) -> Floats:
     if field == "tokens_per_s":
         seconds = np.sum([history.phase(phase) for phase in PHASES], axis=0)
         return thin(history.column("tokens")) / np.maximum(thin(seconds), 1e-9)
-    return thin(history.column(field)) * (100 if field.endswith("accuracy") else 1)
+    return thin(history.column(field)) * (100 if is_share(field) else 1)
 
 
 def plot_curve(curve: Curve, histories: Sequence[History]) -> str:
@@ -77,40 +99,60 @@ def plot_curve(curve: Curve, histories: Sequence[History]) -> str:
     spans = []
     for number, history in enumerate(histories):
         values = points(history, curve.field)
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            spans.append(f"from {curve.show(finite[0])} to {curve.show(finite[-1])}")
+        judged = [result for result in history.evaluations if result.get(curve.field) is not None]
+        evaluated = [result[curve.field] * (100 if is_share(curve.field) else 1) for result in judged]
+        finite = [*values[np.isfinite(values)]] or evaluated
+        if finite:
+            whose = f"run {number + 1} " if len(histories) > 1 else ""
+            spans.append(f"{whose}from {curve.show(finite[0])} to {curve.show(finite[-1])}")
             _draw_run(axes, curve.field, number, history, values)
+            _draw_evaluations(axes, number, [result["step"] for result in judged], evaluated)
     if not spans:
         return ""
     lowest, highest = axes.dataLim.intervaly
     if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
         use_logarithm(axes, curve.show)
-    if curve.field == "tokens_per_s":
+    if curve.field in FROM_ZERO:
         axes.set_ylim(bottom=0)
     return framed(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
 
 
 def _draw_run(axes: Any, field: str, number: int, history: History, values: Floats) -> None:
-    """One run in a plot: raw and smoothed curve, evaluations as rings, skipped steps as crosses on the axis."""
-    colour, steps = RUN_COLOURS[number % NUM_COLOURS], thin(history.column("step"))
-    line = {"color": colour, "linestyle": "-" if number < NUM_COLOURS else "--"}
+    """One run in a plot: raw and smoothed curve, skipped steps as crosses on the axis."""
+    if not np.isfinite(values).any():
+        return
+    steps, line = thin(history.column("step")), _line(number)
     window = smoothing_window(len(values)) if field != "learning_rate" else 1
     if window > 1:
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
     axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
-    judged = [result for result in history.evaluations if result.get(field) is not None]
-    ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": colour, "markeredgewidth": 1.5, "zorder": 5}
-    scale = 100 if field.endswith("accuracy") else 1
-    axes.plot([result["step"] for result in judged], [scale * result[field] for result in judged], "o", **ring)
     if field in MARKED and history.summary.skipped:
-        skipped = history.summary.skipped
-        axes.plot(skipped, [0.035] * len(skipped), "x", color=colour, transform=axes.get_xaxis_transform())
+        skipped = _few(history.summary.skipped)
+        axes.plot(skipped, [0.035] * len(skipped), "x", color=line["color"], transform=axes.get_xaxis_transform())
+
+
+def _draw_evaluations(axes: Any, number: int, steps: Sequence[int], values: Sequence[float]) -> None:
+    """Evaluations as rings; a metric that steps do not have is a line through them."""
+    colour = _line(number)["color"]
+    ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": colour, "markeredgewidth": 1.5, "zorder": 5}
+    if not axes.lines or axes.lines[-1].get_color() != colour:
+        axes.plot(_few(steps), _few(values), linewidth=1.2, **_line(number))
+    axes.plot(_few(steps), _few(values), "o", **ring)
+
+
+def _line(number: int) -> dict[str, str]:
+    """How the line of a run, or of a device, looks; beyond the last colour they begin anew, dashed."""
+    return {"color": RUN_COLOURS[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
+
+
+def _few(values: Sequence[Any]) -> Sequence[Any]:
+    """Evenly picked, where there are more marks than could be told apart."""
+    return values[:: group_size(len(values), MOST_MARKS)]
 
 
 def how_to_read(histories: Sequence[History]) -> str:
     """What the points, lines and marks of the plots are."""
-    counts = [len(history.steps) for history in histories]
+    counts = [history.num_steps for history in histories]
     up_to = "up to " if len(counts) > 1 else ""
     group = max(map(group_size, counts))
     window = max(smoothing_window(-(-count // group_size(count))) for count in counts)
@@ -132,6 +174,64 @@ def plot_phases(history: History) -> str:
     axes.set(ylim=(0, 100), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
     label = ", ".join(f"{name} {share:.1%}" for name, share in zip(PHASE_NAMES, history.summary.shares, strict=True))
     return framed("Time per phase", "Share of step time.", to_svg(figure, f"Time per phase: {label}"), phase_key())
+
+
+def plot_ranks(history: History) -> str:
+    """Where each rank's time goes, in a bar for each; nothing for a run of one rank."""
+    entries = by_rank(history.told)
+    if not entries:
+        return ""
+    figure, axes = blank_axes("rank", "{:.3g} ms".format)
+    group = group_size(len(entries), MOST_BARS)
+    places = np.arange(0, len(entries), group)
+    under = np.zeros(len(places))
+    for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
+        heights = 1e3 * thin(np.array([entry["seconds"][phase] for entry in entries]), MOST_BARS)
+        axes.bar(places, heights, 0.8 * group, under, color=colour)
+        under += heights
+    note = "Mean time of a step. Who waits longest in the reduction is the quickest."
+    note += f" A bar is the mean of {group} ranks." if group > 1 else ""
+    own = [1e3 * (entry["seconds"]["data"] + entry["seconds"]["forward_backward"]) for entry in entries]
+    slowest = entries[int(np.argmax(own))]
+    label = f"Time of each rank: own work from {min(own):.3g} to {max(own):.3g} ms, longest on rank {slowest['rank']}"
+    return framed("Ranks", note, to_svg(figure, label), phase_key())
+
+
+TRACKS = {
+    "power_w": ("Power", "W"),
+    "sm_clock_mhz": ("Clock", "MHz"),
+    "temperature_c": ("Temperature", "°C"),
+    "utilisation": ("Utilisation", ""),
+    "gpu_utilisation": ("Utilisation of the GPU", ""),
+    "cpu_utilisation": ("Utilisation of the CPU", ""),
+    "memory_used_bytes": ("Memory of the GPU", "bytes"),
+    "rss_bytes": ("Memory of the process", "bytes"),
+}
+
+
+def plot_track(name: str, histories: Sequence[History]) -> str:
+    """A number of the telemetry over time: a line for each device of one run, or for those of each run."""
+    title, unit = TRACKS[name]
+    figure, axes = blank_axes("minutes", compact)
+    spans = []
+    for number, history in enumerate(histories):
+        with_it = [device for device in history.telemetry.devices if name in device.tracks]
+        for place, device in enumerate(with_it):
+            track, minutes = device.tracks[name], device.minutes
+            if not track.count:
+                continue
+            line = _line(number if len(histories) > 1 else place)
+            axes.plot(minutes, track.curve[: len(minutes)], linewidth=1.4, **line)
+            whose = f"run {number + 1}, {device.name}" if len(histories) > 1 else device.name
+            least, most, average = (
+                f"{compact(value)} {unit}".rstrip() for value in (track.least, track.most, track.mean)
+            )
+            spans.append(f"{whose} {least} to {most}, mean {average}")
+    if not spans:
+        return ""
+    shown = spans[:MOST_NAMED] + [f"and {len(spans) - MOST_NAMED} more"] * (len(spans) > MOST_NAMED)
+    note = f"In {unit}." if unit else "As the sampler has it."
+    return framed(title, note, to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
 
 
 def plot_lengths(histories: Sequence[History]) -> str:
@@ -208,7 +308,8 @@ def to_svg(figure: Any, label: str) -> str:
 
 
 def framed(title: str, note: str, svg: str, key: str = "") -> str:
-    return f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(note)}</p>{key}</figcaption>{svg}</figure>"
+    words = f"<p>{escape(note)}</p>" if note else ""
+    return f"<figure><figcaption><h3>{escape(title)}</h3>{words}{key}</figcaption>{svg}</figure>"
 
 
 def phase_key(values: Sequence[str] = ("",) * len(PHASE_NAMES)) -> str:

@@ -1,51 +1,61 @@
 """The report of a run: one HTML file that needs nothing else, neither network nor scripts.
 
-`history.py` reads what a run folder says and does the arithmetic, `plots.py` draws; here is the page around them.
+`history.py` reads what a run folder says and does the arithmetic, `compare.py` sets runs side by side, `plots.py`
+draws, `markup.py` makes the page; here is what stands on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import bertrain
+import numpy as np
+
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
-from bertrain.observe.history import (
-    History,
-    Summary,
-    by_rank,
-    compact,
-    count_parameters,
-    decimal,
-    display_names,
-    duration,
-    percent,
-    read,
+from bertrain.observe.compare import (
+    against_first,
+    differing,
+    dotted,
+    environment_of,
+    facts,
+    known_facts,
+    milliseconds,
+    settings_of,
 )
+from bertrain.observe.console import PHASES
+from bertrain.observe.history import History, Summary, by_rank, display_names, read, thin
+from bertrain.observe.logs import describe
+from bertrain.observe.markup import Markup, figures, listed, quiet, table, unfolding, whole_page
 from bertrain.observe.plots import (
-    CURVES,
     NUM_COLOURS,
     PHASE_NAMES,
+    TRACKS,
+    curves_of,
     how_to_read,
     phase_key,
     plot_curve,
     plot_lengths,
     plot_phases,
+    plot_ranks,
+    plot_track,
 )
+from bertrain.observe.wording import amount, compact, duration, is_metric, show, title_of
 from bertrain.settings import SECTIONS, Settings
 
 MOST_NAMED = 12  # skipped steps that are listed by number
+MOST_ROWS = 50  # of a table about each rank, or each evaluation
+NUM_READINGS = 9  # rows of the curves in numbers
 
 
 def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path:
-    """Write the report of one run, or of several laid over each other, and return where it is.
+    """Write the report of one run, or of several side by side, and return where it is.
 
-    The page goes to `out`, or to report.html in the first run's folder; a run may still be going on. Raises
-    UserError for a folder that is no run, a run without a step, or a place that cannot be written.
+    The first of several is what the others are compared with. The page goes to `out`, or to report.html in the first
+    run's folder; a run may still be going on. Raises UserError for a folder that is no run, a run without a step, or a
+    place that cannot be written.
     """
     folders = [Path(run) for run in runs]
     if len({folder.resolve() for folder in folders}) < max(1, len(folders)):
@@ -62,88 +72,46 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path
     return path
 
 
-class Markup(str):
-    """Text that is HTML already; all other text is escaped on its way into the page."""
-
-
 def page(histories: Sequence[History]) -> str:
     """The whole report."""
     is_one = len(histories) == 1
-    plots = [plot_curve(curve, histories) for curve in CURVES]
-    plots += [plot_phases(histories[0])] * is_one + [plot_lengths(histories)]
-    heading = histories[0].name if is_one else f"{len(histories)} runs"
-    style = (resources.files("bertrain.observe") / "report.css").read_text(encoding="ascii")
     sections = {
-        "Summary": (_figures(histories[0]) if is_one else _side_by_side(histories)) + _warnings(histories),
-        "Curves": _run_key(histories) + _quiet(how_to_read(histories)) + f'<div class="plots">{"".join(plots)}</div>',
+        "Summary": (_alone(histories[0]) if is_one else _side_by_side(histories)) + _warnings(histories),
+        "Comparison": "" if is_one else _comparison(histories),
+        "Curves": _curves(histories),
+        "Time and balance": _time(histories),
+        "Telemetry": _telemetry(histories),
         "Evaluations": _evaluations(histories),
+        "Checkpoints": _checkpoints(histories),
+        "Warnings and errors": _events(histories),
         "Settings": _settings(histories),
-        "Environment": _environment(histories) + _rank_times(histories),
+        "Environment": _environment(histories),
     }
-    body = "\n".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items())
-    title = ", ".join(history.name for history in histories)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} - bertrain report</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><p>bertrain report</p><h1>{escape(heading)}</h1></header>
-<main>
-{body}
-</main>
-<footer>Written by bertrain {escape(bertrain.__version__)} from what the run folder holds.</footer>
-</body>
-</html>
-"""
+    heading = histories[0].name if is_one else f"{len(histories)} runs"
+    return whole_page(", ".join(history.name for history in histories), heading, sections)
 
 
-def facts(history: History) -> list[tuple[str, str, str]]:
-    """Label, figure and a small note for each of the figures at the head."""
-    summary, settings = history.summary, history.run.settings
-    parameters = count_parameters(settings)
-    last = f"mean of the last {summary.tail} steps" if summary.tail > 1 else "last step"
-    best = summary.best or {"mlm_accuracy": None}
-    return [
-        ("Model", f"{settings.model.num_layers} × {settings.model.hidden_size}", "layers × width"),
-        ("Parameters", compact(parameters), f"{parameters:,}"),
-        ("Steps", f"{summary.steps:,}", f"of {settings.train.max_steps:,}"),
-        ("Samples", compact(summary.samples), f"{summary.samples:,} examples"),
-        ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, no padding"),
-        ("Loss", decimal(summary.loss), last),
-        ("Masked words right", percent(summary.mlm_accuracy), last),
-        (
-            "Best evaluation",
-            percent(best["mlm_accuracy"]),
-            f"right at step {best['step']:,}" if summary.best else "none",
-        ),
-        ("Throughput", compact(summary.tokens_per_s), "real tokens per second"),
-        ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
-    ]
+# --- summary ---------------------------------------------------------------------------------------
 
 
-def _figures(history: History) -> str:
-    cells = (
-        f"<div><dt>{escape(label)}</dt><dd><b>{escape(value)}</b> <small>{escape(note)}</small></dd></div>"
-        for label, value, note in facts(history)
-    )
-    return f'<dl class="figures">{"".join(cells)}</dl>{_phase_bar(history.summary)}'
+def _alone(history: History) -> str:
+    return figures(known_facts(history)) + _phase_bar(history.summary) + quiet(f"End: {history.ending}.")
 
 
 def _side_by_side(histories: Sequence[History]) -> str:
     """The same figures with a column for each run."""
+    every = [{label: (value, note) for label, value, note in facts(history)} for history in histories]
+    known = {label for history in histories for label, _, _ in known_facts(history)}
     rows: list[list[str]] = []
-    for row in zip(*map(facts, histories), strict=True):
-        notes = [f" <small>{escape(note)}</small>" for _, _, note in row]
+    for label in (label for label in dict.fromkeys(label for one in every for label in one) if label in known):
+        cells = [one.get(label, ("–", "")) for one in every]
+        notes = [f" <small>{escape(note)}</small>" if note else "" for _, note in cells]
         shared = notes[0] if len(set(notes)) == 1 else ""
-        values = (Markup(escape(row[number][1]) + ("" if shared else note)) for number, note in enumerate(notes))
-        rows.append([Markup(row[0][0] + shared), *values])
+        values = (Markup(escape(cells[number][0]) + ("" if shared else note)) for number, note in enumerate(notes))
+        rows.append([Markup(escape(label) + shared), *values])
+    rows.append(["End", *(history.ending for history in histories)])
     rows.append(["Time per phase", *(_phase_bar(history.summary) for history in histories)])
-    return _table("The runs side by side", ["", *_run_names(histories)], rows)
+    return table("The runs side by side", ["figure", *_run_names(histories)], rows)
 
 
 def _phase_bar(summary: Summary) -> Markup:
@@ -154,94 +122,204 @@ def _phase_bar(summary: Summary) -> Markup:
     return Markup(f'<div class="bar" aria-hidden="true">{"".join(parts)}</div>{phase_key(values)}')
 
 
-def _run_names(histories: Sequence[History]) -> list[Markup]:
-    """The name of each run with the colour it has in all plots."""
-    return [
-        Markup(f'<i class="swatch run-{number % NUM_COLOURS}"></i>{number + 1} <span>{escape(history.name)}</span>')
-        for number, history in enumerate(histories)
-    ]
-
-
-def _run_key(histories: Sequence[History]) -> str:
-    items = "".join(f"<li>{name}</li>" for name in _run_names(histories))
-    return f'<ul class="key runs">{items}</ul>' if len(histories) > 1 else ""
-
-
 def _warnings(histories: Sequence[History]) -> str:
-    notes = []
+    """Steps that went wrong, and what the folders do not say."""
+    wrong, missing = [], []
     for history in histories:
-        summary, total = history.summary, f"{len(history.steps):,}"
+        summary, total = history.summary, f"{history.num_steps:,}"
         for steps, what in (
             (summary.skipped, f"of {total} steps were not finite and not applied"),
             (summary.left_out, f"of {total} steps were left out on request"),
             (summary.spikes, f"of {total} steps had a loss far above those before"),
         ):
             named = ", ".join(f"{step:,}" for step in steps[:MOST_NAMED]) + ", …" * (len(steps) > MOST_NAMED)
-            text = f"{history.name}: {len(steps):,} {what}: {named}"
-            notes.append(f'<p class="warning">{escape(text)}</p>' if steps else "")
-    return "".join(notes)
+            if steps:
+                wrong.append(f"{history.name}: {len(steps):,} {what}: {named}")
+        missing += [f"{history.name}: {note}" for note in history.missing]
+    return listed(wrong, "warning") + listed(missing, "warning")
+
+
+def _comparison(histories: Sequence[History]) -> str:
+    caption = f"Against {histories[0].name}"
+    what_differs = _what_differs(histories)
+    return table(caption, ["figure", *_run_names(histories)], against_first(histories), kind="numbers") + what_differs
+
+
+def _what_differs(histories: Sequence[History]) -> str:
+    every = [settings_of(history) | environment_of(history) for history in histories]
+    rows = [[key, *(one.get(key) or "–" for one in every)] for key in differing(every)]
+    if not rows:
+        return quiet("Their settings and environments are the same.")
+    return table("What differs", ["setting", *_run_names(histories)], rows)
+
+
+# --- curves, time, telemetry -----------------------------------------------------------------------
+
+
+def _curves(histories: Sequence[History]) -> str:
+    plots = [plot_curve(curve, histories) for curve in curves_of(histories)] + [plot_lengths(histories)]
+    key = _run_key(histories) + quiet(how_to_read(histories))
+    return key + _plots(plots) + unfolding("The curves in numbers", _readings(histories))
+
+
+def _readings(histories: Sequence[History]) -> str:
+    """Every metric at a few points of the run, each the mean of the steps about it."""
+    metrics = list(dict.fromkeys(name for one in histories for name in one.told.columns if is_metric(name)))
+    rows = []
+    for history, name in zip(histories, _run_names(histories), strict=True):
+        columns = [thin(history.column(metric), NUM_READINGS) for metric in metrics]
+        ends = thin(history.column("step"), NUM_READINGS)
+        for index, step in enumerate(ends):
+            cells = [show(metric, float(column[index])) for metric, column in zip(metrics, columns, strict=True)]
+            rows.append([name] * (len(histories) > 1) + [f"{step:,.0f}", *cells])
+    headings = ["run"] * (len(histories) > 1) + ["about step", *map(title_of, metrics)]
+    return table("Means of equal stretches of the run", headings, rows, kind="numbers")
+
+
+def _time(histories: Sequence[History]) -> str:
+    plots = [plot_phases(histories[0])] if len(histories) == 1 else []
+    plots += [plot_ranks(histories[0])] if len(histories) == 1 else []
+    return _plots(plots) + _phase_times(histories) + _rank_times(histories)
+
+
+def _phase_times(histories: Sequence[History]) -> str:
+    rows = []
+    for history, name in zip(histories, _run_names(histories), strict=True):
+        parts = [history.phase(phase) for phase in PHASES]
+        for title, seconds in zip([*PHASE_NAMES, "a step"], [*parts, np.sum(parts, axis=0)], strict=True):
+            middle, late = np.percentile(seconds, [50, 95]).tolist()
+            total = float(seconds.sum(dtype=np.float64))
+            share = total / max(sum(history.summary.seconds), 1e-9)
+            cells = [duration(total), f"{share:.1%}", *map(milliseconds, (middle, late, float(seconds.max())))]
+            rows.append([name] * (len(histories) > 1) + [title, *cells])
+    headings = ["run"] * (len(histories) > 1) + ["phase", "in all", "share", "median", "95% below", "longest"]
+    return table("Time of the steps", headings, rows, kind="numbers")
+
+
+def _rank_times(histories: Sequence[History]) -> str:
+    """Where each rank's time went; nothing for runs of one rank."""
+    rows, cut = [], 0
+    for history, name in zip(histories, _run_names(histories), strict=True):
+        entries = by_rank(history.told)
+        if len(entries) > MOST_ROWS:
+            cut = max(cut, len(entries))
+            entries.sort(key=lambda entry: -entry["seconds"]["data"] - entry["seconds"]["forward_backward"])
+        rows += [
+            [name] * (len(histories) > 1)
+            + [f"{entry['rank']}", entry["host"], f"{entry['tokens']:,.0f}"]
+            + [f"{1e3 * seconds:,.1f}" for seconds in entry["seconds"].values()]
+            for entry in entries[:MOST_ROWS]
+        ]
+    if not rows:
+        return ""
+    columns = ["rank", "host", "tokens", *(f"{name}, ms" for name in PHASE_NAMES)]
+    caption = "Each rank, on average of a step; who waits longest in the reduction is the quickest"
+    note = quiet(f"Of {cut:,} ranks, the {MOST_ROWS} that take longest over their own work." if cut else "")
+    return table(caption, ["run"] * (len(histories) > 1) + columns, rows, kind="numbers") + note
+
+
+def _telemetry(histories: Sequence[History]) -> str:
+    if not any(history.telemetry.devices for history in histories):
+        return quiet("None: telemetry was not switched on, or nothing of it is in the run folder.")
+    devices, numbers = [], []
+    for history, name in zip(histories, _run_names(histories), strict=True):
+        run = [name] * (len(histories) > 1)
+        for device in history.telemetry.devices:
+            throttled = ", ".join(
+                f"{reason} in {count / device.num_samples:.1%}" for reason, count in device.reasons.most_common()
+            )
+            energy = amount(device.energy_j, "J") if device.energy_j else "–"
+            sampled = [f"{device.num_samples:,}", duration(device.seconds)]
+            devices.append([*run, device.name, *sampled, energy, throttled or "–"])
+            for column, track in device.tracks.items():
+                cells = [compact(value) if track.count else "–" for value in (track.least, track.mean, track.most)]
+                numbers.append([*run, device.name, column, *cells])
+    run_heading = ["run"] * (len(histories) > 1)
+    names = [device.name for device in histories[0].telemetry.devices]
+    key = _key(names, numbered=False) if len(histories) == 1 and len(names) > 1 else _run_key(histories)
+    plots = _plots([plot_track(track, histories) for track in TRACKS])
+    of_devices = table(
+        "Each device",
+        [*run_heading, "device", "samples", "over", "energy", "throttled, share of samples"],
+        devices,
+        kind="numbers",
+    )
+    headings = [*run_heading, "device", "number", "least", "mean", "most"]
+    of_numbers = table("What the samples say", headings, numbers, kind="numbers")
+    return key + plots + of_devices + unfolding("Every number of every device", of_numbers)
+
+
+# --- evaluations, checkpoints, events --------------------------------------------------------------
 
 
 def _evaluations(histories: Sequence[History]) -> str:
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "step": lambda result: f"{result['step']:,}",
-        "samples": lambda result: f"{result['samples']:,}",
-        "examples": lambda result: f"{result['examples']:,.0f}",
-        "loss": lambda result: decimal(result["loss"]),
-        "masked-word loss": lambda result: decimal(result["mlm_loss"]),
-        "masked words right": lambda result: percent(result["mlm_accuracy"]),
-        "next-sentence loss": lambda result: decimal(result.get("nsp_loss")),
-        "next sentences right": lambda result: percent(result.get("nsp_accuracy")),
-    }
+    metrics = [
+        metric
+        for metric in dict.fromkeys(metric for history in histories for metric in history.metrics)
+        if any(metric in result for history in histories for result in history.evaluations)
+    ]
+    rows, cut = [], 0
+    for history, name in zip(histories, _run_names(histories), strict=True):
+        best, results = history.summary.best, history.evaluations
+        if len(results) > MOST_ROWS:
+            cut = max(cut, len(results))
+            results = [result for result in results[:-MOST_ROWS] if result is best] + results[-MOST_ROWS:]
+        for result in results:
+            counts = [f"{result[field]:,.0f}" if field in result else "–" for field in ("step", "samples", "examples")]
+            cells = [show(metric, result.get(metric)) for metric in metrics]
+            if result is best and history.summary.headline is not None:
+                place = metrics.index(history.summary.headline)
+                cells[place] = Markup(f"<mark>best</mark> {escape(cells[place])}")
+            rows.append([name] * (len(histories) > 1) + counts + cells)
+    if not rows:
+        return quiet("None so far; evaluate.data names a folder to evaluate on.")
+    headings = ["run"] * (len(histories) > 1) + ["step", "samples", "examples", *map(title_of, metrics)]
+    note = quiet(f"The last {MOST_ROWS} of up to {cut:,}, and the best." if cut else "")
+    return table("On held-out examples", headings, rows, kind="numbers") + note
+
+
+def _checkpoints(histories: Sequence[History]) -> str:
     rows = []
     for history, name in zip(histories, _run_names(histories), strict=True):
-        for result in history.evaluations:
-            cells = [show(result) for show in columns.values()]
-            if result is history.summary.best:
-                cells[5] = Markup(f"<mark>best</mark> {cells[5]}")
-            rows.append([name] * (len(histories) > 1) + cells)
+        for kept in history.checkpoints:
+            step = f"{kept.step:,}" if kept.step is not None else kept.name
+            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kept.saved_s))
+            state = Markup(f"<mark>best</mark> {kept.state}") if kept.is_best else kept.state
+            rows.append([name] * (len(histories) > 1) + [step, state, amount(kept.bytes, "B"), saved])
     if not rows:
-        return _quiet("None so far; evaluate.data names a folder to evaluate on.")
-    return _table("On held-out examples", ["run"] * (len(histories) > 1) + list(columns), rows, kind="numbers")
+        return quiet("None in the run folder.")
+    headings = ["run"] * (len(histories) > 1) + ["step", "state", "size", "saved"]
+    return table("What lies in the run folder; hashes were not compared", headings, rows, kind="numbers")
 
 
-def settings_of(history: History) -> dict[str, str]:
-    """Every setting as text by its dotted name; what was given beside the settings comes first."""
-    run = history.run
-    given = {"run.data": str(run.data), "run.data_fingerprint": run.data_fingerprint[:12], "run.init": run.init}
-    return given | _dotted(run.settings)
+def _events(histories: Sequence[History]) -> str:
+    events = [
+        f"{history.name}: {describe(entry)}" if len(histories) > 1 else describe(entry)
+        for history in histories
+        for entry in history.events
+    ]
+    return listed(events, "events") or quiet("None in the logs.")
 
 
-def differing_settings(histories: Sequence[History]) -> list[str]:
-    """Dotted names of the settings that are not the same in all runs."""
-    every = [settings_of(history) for history in histories]
-    return [key for key in every[0] if len({settings[key] for settings in every}) > 1]
+# --- settings and environment ----------------------------------------------------------------------
 
 
 def _settings(histories: Sequence[History]) -> str:
-    """What differs between the runs, side by side; then what they share, what is no default being marked."""
-    every, differing = [settings_of(history) for history in histories], differing_settings(histories)
-    parts = [_quiet("Marked: what is not the default, which is struck out beside it."), '<div class="settings">']
-    if differing:
-        rows = [[key, *(settings[key] or "–" for settings in every)] for key in differing]
-        parts.insert(0, _table("What differs", ["setting", *_run_names(histories)], rows))
-    defaults = _dotted(Settings())
+    """What the runs share, what is no default being marked."""
+    every = [settings_of(history) for history in histories]
+    not_shared = differing(every)
+    parts = [quiet("Marked: what is not the default, which is struck out beside it."), '<div class="settings">']
+    defaults = dotted(Settings())
     for section in ("run", *SECTIONS):
         rows = []
         for key, value in every[0].items():
             default = defaults.get(key, value)
-            if key.startswith(f"{section}.") and key not in differing:
-                shown = f"<del>{escape(default)}</del> <mark>{escape(value or '–')}</mark>"
+            if key.startswith(f"{section}.") and key not in not_shared:
+                shown = f"<del>{escape(default or '–')}</del> <mark>{escape(value or '–')}</mark>"
                 rows.append([key.partition(".")[2], Markup(shown) if value != default else value or "–"])
         if rows:
-            parts.append(_table(section, ["setting", "value"], rows))
+            parts.append(table(section, ["setting", "value"], rows))
     return "".join([*parts, "</div>"])
-
-
-def _dotted(settings: Settings) -> dict[str, str]:
-    return {
-        f"{section}.{name}": str(value) for section, part in settings.to_dict().items() for name, value in part.items()
-    }
 
 
 def _environment(histories: Sequence[History]) -> str:
@@ -249,41 +327,38 @@ def _environment(histories: Sequence[History]) -> str:
     rows = [
         [name] * (len(histories) > 1) + [str(start.get(column, "–")) for column in columns]
         for history, name in zip(histories, _run_names(histories), strict=True)
-        for start in history.starts
-    ]
-    return _table("Each start of a run", ["run"] * (len(histories) > 1) + columns, rows)
-
-
-def _rank_times(histories: Sequence[History]) -> str:
-    """Where each rank's time went; nothing for runs of one rank."""
-    rows = [
-        [name] * (len(histories) > 1)
-        + [f"{entry['rank']}", entry["host"], f"{entry['tokens']:,.0f}"]
-        + [f"{1e3 * seconds:,.1f}" for seconds in entry["seconds"].values()]
-        for history, name in zip(histories, _run_names(histories), strict=True)
-        for entry in by_rank(history.rank_times)
+        for start in history.starts[-MOST_ROWS:]
     ]
     if not rows:
-        return ""
-    columns = ["rank", "host", "tokens", *(f"{name}, ms" for name in PHASE_NAMES)]
-    caption = "Each rank, on average of a step; who waits longest in the reduction is the quickest"
-    return _table(caption, ["run"] * (len(histories) > 1) + columns, rows, kind="numbers")
+        return quiet("Not known.")
+    return table("Each start of a run", ["run"] * (len(histories) > 1) + columns, rows)
 
 
-def _quiet(text: str) -> str:
-    return f'<p class="quiet">{escape(text)}</p>' if text else ""
+# --- what several sections need --------------------------------------------------------------------
 
 
-def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table whose first column names its rows; where it is wider than the page it scrolls by itself."""
+def _plots(plots: Sequence[str]) -> str:
+    return f'<div class="plots">{"".join(plots)}</div>' if any(plots) else ""
 
-    def cells(tag: str, contents: Sequence[str]) -> str:
-        safe = (content if isinstance(content, Markup) else escape(content) for content in contents)
-        return "".join(f"<{tag}>{content}</{tag[:2]}>" for content in safe)
 
-    body = "".join(f"<tr>{cells('th scope=row', row[:1])}{cells('td', row[1:])}</tr>" for row in rows)
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="{kind}">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{cells('th scope=col', headings)}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )
+def _run_names(histories: Sequence[History]) -> list[Markup]:
+    """The name of each run with the colour it has in all plots."""
+    return _coloured([history.name for history in histories])
+
+
+def _coloured(names: Sequence[str], *, numbered: bool = True) -> list[Markup]:
+    return [
+        Markup(
+            f'<i class="swatch run-{number % NUM_COLOURS}"></i>{f"{number + 1} " if numbered else ""}'
+            f"<span>{escape(name)}</span>"
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def _run_key(histories: Sequence[History]) -> str:
+    return _key([history.name for history in histories]) if len(histories) > 1 else ""
+
+
+def _key(names: Sequence[str], *, numbered: bool = True) -> str:
+    return f'<ul class="key runs">{"".join(f"<li>{name}</li>" for name in _coloured(names, numbered=numbered))}</ul>'

@@ -162,8 +162,8 @@ def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
 
     missing = [split for split in task.rows if not files[split]]
     if len(missing) == len(task.rows):
-        names = f"a folder {task.folder} nor " if folder.name != task.folder else ""
-        raise UserError(f"there is neither {names}train.tsv, dev.tsv or the like of {settings.task.name} in {folder}")
+        wanted = f"no train.tsv, dev.tsv or the like, nor a folder {task.folder} that has them"
+        raise UserError(f"there is nothing of {settings.task.name} in {folder}: {wanted}")
     notes += [f"there is no {split} in {folder}" for split in missing if split.startswith("dev")]
     return TableTask(
         name=settings.task.name,

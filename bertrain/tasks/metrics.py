@@ -6,6 +6,7 @@ told apart.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -36,9 +37,18 @@ def probabilities_of(outputs: Outputs) -> npt.NDArray[np.float64]:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+def require_libraries() -> None:
+    """Refuse to begin what could not be scored in the end. Nothing is imported: that takes seconds."""
+    for module, library in (("sklearn", "scikit-learn"), ("scipy", "scipy")):
+        if importlib.util.find_spec(module) is None:
+            raise _absent(library)
+
+
 def score(names: Sequence[str], answers: Values, predictions: Predictions) -> dict[str, float]:
     """The figures of these names."""
-    return {name: FIGURES[name](answers, predictions) for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of answers or predictions that are all the same: that is 0, as said above
+        return {name: FIGURES[name](answers, predictions) for name in names}
 
 
 def _accuracy(answers: Values, predictions: Predictions) -> float:
@@ -73,9 +83,7 @@ def _correlation(name: str, answers: Values, predictions: Predictions) -> float:
         raise _absent("scipy") from None
     if len(answers) < 2 or np.ptp(answers) == 0 or np.ptp(predictions) == 0:
         return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        value = float(getattr(stats, name)(answers.astype(np.float64), predictions.astype(np.float64)).statistic)
+    value = float(getattr(stats, name)(answers.astype(np.float64), predictions.astype(np.float64)).statistic)
     return value if np.isfinite(value) else 0.0
 
 

@@ -10,6 +10,7 @@ from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.settings import Settings
 from bertrain.tasks.glue import TASKS, open_glue
+from bertrain.tasks.metrics import require_libraries
 from bertrain.tasks.task import Task
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
@@ -35,6 +36,8 @@ def open_task(
         from bertrain.tasks.squad import SquadTask
 
         return SquadTask.open(settings, folder, vocabulary)
+    if described is None and name in task_names():
+        require_libraries()
     if name.removeprefix("glue/") in TASKS and name.startswith("glue/"):
         return open_glue(settings, folder, vocabulary)
     if name == "xnli":

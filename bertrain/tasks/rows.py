@@ -215,7 +215,7 @@ Writer = Callable[[TableSplit, metrics.Predictions, Outputs, Path], Path]
 
 def write_records(split: TableSplit, predictions: metrics.Predictions, outputs: Outputs, folder: Path) -> Path:
     """One JSON object for each row: its id, and its number, or its label and the probability of each label."""
-    chances = metrics.probabilities_of(outputs).tolist()
+    chances = metrics.probabilities_of(outputs).round(6).tolist()
     lines = []
     for row, (identity, prediction) in enumerate(zip(split.ids, predictions.tolist(), strict=True)):
         record: dict[str, Any] = {"id": identity}

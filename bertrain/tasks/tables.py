@@ -66,7 +66,7 @@ class Flaws:
     def meet(self, problem: Problem) -> None:
         """Count a flaw, or end with it."""
         if self.on_error == "stop":
-            raise UserError(f"{problem}; mend it, or pass over such rows with --task.on_error skip")
+            raise UserError(f"{problem}; mend it, or pass over such rows with --on-error skip")
         self.count += 1
         self.first = self.first or problem
 

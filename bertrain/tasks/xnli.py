@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bertrain.data.block import concatenate
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.settings import Settings
@@ -17,37 +20,44 @@ LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "
 ROWS = {"dev": 2490, "test": 5010}
 """In each language."""
 
-TRAINING_COLUMNS = Columns(("premise", "sentence1"), ("hypo", "sentence2", "hypothesis"), ("label", "gold_label"))
+MIXED = "all"
+PAIR_COLUMNS = Columns(("premise", "sentence1"), ("hypo", "sentence2", "hypothesis"), ("label", "gold_label"))
 SCORED_COLUMNS = Columns(("sentence1",), ("sentence2",), ("gold_label",), ("pairID",), ("language",))
 
 
 def open_xnli(settings: Settings, folder: Path, vocabulary: Vocabulary) -> TableTask:
-    """XNLI of `folder`, as its archives have it (XNLI-1.0, XNLI-MT-1.0), or with MNLI's training data."""
+    """XNLI of `folder`, as its archives have it (XNLI-1.0, XNLI-MT-1.0), or as `datasets` does, a folder a language;
+    also with MNLI's training data.
+    """
     if not folder.is_dir():
         raise UserError(f"--data {folder} is no folder; give that of xnli.dev.tsv and multinli.train.en.tsv")
     languages = parse_languages(settings.task.languages)
     notes: list[str] = []
     maker = Maker(settings, vocabulary, "classify", LABELS, ("accuracy",), notes)
-    read_label = read_class(LABELS, also={"contradictory": LABELS.index("contradiction")})
-    files = {split: _find_scored(folder, split, notes) for split in ROWS}
+    also = {"contradictory": LABELS.index("contradiction")} | {str(i): i for i in range(len(LABELS))}
+    plain = Reading(PAIR_COLUMNS, read_class(LABELS, also), undecided="-")
+    files = {split: _find_scored(folder, split, languages, notes) for split in ROWS}
     if not any(files.values()):
         notes.append(f"there is neither xnli.dev.tsv nor xnli.test.tsv in {folder}: nothing will be scored")
 
     def train() -> TableSplit:
-        found = _find_training(folder, notes)
-        return maker.read("train", found, Reading(TRAINING_COLUMNS, read_label, undecided="-"), with_answers=True)
+        return maker.read("train", _find_training(folder, notes), plain, with_answers=True)
 
     def score(split: str) -> TableSplit:
-        reading = Reading(SCORED_COLUMNS, read_label, languages=languages)
-        found = maker.read(split, files[split], reading, with_answers=True)
+        if MIXED in files[split]:
+            reading = replace(plain, columns=SCORED_COLUMNS, languages=languages)
+            found = maker.read(split, files[split][MIXED], reading, with_answers=True)
+        else:
+            parts = {of: maker.read(split, those, plain, with_answers=True) for of, those in files[split].items()}
+            found = _join(parts)
         spoken = dict.fromkeys(found.languages)
         absent = [language for language in languages if language not in spoken]
         if absent and settings.task.languages != "all":
-            raise UserError(f"{files[split][0]} has no rows in {', '.join(absent)}; see --task.languages")
-        if found.num_examples != ROWS[split] * len(spoken):
+            raise UserError(f"{split} of {folder} has no rows in {', '.join(absent)}; see --task.languages")
+        published = ROWS[split] * len(spoken)
+        if found.num_examples != published:
             notes.append(
-                f"{split}: {files[split][0]} has {found.num_examples:,} rows in {len(spoken)} languages, of the "
-                f"{ROWS[split] * len(spoken):,} published"
+                f"{split}: {found.num_examples:,} rows in {len(spoken)} languages of the {published:,} published"
             )
         return found
 
@@ -63,6 +73,16 @@ def open_xnli(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
     )
 
 
+def _join(parts: Mapping[str, TableSplit]) -> TableSplit:
+    """Splits of one language each as one of many."""
+    return replace(
+        next(iter(parts.values())),
+        block=concatenate([part.block for part in parts.values()]),
+        ids=[identity for part in parts.values() for identity in part.ids],
+        languages=[language for language, part in parts.items() for _ in part.ids],
+    )
+
+
 def parse_languages(text: str) -> tuple[str, ...]:
     """The languages of `task.languages`: all of them, or those that are listed."""
     if text == "all":
@@ -75,16 +95,18 @@ def parse_languages(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def _find_scored(folder: Path, split: str, notes: list[str]) -> list[Path]:
+def _find_scored(folder: Path, split: str, languages: Sequence[str], notes: list[str]) -> dict[str, list[Path]]:
+    """The files of a split: one of all languages, under MIXED, or those of each language."""
     for place in (folder, folder / "XNLI-1.0"):
         if found := choose_files(place, [f"xnli.{split}"], notes):
-            return found
-    return []
+            return {MIXED: found}
+    apart = {language: choose_files(folder / language, stems_of(split), notes) for language in languages}
+    return {language: files for language, files in apart.items() if files}
 
 
 def _find_training(folder: Path, notes: list[str]) -> list[Path]:
     """MultiNLI in one language: English, if it is there; otherwise the only other one."""
-    places = (folder, folder / "multinli", folder / "XNLI-MT-1.0" / "multinli", folder / "MNLI")
+    places = (folder, folder / "multinli", folder / "XNLI-MT-1.0" / "multinli", folder / "en", folder / "MNLI")
     for place in places:
         for stems in (["multinli.train.en"], ["multinli.train.*"], stems_of("train")):
             if found := choose_files(place, stems, notes):

@@ -58,7 +58,7 @@ class Agenda:
         self._num_timed = 0
         self._best_step, self._best_accuracy = progress.best_step, progress.best_accuracy
         self._left_out = parse_steps(settings.train.skip_steps, "train.skip_steps")
-        self.evaluation_interval = evaluation_interval(settings.evaluate, settings.batch.sequences)
+        self.evaluation_interval = evaluation_interval(settings.evaluate, settings.nominal_sequences)
 
     # --- before and during a step ------------------------------------------------------------------
 

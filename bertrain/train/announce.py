@@ -12,6 +12,7 @@ from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, training_rows
 from bertrain.data.source import DataSource
+from bertrain.model.size import count_parameters
 from bertrain.observe.console import Console, warn
 from bertrain.settings import Settings
 from bertrain.train import compute, parallel
@@ -19,7 +20,7 @@ from bertrain.train.beginning import check_beginning
 from bertrain.train.checkpoint import Progress
 from bertrain.train.evaluate import check_held_out
 from bertrain.train.examples import open_examples, open_task, words_for
-from bertrain.train.memory import GIB, count_parameters
+from bertrain.train.memory import GIB
 from bertrain.train.room import with_budget
 from bertrain.train.runs import Run, describe_environment
 from bertrain.train.settle import estimate_token_budget, place_for, settle
@@ -41,6 +42,8 @@ def announce(
     millions = count_parameters(settings.model)[0] / 1e6
     console.say(f"run {run.folder}: {millions:.1f} M parameters, {settings.optimizer.name}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
+    for local_rank, binding in enumerate(ranks.bindings):
+        console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)

@@ -15,7 +15,7 @@ from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
 from bertrain.train.pretrain import open_for, train
 from bertrain.train.runs import Run
-from bertrain.train.settle import find_token_budget, settle
+from bertrain.train.settle import draw_seed, find_token_budget, settle
 
 
 def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up: int = 10) -> dict[str, Any]:
@@ -33,9 +33,10 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     )
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
         shards = open_for(data, settings, ranks)
+        settings, drawn = draw_seed(settings, ranks)
         settings, found = find_token_budget(settings, shards, ranks)
         run = Run.create(Path(folder) / "run", settings, shards, "", "")
-        train(run, shards, ranks, notes=[*notes, *found])
+        train(run, shards, ranks, notes=[*notes, *drawn, *found])
         if not ranks.is_first:
             return {}
         lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

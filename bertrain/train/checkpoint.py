@@ -19,15 +19,13 @@ import shutil
 import threading
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from bertrain.errors import UserError
 from bertrain.files import file_digest, write_atomically
+
+if TYPE_CHECKING:  # whoever only looks at what lies there need not wait for torch
+    from torch import Tensor
 
 SCHEMA_VERSION = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -105,6 +103,9 @@ def step_of(checkpoint: Path) -> int:
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
     """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     final = folder / checkpoint_name(snapshot.progress.step)
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -276,6 +277,8 @@ def find_step(folder: Path, step: int) -> Path:
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The model's tensors by name."""
+    from safetensors.torch import load_file
+
     return load_file(checkpoint / MODEL)
 
 
@@ -300,6 +303,8 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:
     """A checkpoint's content, on the CPU."""
+    from safetensors.torch import load_file
+
     return Snapshot(
         model=read_weights(checkpoint),
         optimizer=load_file(checkpoint / OPTIMIZER),
@@ -309,6 +314,8 @@ def read_checkpoint(checkpoint: Path) -> Snapshot:
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that own their memory, on the CPU."""
+    import torch
+
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()

@@ -205,6 +205,8 @@ class FusedCompute:
         self._update_graph: torch.cuda.CUDAGraph | None = None
         self._has_updated = False
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.uses_graphs = self._pool is not None
+        """Set to false, kernels are launched one by one: a profiler then sees which operator launched which."""
         self._is_first_bin = True
 
     def _layers_to_pause_after(self) -> frozenset[int]:
@@ -244,9 +246,9 @@ class FusedCompute:
         self._seed.fill_(batch.dropout_seed)
         self._word_scale.fill_(1 / max(1, step.num_predictions))
         self._sentence_scale.fill_(1 / step.num_sequences)
-        if not captured.graphs and captured.is_warm and self._pool is not None:
+        if not captured.graphs and captured.is_warm and self.uses_graphs:
             captured.graphs = self._capture_pieces(captured.batch, accumulate, pauses)
-        if captured.graphs:
+        if captured.graphs and self.uses_graphs:
             for graph, complete_from in captured.graphs:
                 graph.replay()
                 self._exchange.ready_from(complete_from)
@@ -290,9 +292,9 @@ class FusedCompute:
         self._rate.fill_(rate)
         if self._table is None or self._exchange.is_sharded:  # it talks to other ranks, or has no kernels
             self._update(rate)
-        elif self._update_graph is not None:
+        elif self._update_graph is not None and self.uses_graphs:
             self._update_graph.replay()
-        elif self._has_updated and self._pool is not None:
+        elif self._has_updated and self.uses_graphs:
             self._update_graph = torch.cuda.CUDAGraph()
             with _capture(self._update_graph, self._pool):
                 self._update(rate)

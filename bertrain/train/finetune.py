@@ -22,7 +22,7 @@ from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.files import write_atomically
 from bertrain.model.bert import Bert
-from bertrain.observe.console import note, warn
+from bertrain.observe.console import remark, warn
 from bertrain.settings import ModelSettings, Settings
 from bertrain.tasks import glue, registry
 from bertrain.tasks.task import Outputs, Split, Task
@@ -345,7 +345,7 @@ class _OpenRun:
     def say_notes(self) -> None:
         """What was found in the files, once they have been read."""
         for line in self.task.notes if self.ranks.is_first else ():
-            note(line)
+            remark(line)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from bertrain.errors import AgreedError, UserError
+from bertrain.errors import DivergedError, UserError
 
 GO_ON, SAVE, END, STOP, REQUEUE, FAIL = range(6)
 """What a rank brings to the agreement after each step; the largest decides for all. SAVE and END are of the clock."""
@@ -66,7 +66,7 @@ class SkippedSteps:
         for step, was_applied in enumerate(applied, start=last_step - len(applied) + 1):
             self.in_a_row = 0 if was_applied else self.in_a_row + 1
             if self.in_a_row >= self.limit:
-                raise AgreedError(
+                raise DivergedError(
                     f"the loss or its gradient was not finite in {self.in_a_row} steps in a row, the last of them "
                     f"step {step}; none of them was applied: lower optimizer.learning_rate, lengthen "
                     "schedule.warmup_steps, or check the data"

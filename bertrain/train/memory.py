@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from bertrain.data.batching import capacity_for
 from bertrain.data.source import DataSource
+from bertrain.model.size import count_parameters
 from bertrain.optim.lamb import AdamW
 from bertrain.optim.rules import RULES
-from bertrain.settings import ModelSettings, Settings
+from bertrain.settings import Settings
 
 GIB = 1 << 30
 PROCESS = 480 << 20  # Python with torch and the loader's batches, on a CPU
@@ -67,23 +68,6 @@ class Estimate:
         items = self.always | (self.bin if sum(self.bin.values()) >= self.update else {"the update": self.update})
         by_size = sorted(items.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {size / GIB:.2f}" for name, size in by_size if size >= 0.005 * GIB)
-
-
-def count_parameters(model: ModelSettings) -> tuple[int, int]:
-    """Parameters of the whole model, and those of the matrices of its encoder layers."""
-    width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
-    embeddings = (vocab + model.max_positions + model.num_segments + 2) * width
-    matrices = model.num_layers * (4 * width * width + 2 * width * inner)
-    other = model.num_layers * (9 * width + inner)
-    match model.head:
-        case "pretrain":
-            heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
-        case "span":
-            heads = 2 * width + 2
-        case _:
-            labels = model.num_labels if model.head == "classify" else 1
-            heads = width * width + width + labels * (width + 1)
-    return embeddings + matrices + other + heads, matrices
 
 
 def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, on_gpu: bool) -> Estimate:

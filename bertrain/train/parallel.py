@@ -10,10 +10,11 @@ import itertools
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
+from bertrain.launch.binding import Binding, bind, node_of_pci_device
 from bertrain.notation import parse_duration
 from bertrain.settings import TrainSettings
 from bertrain.train.watchdog import Watchdog, Whereabouts
@@ -45,10 +47,17 @@ class Ranks:
     """Where ranks leave word for each other without waiting; kept by the launcher."""
     whereabouts: Whereabouts = field(default_factory=Whereabouts)
     """Where this rank is, for the watchdog."""
+    bindings: Sequence[Binding] = ()
+    """What the ranks of this machine keep to, in their order; empty where they keep to nothing."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def local_rank(self) -> int:
+        """Its number among the ranks of this machine."""
+        return int(os.environ.get("LOCAL_RANK", 0))
 
     @property
     def is_connected(self) -> bool:
@@ -134,6 +143,17 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def gpu_nodes(local_world: int) -> list[int | None]:
+    """The NUMA nodes of the GPUs of so many local ranks."""
+    nodes = []
+    for rank in range(local_world):
+        facts: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
+        nodes.append(
+            node_of_pci_device(f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0")
+        )
+    return nodes
+
+
 def count_ranks() -> int:
     """The ranks of this run, by its launcher's word."""
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -145,8 +165,11 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     rank, world = int(os.environ.get("RANK", 0)), count_ranks()
     local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, _ = choose_device(settings.device, local_rank)
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(settings.threads or max(1, cores // local_world))
+    bindings: list[Binding] = []
+    if settings.binding == "auto":
+        bindings = bind(local_rank, local_world, gpu_nodes(local_world) if device.type == "cuda" else ())
+    cores = len(bindings[local_rank].cores) if bindings else len(os.sched_getaffinity(0)) // local_world
+    torch.set_num_threads(settings.threads or max(1, cores))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = _fresh_store() if "RANK" in os.environ else None
@@ -156,7 +179,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     )
     try:
         if store is None:
-            yield Ranks(0, 1, device, whereabouts=whereabouts)
+            yield Ranks(0, 1, device, whereabouts=whereabouts, bindings=bindings)
         else:
             # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
             has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
@@ -164,7 +187,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
             with _connected(backend, store, rank, world):
                 control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
                 store.set(BEGUN, "1")  # here every rank is connected with every other, so none has yet to look for it
-                yield Ranks(rank, world, device, control, store, whereabouts)
+                yield Ranks(rank, world, device, control, store, whereabouts, bindings)
     finally:
         if watchdog is not None:
             watchdog.stop()

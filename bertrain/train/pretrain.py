@@ -19,9 +19,11 @@ from bertrain.data.loader import Loader, Step, check_data, training_rows
 from bertrain.data.source import DataSource
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, RequeueError, UserError
-from bertrain.launch.local import has_gone_back, is_restart, say_that_it_goes_on
+from bertrain.launch.local import befell_before, has_gone_back, is_restart, say_that_it_goes_on
 from bertrain.observe.console import PHASES, Console, warn
+from bertrain.observe.logs import keep_log, note
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
+from bertrain.observe.telemetry import Telemetry, telemetry_of
 from bertrain.optim.schedules import learning_rate
 from bertrain.settings import Settings
 from bertrain.train import checkpoint, compute, parallel
@@ -31,23 +33,26 @@ from bertrain.train.beginning import begin_with, check_beginning
 from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, Judge, check_held_out
+from bertrain.train.events import Events
 from bertrain.train.examples import open_examples, open_task, words_for
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
 from bertrain.train.runs import Run, check_free, refuse_other_vocabulary
 from bertrain.train.scores import TaskJudge
-from bertrain.train.settle import check_memory, find_token_budget, settle
+from bertrain.train.settle import check_memory, draw_seed, find_token_budget, settle
 from bertrain.train.state import TrainState
 from bertrain.train.stragglers import RankTimes
 from bertrain.train.watchdog import SAVING
 
 
-def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str = "") -> Progress:
+def pretrain(
+    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", events: Events | None = None
+) -> Progress:
     """Pre-train as `settings` say on the prepared folder `data`, into the run folder `run`.
 
     `init` names a run, or weights of any form that `weights show` knows, to begin with. If `run` holds this
-    very run already, it is continued.
+    very run already, it is continued. `events` is told what happens.
     """
     init = str(Path(init).resolve()) if init else ""
     settings, notes = settle(settings, run)
@@ -58,14 +63,15 @@ def pretrain(settings: Settings, data: str | Path, run: str | Path, *, init: str
         shards = open_for(data, settings, ranks, words)
         is_new = not (Path(run) / "config.json").is_file()
         if ranks.from_first(is_new):
+            settings, drawn = draw_seed(settings, ranks)
             settings, found = find_token_budget(settings, shards, ranks)
-            notes += found
+            notes += drawn + found
         if ranks.is_first and is_new:
             described = open_task(data, settings, words).describe() if words is not None else None
             Run.create(run, settings, shards, init, fingerprint, described)
         ranks.from_first(0)
         _warn_of_no_checkpoints(settings, ranks)
-        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes)
+        return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes, events=events)
 
 
 def resume(
@@ -167,22 +173,32 @@ def open_for(
 
 
 def train(
-    run: Run, shards: DataSource, ranks: parallel.Ranks, *, from_step: int | None = None, notes: Sequence[str] = ()
+    run: Run,
+    shards: DataSource,
+    ranks: parallel.Ranks,
+    *,
+    from_step: int | None = None,
+    notes: Sequence[str] = (),
+    events: Events | None = None,
 ) -> Progress:
     """The run from its newest checkpoint, that of `from_step`, or its beginning, to its end.
 
-    `notes` are said at the start: what `auto` was taken to mean.
+    `notes` are said at the start: what `auto` was taken to mean. `events` is told what happens.
     """
     settings, how = run.settings, run.settings.train
+    events = events or Events()
     run.refuse_other_data(shards)
     check_groups(settings.batch.group_size, ranks.world)
     make_deterministic(how)
     set_precision(how)
     with ExitStack() as stack:
-        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
         if not ranks.from_first(is_ours):
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
+        stack.enter_context(keep_log(run.folder, ranks.rank, ranks.world))
+        if befell_before():
+            note("warning", "restart", f"all ranks were started again after {befell_before()}")
+        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
         # --- build, and restore ------------------------------------------------------------------
         state = TrainState.build(settings, ranks)
@@ -194,6 +210,7 @@ def train(
         if ranks.is_first:
             run.write_config(run.folder)
             announce(run, loader, ranks, state.progress, console, [*notes, *_notes_of_task(run)])
+        events.building(settings, state, loader)
         keeping = settings.checkpoint
         saver = Saver(run.checkpoints, keeping.keep, keep_best=keeping.keep_best, settings=settings.to_dict())
         stack.callback(saver.wait)
@@ -202,7 +219,7 @@ def train(
         agenda = Agenda(settings, state.progress, run.measured, keeps_time=ranks.is_first)
         ending = agenda.why_over(state.progress)
         if not ending:
-            state.warm_up(loader.step(first_step, state.progress.samples))
+            state.warm_up(loader.rehearsal(first_step, state.progress.samples))
         if not ending and keeping.enabled:
             state.make_room_for_snapshots()
         last_step = None if agenda.is_open_ended else agenda.last_step
@@ -219,10 +236,13 @@ def train(
         stack.callback(metrics.close)
         console.start(first_step, last_step)
         stack.callback(console.stop)
+        telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+        tokens_before = state.progress.tokens
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
         verdict, here = GO_ON, ranks.whereabouts
+        events.starting()
         agenda.start_clock()
         here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
@@ -249,7 +269,9 @@ def train(
                 skipped.note(metrics.flush(), done)
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
+                events.evaluating(state.progress.samples)
                 result = held_out.figures(state.compute.outputs, ranks)
+                events.evaluated(state.progress.samples, result)
                 metrics.evaluation(done, state.progress.samples, result)
                 due = agenda.judge(due, state.progress, result[held_out.main_figure])
             if due.measures:
@@ -257,6 +279,8 @@ def train(
                 run = _fix_length(run, measured, ranks, console)
                 due = agenda.fix(due, run.settings, state.progress)
                 metrics.last_step, saver.settings = run.settings.train.max_steps, run.settings.to_dict()
+            if due.ending:
+                events.ended(state.progress, due.ending)
             if due.saves:
                 here.enter(SAVING)
                 metrics.sync()  # what a checkpoint holds, the metrics hold too
@@ -273,7 +297,8 @@ def train(
         # --- the end -----------------------------------------------------------------------------
         here.enter(SAVING)
         if ending and verdict != FAIL:
-            metrics.end(state.progress.step, state.progress.samples, ending)
+            energy = _energy(telemetry, state.progress.tokens - tokens_before, ranks)
+            metrics.end(state.progress.step, state.progress.samples, ending, energy)
         saver.wait()
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):
@@ -421,6 +446,22 @@ def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
         every_steps=settings.log.every_steps,
         factor=settings.log.straggler_factor,
     )
+
+
+def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
+    """Joules of all ranks' devices since this start; None in it where one of them cannot be measured."""
+    if telemetry is None:
+        return None
+    telemetry.stop()
+    joules = telemetry.joules
+    if ranks.device.type == "cpu" and ranks.local_rank > 0:
+        joules = 0.0  # a processor's energy is that of all ranks on it
+    total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
+    ranks.sum(total)
+    spent = total.item()
+    if spent != spent:
+        return {"joules": None, "joules_per_million_tokens": None}
+    return {"joules": spent, "joules_per_million_tokens": 1e6 * spent / max(1, tokens)}
 
 
 def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:

@@ -1,11 +1,13 @@
 """What `auto` means: settled once, when a run begins, kept in its config.json, and said with the reason.
 
 `train.precision auto` goes by the hardware, `batch.auto` by the memory: the estimate's largest bin, on a GPU tried out.
+`train.seed -1` is the system's entropy.
 """
 
 from __future__ import annotations
 
 import gc
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from bertrain.train.room import (
 from bertrain.train.runs import Run
 from bertrain.train.state import TrainState
 
+SEED_BITS = 31  # so that every program that reads a log can hold it
 FILLED = 0.9  # of a CPU's free memory
 FILLED_GPU = 0.97  # of a GPU's: its allocator loses the rest to the holes between tensors
 STEP_DOWN = 1 / 8  # of the estimate's budget, after each trial that did not fit
@@ -50,10 +53,24 @@ def settle(settings: Settings, run: str | Path | None) -> tuple[Settings, list[s
         chosen, why = (begun.train.precision, "as the run was begun") if begun else (precision, reason)
         settings = replace(settings, train=replace(settings.train, precision=chosen))
         notes.append(f"train.precision auto: {chosen} ({why})")
+    if settings.train.seed < 0 and begun:
+        settings = with_seed(settings, begun.train.seed)
     if settings.batch.auto and begun:
         settings = with_budget(settings, begun.batch.token_budget)
         notes.append(f"batch.auto: a token_budget of {begun.batch.token_budget:,}, as the run was begun")
     return settings, notes
+
+
+def draw_seed(settings: Settings, ranks: parallel.Ranks) -> tuple[Settings, list[str]]:
+    """Under `train.seed -1`, settings with a seed that the first rank drew from the system's entropy."""
+    if settings.train.seed >= 0:
+        return settings, []
+    settings = with_seed(settings, ranks.from_first(secrets.randbits(SEED_BITS)))
+    return settings, [f"train.seed -1: {settings.train.seed} (drawn from the system's entropy)"]
+
+
+def with_seed(settings: Settings, seed: int) -> Settings:
+    return replace(settings, train=replace(settings.train, seed=seed))
 
 
 def place_for(settings: Settings, shards: DataSource, world: int) -> Place:

@@ -24,6 +24,7 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import Store
 
 from bertrain.errors import EXIT_HUNG
+from bertrain.observe.logs import note
 
 STARTING, SAVING = "starting", "saving"
 PLACES = (
@@ -202,8 +203,10 @@ class Watchdog:
         is_first = True
         with suppress(Exception):
             is_first = self._store is None or self._store.add(SAID, 1) == 1
+        why = sentence(words, mute, self._timeout)
+        note("error", "hang", why)
         if is_first:
-            print(f"bertrain: {sentence(words, mute, self._timeout)}", file=sys.stderr, flush=True)
+            print(f"bertrain: {why}", file=sys.stderr, flush=True)
         for word, is_mute in zip(words, mute, strict=True):
             if is_mute and word.host == self._host and _is_sibling(word.process):
                 with suppress(ProcessLookupError):

@@ -22,7 +22,8 @@ import pytest
 import typer
 
 from bertrain import config
-from bertrain.cli import app, parse_overrides
+from bertrain.cli import app
+from bertrain.config import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -200,6 +201,19 @@ def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, f
 
     result = evaluate(followed / "runs" / "first", followed / "held-out", max_examples=4, device="cpu")
     assert set(result) | {"kind", "samples"} == set(generator.EVALUATION_FIELDS)
+
+
+def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:
+    from bertrain.observe.sensors import sensors_for
+    from bertrain.observe.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS
+    from tests.unit.test_profile import FILES
+
+    assert list(generator.ITERATION_FIELDS) == list(ITERATION_COLUMNS)
+    assert list(generator.LAUNCH_FIELDS) == list(LAUNCH_COLUMNS)
+    assert set(generator.SET_FILES) == FILES
+    sensors = sensors_for(None)
+    named = {re.sub(r"^core\d+_", "core0_", column) for column in [*sensors.columns, *sensors.missing]}
+    assert named <= set(generator.TELEMETRY_COLUMNS)
 
 
 def read_json(path: Path) -> Any:

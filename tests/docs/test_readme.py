@@ -28,6 +28,9 @@ RUN_ELSEWHERE = {
     "make check": "CI runs it",
     "pip install .": "tests/docs/test_package.py installs the wheel elsewhere",
     "bertrain data download": "tests/faults/test_download.py, against a server of its own",
+    "bertrain launch cancel": "tests/services/test_slurm.py cancels a running one",
+    "bertrain launch ssh": "tests/services/test_ssh.py, on hosts of its own",
+    "bertrain mlperf": "tests/faults/test_mlperf_runs.py, in miniature",
     "bertrain data mlperf": "tests/unit/test_mlperf_data.py, on a text of its own",
 }
 

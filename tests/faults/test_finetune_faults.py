@@ -15,14 +15,15 @@ import torch
 
 from bertrain.train.finetune import finetune, last_figures
 from bertrain.weights.export import export
-from tests import helpers, miniature
-from tests.miniature import Miniature, command_line, settings_for
+from tests import helpers
+from tests import miniature_tasks as tiny_tasks
+from tests.miniature_tasks import Miniature, command_line, settings_for
 from tests.processes import records
 
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return miniature.make_miniature(tmp_path_factory.mktemp("miniature"))
+    return tiny_tasks.make_miniature(tmp_path_factory.mktemp("tiny_tasks"))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,8 @@ def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
 
 def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Path) -> None:
     words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--deterministic", "--max-steps", 40,
-             *miniature.arguments(checkpoint__every_steps=3, log__every_steps=1, evaluate__every_epochs=1)]  # fmt: skip
+             *tiny_tasks.arguments(checkpoint__every_steps=3, log__every_steps=1, evaluate__every_epochs=1),
+             ]  # fmt: skip
     run, calm = tmp_path / "run", tmp_path / "calm"
     kill_when(lambda: len(records(run)) >= 10, *words, "--run", run)
     assert 10 <= len(records(run)) < 40
@@ -77,9 +79,9 @@ def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Pa
 
 def test_two_ranks_are_as_one(mini: Miniature, tmp_path: Path) -> None:
     """Two seeds, one after the other, on the same two processes; predictions are everybody's too."""
-    changes = {name.replace(".", "__"): value for name, value in miniature.NO_DROPOUT.items()}
+    changes = {name.replace(".", "__"): value for name, value in tiny_tasks.NO_DROPOUT.items()}
     words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--max-steps", 6, "--seeds", "1,2",
-             "--do", "predict", *miniature.arguments(**changes)]  # fmt: skip
+             "--do", "predict", *tiny_tasks.arguments(**changes)]  # fmt: skip
     done = helpers.bertrain(*words, "--run", tmp_path / "two", "--nproc", 2, "--json")
     command_line(*words, "--run", tmp_path / "one")
     (outcome,) = json.loads(done.stdout)
@@ -105,7 +107,7 @@ def test_a_table_of_results_that_cannot_be_written_costs_no_run(mini: Miniature,
     (tmp_path / "runs" / "results.json").mkdir(parents=True)
     done = command_line(
         "finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", tmp_path / "runs", "--max-steps", 1,
-        "--seeds", "1,2", *miniature.arguments(),
+        "--seeds", "1,2", *tiny_tasks.arguments(),
     )  # fmt: skip
     assert done.err.count("results.json: Is a directory; the runs themselves are whole") == 2
     assert "(2 seeds)" in done.out
@@ -117,7 +119,7 @@ def test_damaged_rows_are_named_or_counted(mini: Miniature, tuned: Path, tmp_pat
     (tmp_path / "train.csv").write_text("\n".join([*rows[:50], ",red", "bato bato,", *rows[50:]]) + "\n")
     (tmp_path / "dev.csv").write_text("text,label\nbato,red\nkese,purple\n")
     words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run",
-             "--max-steps", 1, *miniature.arguments()]  # fmt: skip
+             "--max-steps", 1, *tiny_tasks.arguments()]  # fmt: skip
     refused = command_line(*words, check=False)
     assert refused.code == 2
     assert "train.csv" in refused.err
@@ -214,7 +216,7 @@ def test_bad_input_is_one_sentence(mini: Miniature, tuned: Path, tmp_path: Path,
     }  # fmt: skip
     given = [str(places.get(word, word)) for word in words]
     if given[0] == "finetune":
-        given[2:2] = miniature.arguments()
+        given[2:2] = tiny_tasks.arguments()
         given += [] if "--data" in given else ["--data", str(mini.table)]
     if given[0] in ("finetune", "pretrain") and "--run" not in given:
         given += ["--run", str(tmp_path / "run")]

@@ -19,6 +19,8 @@ import torch
 from bertrain.data.loader import Loader
 from bertrain.data.shards import Shards
 from bertrain.errors import EXIT_REQUEUE, UserError
+from bertrain.observe.logs import logs
+from bertrain.observe.watch import look
 from bertrain.train import checkpoint
 from bertrain.train.pretrain import pretrain
 from tests import helpers
@@ -52,6 +54,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
         done = len(records(run))
         launched.wait_until(lambda: len(records(run)) > done, "going on together")
         assert launched.err == ""
+        assert look(run)["state"] == "running"
 
         os.kill(ranks[1], signal.SIGSTOP)
         launched.wait_until(lambda: "training went on" in launched.err, "going on without hanging")
@@ -70,6 +73,14 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     assert re.fullmatch(r"bertrain: training went on at step \d+, [\d.]+ s after a rank hung", went_on)
     assert "stopped by SIGTERM" in stopped
     helpers.losses(run)  # each step once, in order
+
+    entries = list(logs(run, level="warning"))
+    told = {rank: [entry["event"] for entry in entries if entry["rank"] == rank] for rank in (0, 1)}
+    assert told == {0: ["hang", "restart", "stop"], 1: ["restart", "stop"]}, "whose process was stopped said nothing"
+    assert entries[0]["text"] == said.removeprefix("bertrain: ")
+    seen = look(run)
+    assert (seen["state"], seen["starts"], len(seen["ranks"])) == ("stopped", 2, 2)
+    assert seen["why"] == stopped.removeprefix("bertrain: ")
 
 
 @pytest.mark.parametrize("to_one_rank", [False, True])

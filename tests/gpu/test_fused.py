@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,9 +58,11 @@ def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, obje
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=1e-2)
     assert model.output_error() <= 1e-2
+    assert model.total_error() <= 1e-2
     for name, value in errors.items():
-        # The gradients of this LayerNorm are small sums of large terms; autocast is as far from float32 there.
-        assert value <= (2e-2 if name.startswith("masked_words.norm") else 1e-2), name
+        # These gradients are small sums of large terms; autocast is as far from float32 there.
+        of_span = overrides.get("model__head") == "span"
+        assert value <= (8e-2 if of_span else 2e-2 if name.startswith("masked_words.norm") else 1e-2), name
     model.run(accumulate=True)
     for name, gradient in model.gradients().items():
         assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
@@ -72,7 +76,9 @@ def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, 
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=5e-2)
-    assert 1e-3 < max(errors.values()) <= 0.15, max(errors, key=errors.__getitem__)
+    assert model.total_error() <= 5e-2
+    bound = 1.0 if overrides.get("model__head") == "span" else 0.15
+    assert 1e-3 < max(errors.values()) <= bound, max(errors, key=errors.__getitem__)
     model.run(accumulate=True)
     for name, gradient in model.gradients().items():
         assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
@@ -137,7 +143,7 @@ class Trainer:
             state.model, state.arena, state.optimizer, state.exchange, state.ranks, settings
         )
         if isinstance(self.compute, FusedCompute) and not graphs:
-            self.compute._pool = None
+            self.compute.uses_graphs = False
         self.compute.restore({})  # as a run begins
 
     def gradient_of(self, step: Step) -> torch.Tensor:
@@ -183,6 +189,26 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
     assert isinstance(eager.compute, FusedCompute)
     assert any(captured.graphs for captured in replayed.compute._captured.values())
     assert all(not captured.graphs for captured in eager.compute._captured.values())
+
+
+@pytest.mark.parametrize("head", ["classify", "regress", "span"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: str) -> None:
+    """Dropout of the head included, which is drawn anew in each step."""
+    settings = training_settings(
+        precision, optimizer__name="adamw", model__head=head, model__num_labels=3, task__name="glue/mnli"
+    )
+    replayed, eager = Trainer(settings), Trainer(settings, graphs=False)
+    steps = [
+        replace(step, bins=[whole_model.with_answers(batch, head, 3).pin_memory() for batch in step.bins])
+        for step in make_steps(shards, training_settings(precision), 6)
+    ]
+    for step in steps:
+        for one, other in zip(replayed.step(step), eager.step(step), strict=True):
+            assert torch.equal(one, other)
+    assert all(map(torch.equal, replayed.state(), eager.state()))
+    assert isinstance(replayed.compute, FusedCompute)
+    assert any(captured.graphs for captured in replayed.compute._captured.values())
 
 
 @pytest.mark.parametrize("what", ["selective", "full"])

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report of one run, and one of two; the names are long and have no place to break."""
+    """A report of one run and one of two; the names are long and have no place to break. The second run has all there
+    is to show: sixteen ranks, telemetry of eight GPUs, a step that is not finite, a warning, a torn line."""
     folder = tmp_path_factory.mktemp("runs")
     data = helpers.make_data(folder)
     runs = [folder / f"{'a-run-with-a-long-name' * 4}{number}" for number in range(2)]
@@ -147,7 +149,29 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             train__max_steps=4, train__seed=number, evaluate__data=data, evaluate__every_samples=24
         )
         pretrain(settings, data, run)
-    return {"one": report(runs[:1]), "two": report(runs, out=folder / "two.html")}
+    embellish(runs[1])
+    return {"one": report(runs[:1]), "all": report(runs[1:]), "two": report(runs, out=folder / "two.html")}
+
+
+def embellish(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    step = json.loads(lines[0])
+    ranks = [
+        {"rank": rank, "host": f"host-{rank // 8}", "tokens": 500.0, "seconds": step["seconds"]} for rank in range(16)
+    ]
+    lines.append(json.dumps({"kind": "ranks", "step": 4, "ranks": ranks}))
+    lines += [json.dumps(step | {"step": 5, "loss": None, "applied": False}), lines[0][:50], ""]
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    rows = [
+        f"{second},{gpu},{1700 + second % 7 - gpu},{600 + 10 * gpu},{60 + gpu},0.9,power cap,{600 * second}"
+        for second in range(100)
+        for gpu in range(8)
+    ]
+    header = "time_s,gpu,sm_clock_mhz,power_w,temperature_c,utilisation,throttle,energy_j"
+    (run / "telemetry.csv").write_text("\n".join([header, *rows, ""]))
+    with open(run / "logs" / "rank-0.jsonl", "a") as log:
+        text = "rank 3 on host host-0 takes 1.7 times as long over a token as the ranks' median"
+        log.write(json.dumps({"time": 1.7e9, "level": "warning", "event": "warning", "text": text}) + "\n")
 
 
 def background(picture: npt.NDArray[np.uint8]) -> tuple[int, ...]:
@@ -159,10 +183,13 @@ def inked(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     return np.abs(picture.astype(int) - background(picture)).max(axis=2) > 40
 
 
-@pytest.mark.parametrize("width", [1200, 420])
-@pytest.mark.parametrize("name", ["one", "two"])
-def test_the_report_shows_and_fits_the_window(browser: Browser, pages: dict[str, Path], name: str, width: int) -> None:
-    browser.open(pages[name], width=width)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("name", ["one", "all", "two"])
+def test_the_report_shows_and_fits_the_window(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    browser.open(pages[name], width=width, scheme=scheme)
     assert browser.requests() == [pages[name].resolve().as_uri()]
     picture = browser.screenshot()
     assert picture.shape[1] == browser.size()[0] == width
@@ -187,6 +214,64 @@ def test_text_and_lines_are_readable_by_day_and_night(browser: Browser, pages: d
     both = [inked(pictures[scheme]) for scheme in ("light", "dark")]
     assert both[0].shape == both[1].shape
     assert (both[0] & both[1]).sum() > 0.8 * max(both[0].sum(), both[1].sum())
+
+
+def test_a_screen_reader_finds_its_way(browser: Browser, pages: dict[str, Path]) -> None:
+    """What the browser tells assistive technology: landmarks, headings in order, names of figures and tables."""
+    browser.open(pages["all"], width=1400)
+    nodes = [node for node in browser.send("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    assert all(len(named[role]) == 1 for role in ("main", "banner", "contentinfo", "navigation"))
+    assert named["link"][0] == "Skip to the figures"
+    figures = [name for role in ("image", "img") for name in named.get(role, [])]
+    assert len(figures) > 12
+    assert all(len(name) > 15 for name in figures)
+    tables = [name for role in ("table", "grid") for name in named.get(role, [])]
+    assert len(tables) > 10
+    assert all(tables)
+    assert named["rowheader"]
+    assert named["columnheader"]
+    levels = [
+        int(prop["value"]["value"])
+        for node in nodes
+        if node["role"]["value"] == "heading"
+        for prop in node["properties"]
+        if prop["name"] == "level"
+    ]
+    assert levels[0] == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels)), "no level is left out"
+
+
+def test_the_first_key_leads_past_the_head(browser: Browser, pages: dict[str, Path]) -> None:
+    """Tab shows the link that skips to the figures, which is not seen otherwise; Enter follows it."""
+    browser.open(pages["all"], width=1400)
+    before = browser.screenshot()[:60, :300]
+    for kind in ("keyDown", "keyUp"):
+        browser.send("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    assert (browser.screenshot()[:60, :300] != before).mean() > 0.05
+    enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+    for kind in ("keyDown", "keyUp"):
+        browser.send("Input.dispatchKeyEvent", type=kind, **enter)
+    assert browser.send("Page.getNavigationHistory")["entries"][-1]["url"].endswith("#content")
+
+
+def test_what_is_folded_opens_without_scripts(browser: Browser, pages: dict[str, Path]) -> None:
+    """The tables behind a title are in the page, and a click opens them."""
+    browser.open(pages["all"], width=1400)
+    before = browser.size()[1]
+    root = browser.send("DOM.getDocument")["root"]["nodeId"]
+    found = browser.send("DOM.querySelectorAll", nodeId=root, selector="summary")["nodeIds"]
+    assert len(found) == 2
+    for node in found:
+        browser.send("DOM.scrollIntoViewIfNeeded", nodeId=node)
+        box = browser.send("DOM.getBoxModel", nodeId=node)["model"]["content"]
+        for kind in ("mousePressed", "mouseReleased"):
+            place = {"x": box[0] + 20, "y": (box[1] + box[5]) / 2, "button": "left", "clickCount": 1}
+            browser.send("Input.dispatchMouseEvent", type=kind, **place)
+    assert browser.size()[1] > before + 500
+    assert browser.size()[0] == 1400
 
 
 def test_the_report_prints_on_white(browser: Browser, pages: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning as users meet it: miniature tasks that are learnt, scored, predicted and handed over, on a CPU."""
+"""Fine-tuning as users meet it: miniature_tasks tasks that are learnt, scored, predicted and handed over, on a CPU."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from bertrain.train.runs import Run
 from bertrain.train.scores import TaskJudge
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, fill_in, read_weights
-from tests import helpers, miniature
-from tests.miniature import Miniature, command_line, settings_for
+from tests import helpers, miniature_tasks
+from tests.miniature_tasks import Miniature, command_line, settings_for
 from tests.processes import records
 
 GLUE = Path(__file__).parents[1] / "data" / "glue"
@@ -39,7 +39,7 @@ GLUE = Path(__file__).parents[1] / "data" / "glue"
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return miniature.make_miniature(tmp_path_factory.mktemp("miniature"))
+    return miniature_tasks.make_miniature(tmp_path_factory.mktemp("miniature_tasks"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_table_is_learnt(mini: Miniature, colours: Path, tmp_path: Path) -> No
     assert evaluated == [256, 480, 736, 960], "after each pass over 240 rows, and at the end"
     result = predict(colours, mini.table, tmp_path, device="cpu")
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
-    _, expected = miniature.coloured(30, 3)
+    _, expected = miniature_tasks.coloured(30, 3)
     assert [row["id"] for row in rows] == [f"row-{number}" for number in range(30)]
     assert sum(row["label"] == colour for row, colour in zip(rows, expected, strict=True)) >= 26
     assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
@@ -107,7 +107,7 @@ def test_answers_are_found_in_texts_never_seen(mini: Miniature, answers: Path, t
 def test_several_seeds_have_a_mean_and_a_deviation(mini: Miniature, tmp_path: Path) -> None:
     run = tmp_path / "runs"
     words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", run, "--max-steps", 2,
-             "--seeds", "1,2,3", "--do", "predict", *miniature.arguments()]  # fmt: skip
+             "--seeds", "1,2,3", "--do", "predict", *miniature_tasks.arguments()]  # fmt: skip
     (outcome,) = json.loads(command_line(*words, "--json").out)
     assert outcome["seeds"] == [1, 2, 3]
     values = [last_figures(run / f"seed-{seed}")["accuracy"] for seed in (1, 2, 3)]
@@ -131,7 +131,7 @@ def test_all_of_glue_in_one_command(mini: Miniature, tmp_path: Path) -> None:
     run = tmp_path / "glue"
     done = command_line(
         "finetune", "glue", "--init", mini.base, "--data", GLUE, "--run", run, "--max-steps", 1, "--do", "predict",
-        *miniature.arguments(log__level="quiet"),
+        *miniature_tasks.arguments(log__level="quiet"),
     )  # fmt: skip
     assert "glue/qnli is left out" in done.err
     table = [line for line in done.out.splitlines() if line.startswith("glue/")]
@@ -148,7 +148,7 @@ def test_all_of_glue_in_one_command(mini: Miniature, tmp_path: Path) -> None:
 def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text((mini.table / "train.csv").read_text())
     words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run"]
-    done = command_line(*words, "--max-steps", 2, *miniature.arguments())
+    done = command_line(*words, "--max-steps", 2, *miniature_tasks.arguments())
     assert "has no held-out part with labels, such as a dev.csv: nothing will be scored" in done.out
     assert "train_examples_per_s" in done.out.splitlines()[-1]
     with pytest.raises(UserError, match="has nothing with known answers to score"):
@@ -160,7 +160,7 @@ def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tm
 
 def test_the_length_of_a_run_is_said_once(mini: Miniature, tmp_path: Path) -> None:
     def settled(*changes: tuple[str, str], recipe: str = "") -> Settings:
-        asked = resolve_task("classify", [*miniature.QUICK.items(), *changes], recipe=recipe)
+        asked = resolve_task("classify", [*miniature_tasks.QUICK.items(), *changes], recipe=recipe)
         return settle_task(asked, mini.table, tmp_path / "none", init=str(mini.base), world=1)
 
     assert settled().train.max_steps == 23, "3 x 240 / 32, rounded up"
@@ -196,7 +196,7 @@ def test_bins_hold_a_ranks_share_of_a_step(mini: Miniature) -> None:
 def test_a_budget_ends_saves_and_scores(mini: Miniature, tmp_path: Path) -> None:
     done = command_line(
         "finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", tmp_path / "run", "--budget", "4s",
-        *miniature.arguments(batch__sequences=8),
+        *miniature_tasks.arguments(batch__sequences=8),
     )  # fmt: skip
     settings = Run.open(tmp_path / "run").settings
     assert (settings.schedule.warmup_steps, settings.train.epochs) == (50, 0)
@@ -213,7 +213,7 @@ def test_a_budget_ends_saves_and_scores(mini: Miniature, tmp_path: Path) -> None
 def test_a_dry_run_says_all_and_writes_nothing(mini: Miniature, tmp_path: Path) -> None:
     before = sorted(mini.base.parent.rglob("*"))
     words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", tmp_path / "run", "--dry-run"]
-    done = command_line(*words, *miniature.arguments(data__max_seq_length=8))
+    done = command_line(*words, *miniature_tasks.arguments(data__max_seq_length=8))
     assert "steps: 23, about 3.1 epochs" in done.out
     assert re.search(r"train: cut [\d,]+ rows of 240 to 8 tokens", done.out)
     assert "model.head = classify" in done.out
@@ -345,6 +345,19 @@ def test_data_are_read_again_when_they_or_the_model_are_others(mini: Miniature, 
         predict(colours, mini.table, tmp_path / "train.csv", device="cpu")
 
 
+def test_runs_are_reported_side_by_side(mini: Miniature, colours: Path, answers: Path, tmp_path: Path) -> None:
+    finetune(settings_for(train__max_steps=5), mini.table, tmp_path / "short", init=str(mini.base))
+    command_line("report", colours, tmp_path / "short", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "accuracy" in page
+    assert "masked" not in page, "nothing of pre-training"
+    command_line("report", answers, "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "exact match" in page
+    assert re.search(r"Best evaluation</dt><dd><b>[\d.]+</b> <small>f1, at step 30", page), "by its main figure"
+    command_line("report", colours, mini.base, "--out", tmp_path / "page.html")
+
+
 # --- weights -----------------------------------------------------------------------------------------------
 
 
@@ -362,7 +375,7 @@ def test_a_classifier_is_transformers_too(mini: Miniature, colours: Path, tmp_pa
     done = command_line("weights", "export", colours, "--out", tmp_path / "out")
     assert "AutoModelForSequenceClassification" in done.out
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
-    assert theirs.config.id2label == dict(enumerate(sorted(miniature.COLOURS)))
+    assert theirs.config.id2label == dict(enumerate(sorted(miniature_tasks.COLOURS)))
     texts = [line.split(",")[0] for line in (mini.table / "dev.csv").read_text().splitlines()[1:]]
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, return_tensors="pt")
     with torch.no_grad():

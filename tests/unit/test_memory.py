@@ -14,12 +14,13 @@ from bertrain.data.shards import Shards
 from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
+from bertrain.model.size import count_parameters
 from bertrain.optim.arena import Arena
 from bertrain.optim.rules import RULES, build_optimizer
 from bertrain.settings import Settings
 from bertrain.train import settle
 from bertrain.train.announce import dry_run
-from bertrain.train.memory import GIB, LIBRARIES, BinSize, count_parameters, estimate
+from bertrain.train.memory import GIB, LIBRARIES, BinSize, estimate
 from bertrain.train.precision import autocast
 from bertrain.train.pretrain import pretrain, resume
 from bertrain.train.recompute import recompute_layers

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.cli import parse_overrides
+from bertrain.config import parse_overrides
 from bertrain.errors import UserError
 from bertrain.launch.local import GONE_BACK
 from bertrain.train.announce import dry_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertrain.observe.console import console_line, duration
+from bertrain.observe.console import PHASES, console_line, duration
 from bertrain.observe.metrics import drop_after
 from bertrain.train.evaluate import evaluate
 from bertrain.train.pretrain import pretrain, resume
@@ -67,6 +67,27 @@ def test_every_step_stands_in_the_metrics_and_on_the_board_once(tmp_path: Path) 
     assert [event.value for event in board.Scalars("step/loss")] == pytest.approx(losses, rel=1e-6)
 
 
+def test_the_board_has_what_the_metrics_have(tmp_path: Path) -> None:
+    """Accuracies, phases, evaluations; and telemetry, which here lies in the folder when the run goes on."""
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    settings = helpers.tiny_settings(
+        train__max_steps=4, train__max_samples=48, log__tensorboard=True, log__every_steps=2, evaluate__data=data
+    )
+    pretrain(settings, data, run)
+    (run / "telemetry.csv").write_text("time,power_w\n1,600\n2,650\n")
+    resume(run, [("train.max_samples", "0")])
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    for name in ("mlm_accuracy", "gradient_norm", "padding_share", "tokens_per_s"):
+        written = [record[name] for record in records(run, "step")]
+        assert [event.value for event in board.Scalars(f"step/{name}")] == pytest.approx(written, rel=1e-6)
+    for phase in PHASES:
+        written = [record["seconds"][phase] for record in records(run, "step")]
+        assert [event.value for event in board.Scalars(f"step/seconds/{phase}")] == pytest.approx(written, rel=1e-6)
+    assert [event.step for event in board.Scalars("evaluation/mlm_accuracy")] == [2, 4]
+    assert [(event.step, event.value) for event in board.Scalars("telemetry/rank 0/power_w")] == [(4, 650.0)]
+
+
 def test_metrics_add_up(tmp_path: Path) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     pretrain(helpers.tiny_settings(train__max_steps=5), data, run)
@@ -77,6 +98,10 @@ def test_metrics_add_up(tmp_path: Path) -> None:
         assert record["loss"] == pytest.approx(record["mlm_loss"] + record["nsp_loss"])
         assert 24 * 5 <= record["tokens"] <= 24 * 64, "padding is never counted"
         assert record["applied"] is True
+        # Bins come in quarters of the budget of 256 tokens.
+        computed = record["tokens"] / (1 - record["padding_share"])
+        assert computed == pytest.approx(64 * round(computed / 64))
+        assert computed >= record["tokens"]
     state = json.loads((run / "checkpoints" / "step-00000005" / "state.json").read_text())
     assert state["tokens"] == sum(record["tokens"] for record in steps)
     assert state["samples"] == 5 * 24

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,6 +123,8 @@ def test_figures_of_a_model_that_always_says_the_same(predicted: int) -> None:
     assert all(np.isfinite(value) for value in found.values())
     assert found["matthews"] == found["pearson"] == found["spearmanr"] == 0
     assert metrics.score(["pearson"], np.array([1.0]), np.array([2.0])) == {"pearson": 0}
+    same = np.full(4, predicted)
+    assert all(map(np.isfinite, metrics.score(list(metrics.FIGURES), same, same).values()))
     nearly = 1e8 + np.array([0.0, 0.0, 1e-8, 0.0])
     assert all(map(np.isfinite, metrics.score(["pearson", "spearmanr"], answers, nearly).values()))
 
@@ -129,6 +134,17 @@ def test_outputs_that_are_no_numbers_are_named() -> None:
     outputs[2, 1] = np.nan
     with pytest.raises(UserError, match="no finite numbers for 1 of 4 examples"):
         metrics.predictions_of(outputs, "classify")
+
+
+def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [])
+    with pytest.raises(UserError, match=r"need scikit-learn; install it with: pip install 'bertrain\[finetune\]'"):
+        open_named("glue/sst2", GLUE)
+    task = open_named("glue/sst2", GLUE, described={})  # to predict, it is not needed
+    assert task.unanswered()["test"].num_examples == 8
+    with pytest.raises(UserError, match="need scikit-learn"):
+        task.held_out()["dev"].figures(said_for_sure([0] * 12, 2))
 
 
 # --- GLUE --------------------------------------------------------------------------------------------------
@@ -287,7 +303,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         open_named("glue/mnl", GLUE)
     with pytest.raises(UserError, match="is the folder of another task; give that of CoLA"):
         open_named("glue/cola", GLUE / "SST-2")
-    with pytest.raises(UserError, match=r"neither a folder RTE nor train.tsv"):
+    with pytest.raises(UserError, match=r"nothing of glue/rte in .*, nor a folder RTE"):
         open_named("glue/rte", tmp_path)
     with pytest.raises(UserError, match="there is no --data"):
         open_named("glue/rte", tmp_path / "absent")
@@ -302,7 +318,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 def test_wrong_rows_of_glue_stop_or_are_counted(tmp_path: Path) -> None:
     rows = ["sentence\tlabel", "good film\t1", "bad film\t7", "\t1", "worse\t0", "no label\t"]
     (tmp_path / "train.tsv").write_text("\n".join(rows))
-    with pytest.raises(UserError, match=r"line 3 of .*train.tsv has the label '7', .*; mend it, or .*on_error skip"):
+    with pytest.raises(UserError, match=r"line 3 of .*train.tsv has the label '7', .*; mend it, or .*--on-error skip"):
         open_named("glue/sst2", tmp_path).training()
     task = open_named("glue/sst2", tmp_path, on_error="skip")
     assert task.training().num_examples == 2
@@ -351,6 +367,23 @@ def test_xnli_is_scored_by_language(tmp_path: Path) -> None:
         open_named("xnli", tmp_path, languages="de,fr").held_out()
     with pytest.raises(UserError, match=r"task.languages has 'dee'; did you mean 'de'\?"):
         open_named("xnli", tmp_path, languages="dee")
+
+
+def test_xnli_as_datasets_has_it_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    write_xnli(tmp_path / "archive")
+    for language in ("de", "en"):
+        (tmp_path / language).mkdir()
+        table = pa.table({"premise": [f"a {label}" for label in LABELS], "hypothesis": ["b"] * 3, "label": [0, 1, 2]})
+        pyarrow.parquet.write_table(table, tmp_path / language / "validation-00000-of-00001.parquet")
+        pyarrow.parquet.write_table(table, tmp_path / language / "train-00000-of-00001.parquet")
+    ours, theirs = open_named("xnli", tmp_path / "archive"), open_named("xnli", tmp_path)
+    assert list(theirs.held_out()) == ["dev"]
+    a, b = ours.held_out()["dev"], theirs.held_out()["dev"]
+    assert np.array_equal(a.block.tokens, b.block.tokens)
+    outputs = said_for_sure([0, 1, 2, 0, 0, 0], 3)
+    assert a.figures(outputs) == b.figures(outputs)
+    assert theirs.training().num_examples == 3
 
 
 def test_xnli_trains_on_mnli_where_that_is_what_there_is(tmp_path: Path) -> None:

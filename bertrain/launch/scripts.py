@@ -1,0 +1,298 @@
+"""The script of a job, one for each launcher: plain bash, complete, and the same each time it is written.
+
+All of them share their end, which runs a step on every node (the pre-flight, then the training), passes signals on,
+starts ranks again that failed, and leaves word of each in the job folder. They differ in what a scheduler is asked for,
+in how a step is started on every node, and in how a job is put back into the queue.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, write_time
+from bertrain.launch.local import SAVING_S
+
+AFTER_SAVING_S = 30
+
+
+def job_script(job: Job) -> str:
+    """The whole script."""
+    begin, start, requeue = {
+        "local": _local,
+        "ssh": _ssh,
+        "slurm": _slurm,
+        "pbs": _pbs,
+        "mpi": _mpi,
+    }[job.launcher](job)
+    return "\n".join(["#!/bin/bash", *begin, *_head(job), *start, *_repeat(job), requeue, END])
+
+
+def _head(job: Job) -> list[str]:
+    quoted = {name: shlex.quote(value) for name, value in job.environment.items()}
+    nodes = len(job.hosts) or job.wishes.nodes
+    return [
+        "",
+        f"# Written by `bertrain launch {job.launcher}`, {job.created}; it can be submitted again as it is.",
+        f"#   each rank runs: bertrain {shlex.join(job.command(1 if job.wishes.repeats > 1 else 0))}",
+        f"#   on {nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
+        "",
+        f"job={shlex.quote(str(job.folder))}",
+        f"python={shlex.quote(job.python)}",
+        f"restarts={job.wishes.restarts}",
+        f"preflight={'yes' if job.wishes.preflight else ''}",
+        *(f"export {name}={value}" for name, value in quoted.items()),
+        "",
+    ]
+
+
+def _starts(words: list[str], comment: str) -> list[str]:
+    """The function that becomes the command which runs a step."""
+    return [f"# {comment}", "start_step() {", "    exec " + " \\\n        ".join(words), "}"]
+
+
+def _ours(job: Job, what: str) -> list[str]:
+    """Our own part of that command, in its container if there is one."""
+    return [*in_container(job), f'"$python" -u -m bertrain.launch {what} "$job" "$@"']
+
+
+def in_container(job: Job) -> list[str]:
+    """The words before Python that take it into a container of Apptainer; pyxis is asked for at srun's door."""
+    wishes = job.wishes
+    if not wishes.container or wishes.runtime != "apptainer":
+        return []
+    mounts = [f"--bind {shlex.quote(mount)}" for mount in wishes.mounts.split(",") if mount]
+    gpu = ["--nv"] if wishes.gpus_per_node else []
+    return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(wishes.container)])]
+
+
+def _repeat(job: Job) -> list[str]:
+    """Which repeats this script is for (0: there are none), and where their run is kept."""
+    array = {"slurm": '"$SLURM_ARRAY_TASK_ID"', "pbs": '"$PBS_ARRAY_INDEX"'}.get(job.launcher)
+    numbers = "0" if job.wishes.repeats == 1 else array or f'"$(seq -s " " {job.wishes.repeats})"'
+    return ["", f"repeats={numbers}", f"run={shlex.quote(job.run)}", ""]
+
+
+def _local(job: Job) -> tuple[list[str], list[str], str]:
+    return [], [*_starts(_ours(job, "node"), "One node, this one."), *_timer(job)], NO_REQUEUE
+
+
+OVER_SSH = "One ssh for each host; words and signals go through it, and nothing is left behind when it breaks."
+
+
+def _ssh(job: Job) -> tuple[list[str], list[str], str]:
+    start = _starts(['"$python" -u -m bertrain.launch ssh "$job" "$@"'], OVER_SSH)
+    return [], [f'export BERTRAIN_HOSTS="$job/{HOSTS}"', "", *start, *_timer(job)], NO_REQUEUE
+
+
+def _mpi(job: Job) -> tuple[list[str], list[str], str]:
+    wishes = job.wishes
+    placed = f'--hostfile "$job/{HOSTS}" --map-by slot' if job.hosts else f"--map-by ppr:{wishes.ranks_per_node}:node"
+    names = ["BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED", *job.environment]
+    words = [
+        f"{wishes.mpirun} -np {job.world} {placed} --bind-to none",
+        " ".join(f"-x {name}" for name in names),
+        *_ours(job, "rank"),
+    ]
+    start = _starts(
+        words, "mpirun starts the ranks, which talk over torch.distributed. It passes USR1 on, and not TERM."
+    )
+    return (
+        [],
+        ["passed_on_as=USR1", "export BERTRAIN_REPEAT='' BERTRAIN_FAILED=''", "", *start, *_timer(job)],
+        NO_REQUEUE,
+    )
+
+
+def _slurm(job: Job) -> tuple[list[str], list[str], str]:
+    wishes = job.wishes
+    gres = wishes.gres or (f"gpu:{wishes.gpus_per_node}" if wishes.gpus_per_node else "")
+    asked = {
+        "job-name": job.name,
+        "nodes": str(wishes.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(wishes.cpus_per_node or ""),
+        "gres": gres,
+        "time": write_time(parse_time(wishes.time, "--time")) if wishes.time else "",
+        "partition": wishes.partition,
+        "account": wishes.account,
+        "constraint": wishes.constraint,
+        "nodelist": wishes.nodelist,
+        "array": f"1-{wishes.repeats}" if wishes.repeats > 1 else "",
+        "signal": f"B:USR1@{parse_time(wishes.warning, '--warning')}",
+        "output": f"{job.folder}/logs/{'job-%A_%a' if wishes.repeats > 1 else 'job-%j'}.log",
+        "open-mode": "append",
+    }
+    begin = [f"#SBATCH --{name}={_directive(value)}" for name, value in asked.items() if value]
+    begin += ["#SBATCH --requeue"]
+    begin += [] if wishes.cpus_per_node else ["#SBATCH --exclusive", "#SBATCH --mem=0"]
+    words = [
+        f"srun --nodes={wishes.nodes} --ntasks={wishes.nodes} --ntasks-per-node=1",
+        '--cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none',
+        *([f"--gres={shlex.quote(gres)}"] if gres else []),
+        f"--mpi={wishes.mpi} --kill-on-bad-exit=0 --wait={SAVING_S + AFTER_SAVING_S}",
+    ]
+    if wishes.container and wishes.runtime == "pyxis":
+        mounts = f" --container-mounts={shlex.quote(wishes.mounts)}" if wishes.mounts else ""
+        words.append(f"--container-image={shlex.quote(wishes.container)}{mounts}")
+    start = _starts([*words, *_ours(job, "node")], "One task on each node, which starts the ranks of that node.")
+    return begin, start, SLURM_REQUEUE
+
+
+def _directive(value: str) -> str:
+    return f'"{value}"' if " " in value else value
+
+
+def _pbs(job: Job) -> tuple[list[str], list[str], str]:
+    wishes = job.wishes
+    chunk = [f"{wishes.nodes}"]
+    chunk += [f"ncpus={wishes.cpus_per_node}"] if wishes.cpus_per_node else []
+    chunk += [f"ngpus={wishes.gpus_per_node}"] if wishes.gpus_per_node else []
+    begin = [f"#PBS -N {job.name[:15]}", f"#PBS -l select={wishes.select or ':'.join(chunk)}"]
+    begin += [f"#PBS -l place={wishes.place or 'scatter:excl'}"]
+    begin += [f"#PBS -l walltime={write_time(parse_time(wishes.time, '--time'))}"] if wishes.time else []
+    begin += [f"#PBS -q {wishes.queue}"] if wishes.queue else []
+    begin += [f"#PBS -A {wishes.project or wishes.account}"] if wishes.project or wishes.account else []
+    begin += [f"#PBS -J 1-{wishes.repeats}"] if wishes.repeats > 1 else []
+    begin += ["#PBS -r y", "#PBS -j oe", f"#PBS -o {job.folder}/logs/"]
+    hosts = [
+        "# The hosts of the allocation, each once, in their order; the first is this one.",
+        'BERTRAIN_HOSTS="$job/hosts-${PBS_JOBID:?this script is run by PBS, or in place by bertrain launch pbs}"',
+        'awk \'!seen[$1]++\' "$PBS_NODEFILE" > "$BERTRAIN_HOSTS"',
+        "export BERTRAIN_HOSTS",
+        "",
+    ]
+    start = _starts(['"$python" -u -m bertrain.launch ssh "$job" "$@"'], OVER_SSH)
+    return begin, [*hosts, *start, *_timer(job)], PBS_REQUEUE.format(script=SCRIPT)
+
+
+def _timer(job: Job) -> list[str]:
+    """A warning of our own before `--time` is over, where nobody else sends one."""
+    if not job.wishes.time:
+        return []
+    seconds = parse_time(job.wishes.time, "--time") - parse_time(job.wishes.warning, "--warning")
+    return [
+        "",
+        f"# Nobody else warns before the time ({job.wishes.time}) is over: {job.wishes.warning} before it, this does.",
+        f'( trap \'kill "$!"; exit\' TERM; sleep {seconds} & wait "$!" && kill -s USR1 $$ ) &',
+        "timer=$!",
+    ]
+
+
+NO_REQUEUE = """\
+requeue() {
+    echo "bertrain: stopped and saved; start it again with: bash $job/job.sh"
+}
+"""
+
+SLURM_REQUEUE = """\
+requeue() {
+    if [ -n "${BERTRAIN_IN_PLACE:-}" ]; then
+        echo "bertrain: stopped and saved; start it again with: bash $job/job.sh"
+    elif scontrol requeue "$SLURM_JOB_ID"; then
+        note "requeued as job $SLURM_JOB_ID"
+    else
+        echo "bertrain: stopped and saved, but Slurm did not requeue it; submit it again with: sbatch $job/job.sh" >&2
+    fi
+}
+"""
+
+PBS_REQUEUE = """\
+requeue() {{
+    if [ -n "${{BERTRAIN_IN_PLACE:-}}" ]; then
+        echo "bertrain: stopped and saved; start it again with: bash $job/{script}"
+    elif number=$(qsub "$job/{script}"); then
+        echo "$number" >> "$job/submitted"
+        note "submitted again as $number"
+    else
+        echo "bertrain: stopped and saved, but PBS did not take it again; submit it with: qsub $job/{script}" >&2
+    fi
+}}
+"""
+
+END = """\
+# --- the same for every launcher ---------------------------------------------------------------------------------
+
+note() {
+    printf '%s %s\\n' "$(date +%Y-%m-%dT%H:%M:%S%z)" "$*" >> "$out/events"
+}
+
+newest_checkpoint() {
+    find "$run_here/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
+}
+
+# A signal is passed on to the step, whose ranks save and end; `wait` then has to be asked again.
+step='' stopping='' woken=''
+pass_on() {
+    woken=$1 stopping=$1
+    [ -z "$step" ] || kill -s "${passed_on_as:-$1}" "$step" 2> /dev/null
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+trap 'pass_on INT' INT
+
+# Runs a step on every node and waits for it; its exit code is then in $code.
+run_step() {
+    number=$(find "$out/logs" -maxdepth 1 -name 'start-*' | wc -l)
+    BERTRAIN_START=$(printf '%s/logs/start-%03d-%s' "$out" "$((number + 1))" "$1")
+    export BERTRAIN_START
+    if ! mkdir "$BERTRAIN_START"; then
+        echo "bertrain: cannot write into $out/logs; make room there" >&2
+        code=2
+        return
+    fi
+    start_step "$1" &
+    step=$!
+    wait "$step"
+    code=$?
+    while [ -n "$woken" ]; do
+        woken=''
+        wait "$step"
+        ended=$?
+        [ "$ended" -eq 127 ] || code=$ended
+    done
+    step=''
+}
+
+run_once() {
+    number=${SLURM_JOB_ID:-${PBS_JOBID:-}}
+    note "started on $(hostname) as process $$${number:+ of job $number}"
+    in_vain=0 code=0
+    [ -z "$preflight" ] || run_step preflight
+    if [ "$code" -ne 0 ]; then
+        note "the pre-flight ended with exit code $code"
+        return
+    fi
+    code=75
+    while [ -z "$stopping" ]; do
+        before=$(newest_checkpoint)
+        run_step training
+        case $code in 0 | 2 | 75) break ;; esac
+        [ -z "$stopping" ] || break
+        if [ "$(newest_checkpoint)" = "$before" ]; then in_vain=$((in_vain + 1)); else in_vain=1; fi
+        [ "$in_vain" -le "$restarts" ] || break
+        again="exit code $code; starting all ranks again ($in_vain of $restarts without a new checkpoint)"
+        note "$again"
+        echo "bertrain: $again" >&2
+        BERTRAIN_FAILED="$(date +%s) a rank failed"
+        export BERTRAIN_FAILED
+    done
+    # Told to stop, it is to go on another day, whether all ranks came to save or not.
+    case $stopping$code in USR1[!02]* | TERM[!02]*) code=75 ;; esac
+    note "ended with exit code $code"
+}
+
+for repeat in $repeats; do
+    run_here=$run out=$job
+    if [ "$repeat" -gt 0 ]; then
+        export BERTRAIN_REPEAT=$repeat
+        run_here=$run-$repeat out=$job/repeat-$repeat
+    fi
+    mkdir -p "$out/logs"
+    run_once
+    [ "$code" -eq 0 ] || break
+done
+[ -z "${timer:-}" ] || kill "$timer" 2> /dev/null
+# Whoever sends TERM (a cancel, a preemption) decides what becomes of the job; after a warning, it is for us to ask.
+[ "$code" -ne 75 ] || [ "$stopping" = TERM ] || requeue
+exit "$code"
+"""

@@ -1,0 +1,227 @@
+"""What can be read of a GPU (NVML) and of a CPU (/proc and /sys): one gauge for each column of telemetry.csv.
+
+Every gauge is tried once; what this machine, its driver or its permissions do not give is left out, and why is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+RAPL = Path("/sys/class/powercap")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+COUNTER_EVERY_S = 1.0
+"""NVML's energy counter takes 3 ms of a core to read (H200), thirty times as long as anything else here."""
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """One column: how to read it, and how long to leave it alone after that."""
+
+    column: str
+    read: Callable[[], float]
+    every_s: float = 0.0
+
+
+@dataclass
+class Sensors:
+    """The gauges that work here, what they belong to, and what is missing, with the reason."""
+
+    gauges: list[Gauge] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+    joules_by: str = ""
+    """What the column energy_j comes from; empty where there is none."""
+
+    def try_out(self, *gauges: Gauge) -> None:
+        """Keep those that can be read."""
+        for gauge in gauges:
+            try:
+                gauge.read()
+            except Exception as error:  # whatever a driver comes up with, the run goes on without this column
+                self.missing[gauge.column] = describe(error)
+            else:
+                self.gauges.append(gauge)
+
+    @property
+    def columns(self) -> list[str]:
+        return [gauge.column for gauge in self.gauges]
+
+
+def describe(error: BaseException) -> str:
+    """An error in a few words."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def sensors_for(device_uuid: str | None) -> Sensors:
+    """Of the GPU with this UUID and of this process beside it; without one, of the CPU."""
+    sensors = Sensors()
+    if device_uuid is None:
+        _add_cores(sensors)
+        _add_rapl(sensors)
+    else:
+        _add_gpu(sensors, device_uuid)
+    pages = Probe(Path("/proc/self/statm"))
+    sensors.try_out(
+        Gauge("rss_bytes", lambda: int(pages.read().split()[1]) * PAGE), Gauge("cpu_utilisation", CpuShare().read)
+    )
+    return sensors
+
+
+def uuid_of(number: int) -> str:
+    """The UUID of a GPU by torch's number, as NVML and nvidia-smi write it."""
+    import torch
+
+    text = str(torch.cuda.get_device_properties(number).uuid)
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+
+# --- GPU ----------------------------------------------------------------------------------------------
+
+
+def _add_gpu(sensors: Sensors, uuid: str) -> None:
+    try:
+        import pynvml
+    except ImportError:
+        sensors.missing["gpu"] = "the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+        return
+    add_nvml(sensors, uuid, pynvml)
+
+
+def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
+    """The gauges of one GPU, through the module that speaks NVML."""
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except Exception as error:
+        sensors.missing["gpu"] = f"NVML: {describe(error)}"
+        return
+    sensors.device |= {"uuid": uuid}
+    for name, ask in {
+        "name": lambda: nvml.nvmlDeviceGetName(handle),
+        "driver": nvml.nvmlSystemGetDriverVersion,
+        "pci": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId,
+    }.items():
+        try:
+            sensors.device[name] = ask()
+        except Exception as error:
+            sensors.missing[name] = describe(error)
+    # Drivers before 535 call the reasons for a low clock by their older name.
+    newer = "nvmlDeviceGetCurrentClocksEventReasons"
+    reasons = getattr(nvml, newer) if hasattr(nvml, newer) else nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+    sensors.try_out(
+        Gauge("sm_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        Gauge("memory_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        Gauge("power_w", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+        Gauge("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
+        Gauge("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        Gauge("gpu_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        Gauge("memory_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory / 100),
+        Gauge("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        Gauge("throttle_reasons", lambda: reasons(handle)),
+        Gauge("energy_j", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, COUNTER_EVERY_S),
+    )
+    if "energy_j" in sensors.columns:
+        sensors.joules_by = "NVML's counter"
+
+
+# NVML's bits for why a clock is below what was asked for. Idle and a clock set by an application are no faults.
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "a clock set by an application",
+    0x4: "the power limit",
+    0x8: "hardware slowdown",
+    0x10: "a boost group",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "the power brake",
+    0x100: "a display's clock",
+}
+
+
+def why_throttled(mask: int) -> list[str]:
+    """The reasons that a mask of NVML names."""
+    return [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
+
+
+# --- CPU ----------------------------------------------------------------------------------------------
+
+
+def _add_cores(sensors: Sensors) -> None:
+    """The clock of each core that this process may use."""
+    for core in sorted(os.sched_getaffinity(0)):
+        path = Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+        try:
+            kilohertz = Probe(path).number
+        except OSError as error:
+            sensors.missing[f"core{core}_mhz"] = describe(error)
+        else:
+            sensors.try_out(Gauge(f"core{core}_mhz", partial(_thousandth, kilohertz)))
+
+
+def _thousandth(read: Callable[[], int]) -> float:
+    return read() / 1e3
+
+
+def _add_rapl(sensors: Sensors) -> None:
+    """The energy of all processor packages together, where the kernel lets us read it."""
+    packages = sorted(RAPL.glob("intel-rapl:?")) + sorted(RAPL.glob("intel-rapl:??"))
+    if not packages:
+        sensors.missing["energy_j"] = f"there is no RAPL here ({RAPL})"
+        return
+    try:
+        counters = Rapl(packages)
+    except OSError as error:  # since 2020 most kernels let root alone read it
+        sensors.missing["energy_j"] = f"RAPL: {describe(error)}"
+        return
+    sensors.try_out(Gauge("energy_j", counters.read))
+    if "energy_j" in sensors.columns:
+        sensors.joules_by = "RAPL, all processor packages"
+
+
+class Probe:
+    """A small file of the kernel's that is kept open, since opening it costs more than reading it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - for as long as it is read
+
+    def read(self) -> bytes:
+        return os.pread(self._file.fileno(), 8192, 0)
+
+    def number(self) -> int:
+        return int(self.read())
+
+
+class Rapl:
+    """Joules since the first reading; the counters run over after some minutes, which is put right here."""
+
+    def __init__(self, packages: list[Path]) -> None:
+        self._counters = [Probe(package / "energy_uj") for package in packages]
+        self._ranges = [int((package / "max_energy_range_uj").read_text()) for package in packages]
+        self._before: list[int] | None = None
+        self._joules = 0.0
+
+    def read(self) -> float:
+        counters = [counter.number() for counter in self._counters]
+        for before, after, limit in zip(self._before or counters, counters, self._ranges, strict=True):
+            self._joules += ((after - before) % (limit + 1)) / 1e6
+        self._before = counters
+        return self._joules
+
+
+class CpuShare:
+    """Share of all cores' time that was busy since the last reading, by whatever process."""
+
+    def __init__(self, path: Path = Path("/proc/stat")) -> None:
+        self._file, self._before = Probe(path), (0, 0)
+
+    def read(self) -> float:
+        first_line = self._file.read().partition(b"\n")[0]
+        ticks = [int(word) for word in first_line.split()[1:9]]  # guests are counted among the others
+        idle, total = ticks[3] + ticks[4], sum(ticks)
+        (idle_before, before), self._before = self._before, (idle, total)
+        return 1 - (idle - idle_before) / max(1, total - before)

@@ -1,0 +1,100 @@
+"""How a report writes numbers, and what it calls the metrics of a run; those it does not know go by their own names."""
+
+from __future__ import annotations
+
+TITLES = {
+    "mlm_loss": "masked-word loss",
+    "mlm_accuracy": "masked words right",
+    "nsp_loss": "next-sentence loss",
+    "nsp_accuracy": "next sentences right",
+    "hidden_accuracy": "right behind [MASK]",
+    "constant_accuracy": "most frequent word",
+}
+BOOKKEEPING = {
+    "kind", "step", "samples", "examples", "tokens", "applied", "skipped", "spike", "not_finite", "loss_scale",
+    "learning_rate", "gradient_norm", "tokens_per_s", "idle_share", "padding_share", "ended", "reason",
+}  # fmt: skip
+"""What a line of metrics holds besides how good the model is."""
+YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # metrics that no run is judged by
+
+
+def is_metric(name: str) -> bool:
+    """Whether a field of a step or an evaluation says how good the model is."""
+    return name not in BOOKKEEPING and "." not in name and not name.endswith("_s")
+
+
+def title_of(metric: str) -> str:
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def heading_of(metric: str) -> str:
+    """Its title to begin a line with."""
+    title = title_of(metric)
+    return title[:1].upper() + title[1:]
+
+
+def is_share(metric: str) -> bool:
+    """Whether it is a share of one, to be written in percent."""
+    return metric.endswith(("accuracy", "_share"))
+
+
+def is_better_low(metric: str) -> bool:
+    return "loss" in metric or "perplexity" in metric
+
+
+def headline_of(metrics: list[str]) -> str | None:
+    """The metric that a run is judged by: masked words right, or the first that is no loss, or the first."""
+    judging = [metric for metric in metrics if metric not in YARDSTICKS]
+    others = [metric for metric in judging if not is_better_low(metric)]
+    return "mlm_accuracy" if "mlm_accuracy" in judging else next(iter(others or judging), None)
+
+
+def show(metric: str, value: float | None) -> str:
+    """A metric's value as it is usually written."""
+    return percent(value) if is_share(metric) else decimal(value)
+
+
+def compact(value: float) -> str:
+    """A number in at most four digits: 0.25, 9,870, 45.6 k, 1.59 M, 3.3 B."""
+    if float(f"{value:.4g}") < 1e4:
+        return f"{value:,.4g}"
+    rounded = float(f"{value:.3g}")
+    unit, suffix = next(pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0])
+    return f"{rounded / unit:.3g} {suffix}"
+
+
+def counted(count: int, what: str) -> str:
+    """1 line, 2 lines, 3,000 lines."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def amount(value: float, unit: str) -> str:
+    """A quantity in three digits with its unit: 356 J, 9.57 MJ, 1.2 GB."""
+    rounded = float(f"{value:.3g}")
+    scale, prefix = next(
+        (pair for pair in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0]), (1, "")
+    )
+    return f"{rounded / scale:.3g} {prefix}{unit}"
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def duration(seconds: float) -> str:
+    """0.8 s, 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    whole = round(seconds)
+    for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+        if whole >= large:
+            return f"{whole // large} {unit} {whole % large // small} {part}"
+    return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+
+
+def decimal(value: float | None) -> str:
+    """A loss in four decimals; a dash where it is not finite or not there."""
+    return "–" if value is None or value != value else f"{value:.4f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in hundredths of a percent; a dash where it is not finite or not there."""
+    return "–" if value is None or value != value else f"{value:.2%}"

@@ -1,0 +1,46 @@
+"""A job on this machine's GPU: what the pre-flight sees of it, cores next to it, and more ranks than GPUs refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.launch.binding import read_topology, usable_cpus
+from bertrain.train.parallel import gpu_nodes
+from tests import helpers
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+
+def launch(folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:
+    words = ["launch", "local", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run"]
+    words += ["--job", folder / "job", "--gpus-per-node", gpus]
+    return helpers.bertrain(*words, *helpers.tiny_arguments(train__max_steps=4), check=False)
+
+
+def test_a_job_on_one_gpu(tmp_path: Path) -> None:
+    done = launch(tmp_path, 1)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "GPU(s): " in done.stdout
+    assert "device cuda:0 (asked for), 1 rank(s)" in done.stdout
+    assert "pre-flight: fit to train" in done.stdout
+    found = json.loads(helpers.bertrain("launch", "preflight", tmp_path / "job", "--json").stdout)
+    (mine,) = found["facts"]
+    assert mine["gpus_seen"] == torch.cuda.device_count()
+    assert mine["gpus"], "nvidia-smi was asked, and understood"
+    (node,) = gpu_nodes(1)
+    nodes = {core.node for core in read_topology(usable_cpus())}
+    if node in nodes:
+        assert f"NUMA node {node})" in mine["binding"]
+
+
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
+    done = launch(tmp_path, torch.cuda.device_count() + 1)
+    assert done.returncode == 2, done.stdout
+    assert f"has {torch.cuda.device_count()} GPU(s) for {torch.cuda.device_count() + 1} rank(s)" in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,136 @@
+"""Miniature tasks that a model of two layers learns in a second, and the command line without a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bertrain import cli
+from bertrain.settings import Settings
+from bertrain.train.finetune import resolve_task
+from bertrain.train.pretrain import pretrain
+from tests import helpers
+
+COLOURS = ("red", "green", "blue")
+TOPICS = [helpers.vocabulary_words()[first::6] for first in range(6)]
+QUICK = {
+    "data.max_seq_length": "32",
+    "optimizer.learning_rate": "3e-3",
+    "train.threads": "1",
+    "train.device": "cpu",
+    "train.precision": "fp32",
+    "evaluate.every_epochs": "0",
+    "log.tensorboard": "false",
+}
+"""Settings over a task's recipe with which a miniature is learnt."""
+NO_DROPOUT = {"model.hidden_dropout": "0", "model.attention_dropout": "0", "model.head_dropout": "0"}
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """Weights to begin with, and the data of three tasks."""
+
+    base: Path
+    table: Path
+    numbers: Path
+    questions: Path
+
+
+def make_miniature(folder: Path) -> Miniature:
+    """Everything in one folder. The weights are hardly trained, but large enough to tell words apart at once."""
+    data = helpers.make_data(folder, documents=10)
+    made = Miniature(folder / "base", folder / "table", folder / "numbers", folder / "questions")
+    settings = helpers.tiny_settings(
+        train__max_steps=1, schedule__warmup_steps=0, model__initializer_range=0.2, log__level="quiet"
+    )
+    pretrain(settings, data, made.base)
+    for place in (made.table, made.numbers, made.questions):
+        place.mkdir()
+    for name, count, seed in (("train", 240, 1), ("dev", 60, 2)):
+        (made.table / f"{name}.csv").write_text("text,label\n" + "".join(map("{},{}\n".format, *coloured(count, seed))))
+        (made.numbers / f"{name}.tsv").write_text(shares(count, seed))
+        (made.questions / f"{name}-v1.1.json").write_text(questions(count, seed))
+    texts, _ = coloured(30, 3)
+    (made.table / "test.csv").write_text("id,text\n" + "".join(f"row-{n},{text}\n" for n, text in enumerate(texts)))
+    return made
+
+
+def coloured(count: int, seed: int) -> tuple[list[str], list[str]]:
+    """Texts of the words of one topic, and the colour of that topic."""
+    draw = random.Random(seed)
+    topics = [draw.randrange(3) for _ in range(count)]
+    texts = [" ".join(draw.choices(TOPICS[topic], k=draw.randint(4, 9))) for topic in topics]
+    return texts, [COLOURS[topic] for topic in topics]
+
+
+def shares(count: int, seed: int) -> str:
+    """A table of texts of two topics, and the share of the first."""
+    draw, rows = random.Random(seed), ["text\tlabel"]
+    for _ in range(count):
+        length = draw.randint(4, 8)
+        first = draw.randint(0, length)
+        words = draw.choices(TOPICS[0], k=first) + draw.choices(TOPICS[1], k=length - first)
+        draw.shuffle(words)
+        rows.append(f"{' '.join(words)}\t{first / length:.3f}")
+    return "\n".join(rows) + "\n"
+
+
+def questions(count: int, seed: int) -> str:
+    """SQuAD in which the answer is the one word of its topic in the text."""
+    draw, paragraphs = random.Random(seed), []
+    for number in range(count):
+        words = draw.choices(TOPICS[2] + TOPICS[3], k=8)
+        place, answer = draw.randrange(8), draw.choice(TOPICS[1])
+        words[place] = answer
+        found = {"text": answer, "answer_start": len(" ".join([*words[:place], ""]))}
+        asked = {"id": f"{seed}-{number}", "question": "bato bato", "answers": [found]}
+        paragraphs.append({"context": " ".join(words), "qas": [asked]})
+    return json.dumps({"version": "1.1", "data": [{"title": "miniature", "paragraphs": paragraphs}]})
+
+
+def settings_for(task: str = "classify", **changes: object) -> Settings:
+    """A task's recipe made quick; keys with __ for the dot."""
+    given = {key.replace("__", "."): str(value).lower() for key, value in changes.items()}
+    if task.startswith("squad/"):
+        given = {"task.max_query_length": "8"} | given
+    return resolve_task(task, list((QUICK | {"log.level": "quiet"} | given).items()))
+
+
+def arguments(**changes: object) -> list[str]:
+    """The same as words of the command line."""
+    given = QUICK | {key.replace("__", "."): str(value).lower() for key, value in changes.items()}
+    return [word for key, value in given.items() for word in (f"--{key}", value)]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+def command_line(*words: object, check: bool = True) -> Ended:
+    """`bertrain ...` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = None
+    with (
+        mock.patch.object(sys, "argv", ["bertrain", *map(str, words)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as ending:
+            code = ending.code
+    ended = Ended(int(code or 0), out.getvalue(), err.getvalue())
+    assert not check or ended.code == 0, ended
+    return ended

@@ -1,0 +1,91 @@
+"""Jobs on this machine: followed, asked, cancelled; two of them in one run folder; and a disk that is full."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import helpers
+from tests.processes import Launched, records
+
+pytestmark = pytest.mark.services
+ROOT = Path(__file__).parents[2]
+
+
+def launch(folder: Path, name: str, *options: object, run: Path | None = None, **settings: object) -> Launched:
+    words = ["launch", "local", "bert-tiny", "--data", folder / "data", "--run", run or folder / "run"]
+    words += ["--job", folder / name, "--procs-per-node", 1, *options]
+    return Launched(helpers.command(*words, *helpers.tiny_arguments(**settings)), folder, name, PYTHONPATH=str(ROOT))
+
+
+def ask(*words: object) -> subprocess.CompletedProcess[str]:
+    return helpers.bertrain("launch", *words, check=False)
+
+
+def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_path: Path) -> None:
+    helpers.make_data(tmp_path)
+    settings = {"train__max_steps": 100000, "log__every_steps": 2}
+    first = launch(tmp_path, "first", "--no-preflight", **settings)
+    second = None
+    try:
+        first.wait_until(lambda: len(records(tmp_path / "run")) > 4, "some steps")
+        follower = Launched(
+            helpers.command("launch", "logs", tmp_path / "first", "--follow"), tmp_path, "logs", PYTHONPATH=str(ROOT)
+        )
+        status = json.loads(ask("status", tmp_path / "first", "--json").stdout)
+        assert status["state"] == "RUNNING"
+        assert status["runs"][0]["step"] > 4
+
+        second = launch(tmp_path, "second", "--no-preflight", **settings)
+        assert second.wait() == 2
+        assert "another process is training in" in second.out + second.err
+        assert ask("status", tmp_path / "second").stdout.splitlines()[0].endswith("ENDED with exit code 2")
+
+        assert "sent SIGTERM" in ask("cancel", tmp_path / "first").stdout
+        assert first.wait() == 75
+        assert follower.wait() == 0
+        assert "[0] bertrain: stopped by SIGTERM" in follower.out
+        assert follower.out.count("[0] step 2/") == 1
+        again = ask("cancel", tmp_path / "first")
+        assert again.returncode == 2
+        assert "is not running any more" in again.stderr
+    finally:
+        first.kill()
+        if second is not None:
+            second.kill()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_said_before_the_job_trains(tmp_path: Path, small_disk: Path) -> None:
+    helpers.make_data(tmp_path)
+    launched = launch(tmp_path, "job", run=small_disk / "run")
+    try:
+        assert launched.wait() == 2, launched.out
+    finally:
+        launched.kill()
+    assert "GiB free at" in launched.out
+    assert "make room" in launched.out
+
+    (small_disk / "filler").write_bytes(bytes(60 * 1024))
+    full = ask(
+        "local", "bert-tiny", "--data", tmp_path / "data", "--run", tmp_path / "run",
+        "--job", small_disk / "job", "--procs-per-node", 1,
+    )  # fmt: skip
+    assert full.returncode == 2
+    assert "could not write" in full.stderr
+    assert not (small_disk / "job").exists()

@@ -1,0 +1,121 @@
+"""Runs side by side: ratios and differences by hand, and metrics of any name."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertrain.observe import compare, wording
+from bertrain.observe.history import History, read
+from bertrain.observe.report import report
+from bertrain.train.pretrain import pretrain
+from tests import helpers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare")
+    pretrain(helpers.tiny_settings(train__max_steps=1), helpers.make_data(folder), folder / "trained")
+    return folder
+
+
+def history(folder: Path, name: str, step_s: float, records: list[dict[str, Any]], steps: int = 10) -> History:
+    """A run whose steps of 100 tokens and 4 examples take `step_s`, with these records beside them."""
+    run = folder / name
+    if not run.exists():
+        shutil.copytree(folder / "trained", run)
+    lines: list[dict[str, Any]] = [
+        {"kind": "step", "step": number, "samples": 4 * number, "tokens": 100, "loss": 2.0, "gradient_norm": 1.0}
+        | {"applied": True, "learning_rate": 0.1, "idle_share": 0.0, "padding_share": 0.25}
+        | {"seconds": {"data": 0.0, "forward_backward": step_s, "reduction": 0.0, "optimizer": 0.0}}
+        for number in range(1, steps + 1)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, *records]))
+    return read(run, name)
+
+
+def evaluated(step: int, **metrics: float) -> dict[str, Any]:
+    return {"kind": "evaluation", "step": step, "samples": 4 * step, "examples": 20.0} | metrics
+
+
+def test_the_first_run_is_the_measure_of_the_others(folder: Path) -> None:
+    first = history(folder, "first", 0.5, [evaluated(5, f1=0.5, loss=1.5), evaluated(10, f1=0.8, loss=1.0)])
+    second = history(folder, "second", 0.2, [evaluated(5, f1=0.85, loss=1.2), evaluated(10, f1=0.9, loss=1.25)])
+    third = history(folder, "third", 1.0, [evaluated(10, f1=0.7)])
+    rows = {row[0]: row[1:] for row in compare.against_first([first, second, third])}
+    assert rows["Throughput, times"] == ["1.00 ×", "2.50 ×", "0.50 ×"]
+    assert rows["Median step, times as fast"] == ["1.00 ×", "2.50 ×", "0.50 ×"]
+    assert rows["Time in steps to f1 of 0.8000"] == ["5.0 s", "1.0 s", "not reached"]
+    assert rows["The same, times as fast"] == ["1.00 ×", "5.00 ×", "–"]
+    assert rows["F1, best evaluation"] == ["0.8000", "0.9000 (+0.1000)", "0.7000 (-0.1000)"]
+    assert rows["Loss, best evaluation"] == ["1.0000", "1.2000 (+0.2000)", "–"]
+    assert rows["Loss, last steps"] == ["2.0000", "2.0000 (+0.0000)", "2.0000 (+0.0000)"]
+    page = report([folder / "first", folder / "second"], out=folder / "page.html").read_text()
+    assert "Against first" in page
+    assert "<td>2.50 &#215;</td>" in page
+
+
+def test_metrics_of_any_name(folder: Path) -> None:
+    """As of a fine-tuned model: the report neither knows nor needs to know what they are called."""
+    tuned = history(folder, "tuned", 0.5, [evaluated(5, exact_match=70.5, f1=81.25), evaluated(10, exact_match=69.0)])
+    assert tuned.summary.headline == "exact_match"
+    assert tuned.summary.best is not None
+    assert tuned.summary.best["step"] == 5
+    assert ("Best evaluation", "70.5000", "exact match, at step 5") in compare.known_facts(tuned)
+    page = report([folder / "tuned"]).read_text()
+    assert 'aria-label="Exact match by step: from 70.5 to 69"' in page
+    assert "<th scope=col>exact match</th>" in page
+    assert "<mark>best</mark> 70.5000" in page
+    only_loss = history(folder, "loss", 0.5, [evaluated(5, loss=3.0), evaluated(7, loss=2.0), evaluated(10, loss=2.5)])
+    assert only_loss.summary.headline == "loss"
+    assert only_loss.summary.best is not None
+    assert only_loss.summary.best["step"] == 7
+
+
+def test_padding_and_energy_are_figures_where_they_are_known(folder: Path) -> None:
+    alone = history(folder, "alone", 0.5, [])
+    labels = [label for label, _, _ in compare.known_facts(alone)]
+    assert ("Padding", "25.00%", "of what is computed") in compare.known_facts(alone)
+    assert "Energy" not in labels
+    assert "Idle ranks" not in labels
+    (folder / "alone" / "telemetry.csv").write_text("time_s,gpu,energy_j\n1,0,1000\n2,0,1500\n1,1,0\n2,1,1500\n")
+    measured = history(folder, "alone", 0.5, [])
+    assert ("Energy", "2 kJ", "2 MJ per million tokens") in compare.known_facts(measured)
+
+
+def test_environments_are_part_of_what_differs(folder: Path) -> None:
+    one, other = (history(folder, name, 0.5, []) for name in ("here", "there"))
+    starts = json.loads((folder / "there" / "environment.json").read_text())
+    (folder / "there" / "environment.json").write_text(json.dumps([starts[0] | {"device": "another"}]))
+    other = read(folder / "there", "there")
+    every = [compare.settings_of(run) | compare.environment_of(run) for run in (one, other)]
+    assert compare.differing(every) == ["environment.device"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "headline"),
+    [
+        (["loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"], "mlm_accuracy"),
+        (["loss", "constant_accuracy", "nsp_accuracy"], "nsp_accuracy"),
+        (["loss", "matthews_correlation"], "matthews_correlation"),
+        (["eval_loss"], "eval_loss"),
+        ([], None),
+    ],
+)
+def test_what_a_run_is_judged_by(metrics: list[str], headline: str | None) -> None:
+    assert wording.headline_of(metrics) == headline
+
+
+def test_quantities_have_units() -> None:
+    assert [wording.amount(value, "J") for value in (0.0, 356.2, 9.566e6, 2.5e12)] == [
+        "0 J",
+        "356 J",
+        "9.57 MJ",
+        "2.5 TJ",
+    ]
+    assert compare.milliseconds(math.nan) == "–"

@@ -1,0 +1,258 @@
+"""Job folders and scripts: what is written, that bash and a linter take it, that paths and lists are read right."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertrain.config import resolve
+from bertrain.errors import UserError
+from bertrain.launch.job import (
+    Launcher,
+    Wishes,
+    code_version,
+    make_job,
+    parse_time,
+    read_hostfile,
+    read_job,
+    to_toml,
+    write_job,
+    write_time,
+)
+from bertrain.launch.meeting import call_together, come_to, find_place, free_port, ranks_of_mpi
+from bertrain.launch.remote import worst
+from bertrain.launch.scripts import job_script
+from bertrain.launch.submit import is_inside_allocation
+from tests import helpers
+
+LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
+
+
+def job_of(folder: Path, launcher: Launcher, **wishes: Any) -> Any:
+    """A job with everything asked for that its launcher knows, in a folder whose name a shell could trip over."""
+    folder = folder / "a folder"
+    folder.mkdir(exist_ok=True)
+    hostfile = folder / "hosts.txt"
+    hostfile.write_text("# ours\none slots=2\ntwo\n")
+    given: dict[str, Any] = {"procs_per_node": 1, "time": "1h30m", "restarts": 2}
+    given |= {"hostfile": str(hostfile)} if launcher in ("ssh", "mpi") else {}
+    given |= {"nodes": 2} if launcher != "local" else {}
+    settings = helpers.tiny_settings()
+    return make_job(
+        launcher, settings, folder / "data", folder / "run", wishes=Wishes(**given | wishes), folder=folder / "job"
+    )
+
+
+def scripts_of_all_kinds(folder: Path) -> list[Path]:
+    """The script of each launcher, once and repeated, with a container and without."""
+    written = []
+    for launcher in LAUNCHERS:
+        for repeats in (1, 3):
+            for container in ("", "image file.sif"):
+                runtime = "pyxis" if launcher == "slurm" else "apptainer"
+                wishes = {"container": container, "runtime": runtime, "mounts": "/a b:/c", "repeats": repeats}
+                path = folder / f"{launcher}-{repeats}-{bool(container)}.sh"
+                path.write_text(job_script(job_of(folder, launcher, **wishes)))
+                written.append(path)
+    return written
+
+
+def test_bash_takes_all_scripts(tmp_path: Path) -> None:
+    for path in scripts_of_all_kinds(tmp_path):
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_slurm_is_asked_for_what_was_wished(tmp_path: Path) -> None:
+    script = job_script(
+        job_of(
+            tmp_path, "slurm", procs_per_node=0, gpus_per_node=8, partition="large", account="us", constraint="h100",
+            nodelist="a[1-2]", mpi="pmi2", repeats=10, warning="5m", container="registry#image", mounts="/data:/data",
+        )
+    )  # fmt: skip
+    directives = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert directives >= {
+        "nodes=2", "ntasks-per-node=1", "gres=gpu:8", "time=01:30:00", "partition=large", "account=us",
+        "constraint=h100", "nodelist=a[1-2]", "array=1-10", "signal=B:USR1@300", "requeue", "exclusive", "mem=0",
+        "open-mode=append",
+    }  # fmt: skip
+    (srun,) = (block for block in script.split("\n}\n") if "exec srun" in block)
+    for words in ("--gres=gpu:8", "--mpi=pmi2", "--nodes=2", "--container-image='registry#image'"):
+        assert words in srun, "every srun has it"
+
+
+def test_pbs_is_asked_for_what_was_wished(tmp_path: Path) -> None:
+    script = job_script(
+        job_of(
+            tmp_path, "pbs", procs_per_node=0, gpus_per_node=4, cpus_per_node=32, queue="prod", project="us", repeats=4
+        )
+    )
+    directives = [line.removeprefix("#PBS ") for line in script.splitlines() if line.startswith("#PBS")]
+    assert directives[:7] == [
+        "-N run", "-l select=2:ncpus=32:ngpus=4", "-l place=scatter:excl", "-l walltime=01:30:00", "-q prod", "-A us",
+        "-J 1-4",
+    ]  # fmt: skip
+
+
+def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
+    job, settings = job_of(tmp_path, "slurm", repeats=2), helpers.tiny_settings()
+    write_job(job, settings, job_script(job))
+    assert read_job(job.folder) == job
+    content = json.loads((job.folder / "job.json").read_text())
+    assert content["command"][:3] == ["bertrain", "pretrain", str(job.folder / "recipe.toml")]
+    assert job.command(2)[-2:] == ["--train.seed", str(settings.train.seed + 1)]
+    assert resolve(str(job.folder / "recipe.toml")) == settings, "the recipe is complete by itself"
+    assert content["code"] == code_version()
+    with pytest.raises(UserError, match="is there already"):
+        write_job(job, settings, "")
+    (job.folder / "job.json").write_text("{}")
+    with pytest.raises(UserError, match="is damaged"):
+        read_job(job.folder)
+    with pytest.raises(UserError, match="holds no job"):
+        read_job(tmp_path)
+
+
+def test_a_recipe_of_all_settings_is_read_as_it_was_written() -> None:
+    settings = helpers.tiny_settings(optimizer__epsilon=1e-7, data__slice="0:0.9")
+    assert "epsilon = 1e-07" in to_toml(settings)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "wishes", "said"),
+    [
+        ("local", {}, "neither is given"),
+        ("local", {"procs_per_node": 1, "gpus_per_node": 1}, "both are given"),
+        ("local", {"procs_per_node": 1, "nodes": 2}, "this machine"),
+        ("ssh", {"procs_per_node": 1}, "--hostfile is missing"),
+        ("slurm", {"procs_per_node": 1, "time": "1m"}, "before the warning"),
+        ("slurm", {"procs_per_node": 1, "time": "soon"}, "--time is 'soon'"),
+        ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "give --gpus-per-node"),
+        ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "--account holds a line break"),
+        ("mpi", {"procs_per_node": 1, "container": "image"}, "needs --runtime apptainer"),
+    ],
+)
+def test_wishes_that_cannot_be(launcher: Launcher, wishes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Wishes(**wishes).check(launcher)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("one\none\n", "names one 2 times"),
+        ("one\n", "names 1 host"),
+        ("one slot=2\ntwo\n", "line 1"),
+        ("one\n-oProxyCommand=x\n", "line 2"),
+        ("one\ntwo; rm\n", "line 2"),
+    ],
+)
+def test_hostfiles_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_hostfile(tmp_path / "hosts", 1, 2)
+    with pytest.raises(UserError, match="no hostfile"):
+        read_hostfile(tmp_path / "nothing", 1, 2)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])
+def test_times_are_read_both_ways(text: str, seconds: int) -> None:
+    assert parse_time(text, "--time") == seconds
+    assert parse_time(write_time(seconds), "--time") == seconds
+
+
+def test_ranks_that_mpirun_started_know_who_they_are() -> None:
+    words = {"RANK": "5", "SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert ranks_of_mpi({f"OMPI_COMM_WORLD_{name}": value for name, value in words.items()}) == {
+        "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2",
+    }  # fmt: skip
+    assert ranks_of_mpi({"PMI_RANK": "0"}) == {}
+
+
+def test_a_node_finds_its_place() -> None:
+    assert find_place({}) == (0, 1)
+    assert find_place({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
+    ours = {"BERTRAIN_NODE": "0", "BERTRAIN_NODES": "2"}
+    assert find_place({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"} | ours) == (0, 2)
+    assert is_inside_allocation("pbs", {"PBS_JOBID": "7"})
+    assert not is_inside_allocation("local", {"SLURM_JOB_ID": "7"})
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} \(--port\) of localhost cannot be listened on: Address"):
+            call_together(tmp_path, host="localhost", port=port)
+    assert call_together(tmp_path, host="localhost") == come_to(tmp_path, 1, is_listening=False)
+
+
+def test_nodes_that_cannot_meet_say_why(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"waited 0 s for the first node to leave word in .*meeting.json"):
+        come_to(tmp_path, 1, timeout_s=0.2)
+    with pytest.raises(UserError, match=r"'no-such-host.invalid', which it cannot resolve itself"):
+        call_together(tmp_path, host="no-such-host.invalid")
+    (tmp_path / "meeting.json").write_text(json.dumps({"host": "no-such-host.invalid", "port": 1}))
+    with pytest.raises(UserError, match=r"cannot resolve 'no-such-host.invalid', the name of the first node"):
+        come_to(tmp_path, 1, timeout_s=0.2)
+    (tmp_path / "meeting.json").write_text(json.dumps({"host": "localhost", "port": free_port()}))
+    with pytest.raises(UserError, match=r"cannot reach the first node at localhost:\d+: Connection refused"):
+        come_to(tmp_path, 1, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("codes", "what", "whole"),
+    [
+        ([0, 0], "training", 0),
+        ([75, 75], "training", 75),
+        ([69, 1], "training", 1),
+        ([69, 69], "training", 69),
+        ([2, 75], "training", 2),
+        ([255, 75], "preflight", 2),
+        ([255, 75], "training", 1),
+        ([0, 127], "preflight", 2),
+        ([-9, 69], "training", 137),
+    ],
+)
+def test_the_hosts_end_in_one_code(codes: list[int], what: str, whole: int) -> None:
+    assert worst(codes, what) == whole
+
+
+def test_signals_restarts_and_ends_of_a_script(tmp_path: Path) -> None:
+    """The end that all scripts share, for real, around a step that fails twice, saves at a signal, and is done then."""
+    job = job_of(tmp_path, "local", time="", preflight=False)
+    write_job(job, helpers.tiny_settings(), job_script(job))
+    step = tmp_path / "step"
+    step.write_text(
+        f"""#!{sys.executable}
+import os, pathlib, signal, sys, time
+count = pathlib.Path({str(tmp_path / "count")!r})
+number = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(number))
+if number < 3:
+    assert ("BERTRAIN_FAILED" in os.environ) == (number > 1)
+    sys.exit(1)
+if number == 3:
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+    os.kill(os.getppid(), signal.SIGUSR1)
+    time.sleep(60)
+"""
+    )
+    step.chmod(0o755)
+    script = (job.folder / "job.sh").read_text().replace(job.python, str(step))
+    assert str(step) in script
+    (job.folder / "job.sh").write_text(script)
+    stopped = subprocess.run(["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False)
+    assert stopped.returncode == 75, stopped
+    assert "starting all ranks again (2 of 2 without a new checkpoint)" in stopped.stderr
+    assert "stopped and saved; start it again with" in stopped.stdout
+    done = subprocess.run(["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert [line.split()[1] for line in (job.folder / "events").read_text().splitlines()] == [
+        "started", "exit", "exit", "ended", "started", "ended",
+    ]  # fmt: skip

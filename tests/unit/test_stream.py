@@ -1,0 +1,119 @@
+"""Streams of lines: as a plain reader reads them, in bounded pieces, whatever is torn."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertrain.observe import stream
+from bertrain.observe.stream import read_stream
+
+
+def records(count: int, ranks: int = 3) -> list[dict[str, Any]]:
+    """Steps with evaluations, ranks and an end between them; a field that comes late, and numbers that are null."""
+    draw = random.Random(count)
+    lines: list[dict[str, Any]] = []
+    for number in range(1, count + 1):
+        seconds = {"data": draw.random(), "forward_backward": draw.random()}
+        line = {"kind": "step", "step": number, "samples": 2**40 + number, "loss": draw.random(), "applied": True}
+        lines.append(line | {"loss": None, "applied": False} if number % 7 == 0 else line)
+        lines[-1] |= {"seconds": seconds, "rank_tokens": [1] * ranks}
+        if number > count // 2:
+            lines[-1]["loss_scale"] = 2.0 ** (number % 16)
+        if number % 5 == 0:
+            lines.append({"kind": "evaluation", "step": number, "f1": draw.random(), "loss": None})
+            told = [{"rank": r, "host": f"h{r % 2}", "tokens": 10.0 * r, "seconds": seconds} for r in range(ranks)]
+            lines.append({"kind": "ranks", "step": number, "ranks": told})
+    return [*lines, {"kind": "end", "step": count, "samples": 1, "reason": "done"}]
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("block", [700, 8 << 20])
+def test_it_reads_what_a_plain_reader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(stream, "BLOCK", block)
+    lines = records(40)
+    told = read_stream(write(tmp_path / "metrics.jsonl", lines))
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert told.num_unreadable == 0
+    for name in ("step", "samples", "loss", "applied", "loss_scale"):
+        values = [line.get(name) for line in steps]
+        expected = np.array([math.nan if value is None else value for value in values])
+        np.testing.assert_array_equal(told.columns[name], expected.astype(told.columns[name].dtype))
+    assert told.columns["samples"][-1] == 2**40 + 40, "counts keep every digit"
+    waits = [line["seconds"]["data"] for line in steps]
+    np.testing.assert_allclose(told.columns["seconds.data"], waits, rtol=1e-7)
+    others = [line for line in lines if line["kind"] in ("evaluation", "end")]
+    assert told.records == [{k: v for k, v in line.items() if v is not None} for line in others]
+    entries = [entry for line in lines if line["kind"] == "ranks" for entry in line["ranks"] if entry["rank"] == 2]
+    sums = told.ranks[2, "h0"]
+    assert (sums.lines, sums.tokens) == (8, 160.0)
+    assert sums.seconds["data"] == pytest.approx(sum(entry["seconds"]["data"] for entry in entries))
+
+
+@settings(max_examples=30, deadline=None)
+@given(torn=st.sets(st.integers(0, 42), max_size=5), how=st.sampled_from(["cut", "zeros", "text", "bytes", "empty"]))
+def test_only_torn_lines_are_lost(tmp_path_factory: pytest.TempPathFactory, torn: set[int], how: str) -> None:
+    lines = records(30)
+    raw = [json.dumps(line).encode() for line in lines]
+    for number in torn:
+        damage = {
+            "cut": raw[number][:30],
+            "zeros": b"\0" * 50,
+            "text": b'"step"',
+            "bytes": b"\xff\xfe{",
+            "empty": b"{}",
+        }
+        raw[number] = damage[how]
+    path = tmp_path_factory.mktemp("torn") / "metrics.jsonl"
+    path.write_bytes(b"\n".join(raw) + b"\n")
+    told = read_stream(path)
+    left = [line for number, line in enumerate(lines) if number not in torn]
+    assert told.num_unreadable == len(torn)
+    assert told.columns["step"].tolist() == [line["step"] for line in left if line["kind"] == "step"]
+    assert len(told.records) == sum(line["kind"] in ("evaluation", "end") for line in left)
+
+
+def test_a_last_line_being_written_is_no_loss(tmp_path: Path) -> None:
+    path = write(tmp_path / "metrics.jsonl", records(3))
+    with open(path, "a") as file:
+        file.write('{"kind": "step", "st')
+    assert read_stream(path).num_unreadable == 0
+    assert read_stream(tmp_path / "absent.jsonl").columns == {}
+
+
+def test_lines_longer_than_a_portion_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "PARSED_APART", 1 << 10)
+    told = read_stream(write(tmp_path / "metrics.jsonl", records(10, ranks=2000)))
+    assert told.num_unreadable == 0
+    assert len(told.ranks) == 2000
+
+
+def test_what_is_held_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of at most a block and a line are parsed; columns take four bytes a number, counts eight."""
+    monkeypatch.setattr(stream, "BLOCK", 64 << 10)
+    lines = [line for line in records(4000) if line["kind"] == "step"]
+    path = write(tmp_path / "metrics.jsonl", lines)
+    sizes, parse = [], stream._parse_json
+
+    def parse_and_note(block: bytes) -> pa.Table:
+        sizes.append(len(block))
+        return parse(block)
+
+    monkeypatch.setattr(stream, "_parse_json", parse_and_note)
+    told = read_stream(path)
+    assert sum(sizes) == path.stat().st_size
+    assert max(sizes) <= (64 << 10) + 300
+    assert sum(column.nbytes for column in told.columns.values()) == 4000 * (2 * 8 + 5 * 4)
