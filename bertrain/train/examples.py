@@ -49,18 +49,16 @@ def open_task(
     if not Path(folder).exists():
         raise UserError(f"no data of {settings.task.name} at {folder}")
     trained = json.dumps(described, sort_keys=True)
-    key = (_state_of(Path(folder)), settings.task, settings.data.max_seq_length, words.hash, trained)
+    key = (Path(folder).resolve(), settings.task, settings.data.max_seq_length, words.hash, trained)
     if key not in _opened:
         _opened.clear()
         _opened[key] = registry.open_task(settings, Path(folder), words, described=described)
     return _opened[key]
 
 
-def _state_of(place: Path) -> tuple[object, ...]:
-    """What tells the files of a task from what they were before somebody changed them."""
-    inside = [path for pattern in ("*", "*/*", "*/*/*") for path in place.glob(pattern)]
-    seen = [(path, path.stat()) for path in sorted([place, *inside]) if path.is_file()]
-    return place.resolve(), *((path.name, state.st_size, state.st_mtime_ns) for path, state in seen)
+def forget_task() -> None:
+    """Read what is asked for next anew: somebody may have changed the files since, as in a notebook."""
+    _opened.clear()
 
 
 def words_for(settings: Settings, run: str | Path, init: str) -> Vocabulary | None:
