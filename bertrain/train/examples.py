@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,11 +48,17 @@ def open_task(
     """
     if not Path(folder).exists():
         raise UserError(f"no data of {settings.task.name} at {folder}")
-    key = (Path(folder).resolve(), settings.task, settings.data.max_seq_length, words.hash, described is None)
+    trained = json.dumps(described, sort_keys=True)
+    key = (Path(folder).resolve(), settings.task, settings.data.max_seq_length, words.hash, trained)
     if key not in _opened:
         _opened.clear()
         _opened[key] = registry.open_task(settings, Path(folder), words, described=described)
     return _opened[key]
+
+
+def forget_task() -> None:
+    """Read what is asked for next anew: somebody may have changed the files since, as in a notebook."""
+    _opened.clear()
 
 
 def words_for(settings: Settings, run: str | Path, init: str) -> Vocabulary | None:

@@ -25,11 +25,11 @@ from bertrain.model.bert import Bert
 from bertrain.observe.console import remark, warn
 from bertrain.settings import ModelSettings, Settings
 from bertrain.tasks import glue, registry
-from bertrain.tasks.task import Split, Task
+from bertrain.tasks.task import Outputs, Split, Task
 from bertrain.train import checkpoint, parallel
 from bertrain.train.checkpoint import Progress
 from bertrain.train.compute import Predictor, predictor
-from bertrain.train.examples import open_task, words_for
+from bertrain.train.examples import forget_task, open_task, words_for
 from bertrain.train.precision import set_precision
 from bertrain.train.pretrain import preflight, pretrain
 from bertrain.train.room import BUDGET_STEP
@@ -59,6 +59,11 @@ def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str
 
     If `run` holds this very run already, it is continued.
     """
+    forget_task()
+    return _finetune(settings, data, run, init)
+
+
+def _finetune(settings: Settings, data: str | Path, run: str | Path, init: str) -> Progress:
     return pretrain(settle_task(settings, data, run, init=init), data, run, init=init)
 
 
@@ -204,13 +209,14 @@ def finetune_many(
 
     `settings` are by task. The table is also written to `results.json` there, after every run.
     """
+    forget_task()
     outcomes: list[Outcome] = []
     for name, of_task in settings.items():
         found: list[dict[str, float]] = []
         for seed in seeds:
             place = run_folder(run, name, seed, len(settings), len(seeds))
             seeded = replace(of_task, train=replace(of_task.train, seed=seed))
-            finetune(seeded, data, place, init=init)
+            _finetune(seeded, data, place, init)
             found.append(last_figures(place))
             names = [key for key in found[0] if all(key in figures for figures in found)]
             figures = {key: tuple(one[key] for one in found) for key in names}
@@ -320,10 +326,16 @@ def predict(
         for name, split in splits.items():
             outputs, timing = judge.outputs(split, it.predict, it.ranks)
             if it.ranks.is_first:
-                Path(out).mkdir(parents=True, exist_ok=True)
-                files = split.write_predictions(outputs, Path(out))
-                result[name] = {"files": [str(file) for file in files]} | timing
+                result[name] = {"files": _write_predictions(split, outputs, Path(out))} | timing
         return result
+
+
+def _write_predictions(split: Split, outputs: Outputs, out: Path) -> list[str]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return [str(file) for file in split.write_predictions(outputs, out)]
+    except OSError as error:
+        raise UserError(f"could not write predictions into {out}: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)
@@ -352,6 +364,7 @@ def _opened(
     overrides: Sequence[tuple[str, str]],
 ) -> Iterator[_OpenRun]:
     """A fine-tuned run with a checkpoint of it, ready to answer."""
+    forget_task()
     opened = Run.open(run)
     if not opened.settings.task.name:
         raise UserError(f"{run} was pre-trained, not fine-tuned for a task")

@@ -34,7 +34,7 @@ from bertrain.train.budget import Measured, settle_budget
 from bertrain.train.checkpoint import Progress, Saver
 from bertrain.train.evaluate import HeldOut, Judge, check_held_out
 from bertrain.train.events import Events
-from bertrain.train.examples import open_examples, open_task, words_for
+from bertrain.train.examples import forget_task, open_examples, open_task, words_for
 from bertrain.train.guard import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
@@ -82,6 +82,7 @@ def resume(
     `overrides` may change settings that do not shape the training: where and how it runs, what is said and saved.
     Going back puts the later checkpoints aside, under another name, and takes the later steps out of the metrics.
     """
+    forget_task()
     if is_restart() or has_gone_back():
         from_step = None  # it went back when it was started; a restart goes on from what was done since
     try:

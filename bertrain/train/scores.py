@@ -41,7 +41,7 @@ class TaskJudge:
         self._settings, self._folder, self._words = settings, folder, words
 
     def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
-        """Figures of the main split by their names, those of the others by split and name; speed of the main one."""
+        """Figures of the main split by name, the main one first; those of the others by split and name; speed."""
         ranks.whereabouts.enter("evaluation")
         result: dict[str, float] = {}
         for name, split in self._splits.items():
@@ -51,7 +51,7 @@ class TaskJudge:
             result |= {f"{prefix}{figure}": value for figure, value in split.figures(outputs).items()}
             if is_main:
                 result |= timing
-        return result
+        return {self.main_figure: result.pop(self.main_figure), **result}
 
     @torch.no_grad()
     def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[Outputs, dict[str, float]]:

@@ -27,10 +27,10 @@ def find_settings(folder: Path, config: Path | None = None) -> ModelSettings | N
         raise UserError(f"{path} describes a {described['model_type']!r}, which is another model than BERT")
     if described.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{path} asks for {described['position_embedding_type']!r} positions; BERT's are absolute")
-    return replace(settings, **_head_of(described))
+    return replace(settings, **_head_of(described, path))
 
 
-def _head_of(described: dict[str, Any]) -> dict[str, Any]:
+def _head_of(described: dict[str, Any], path: Path) -> dict[str, Any]:
     """The head of a fine-tuned model, by the architecture that a config names; else nothing."""
     architectures = described.get("architectures")
     if not isinstance(architectures, list):
@@ -39,7 +39,10 @@ def _head_of(described: dict[str, Any]) -> dict[str, Any]:
         return {"head": "span"}
     if "BertForSequenceClassification" not in architectures:
         return {}
-    number = len(described.get("id2label") or ()) or described.get("num_labels", 2)
+    names = described.get("id2label")
+    number = len(names) if isinstance(names, dict) and names else described.get("num_labels", 2)
+    if not isinstance(number, int) or number < 1:
+        raise UserError(f"{path} says that the model tells {number!r} classes apart")
     if number == 1 or described.get("problem_type") == "regression":
         return {"head": "regress"}
     return {"head": "classify", "num_labels": number}

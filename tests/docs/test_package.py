@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.config import recipe_names
+from bertrain.config import recipe_names, resolve
 from tests import helpers
 
 ROOT = Path(__file__).parents[2]
@@ -81,9 +81,11 @@ def data_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], P
     return prepared
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+TASK_RECIPES = [name for name in recipe_names() if resolve(name).task.name]
+
+
+@pytest.mark.parametrize("recipe", sorted(set(recipe_names()) - set(TASK_RECIPES)))
 def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]) -> None:
-    from bertrain.config import resolve
     from bertrain.train.announce import dry_run
 
     settings = resolve(recipe)
@@ -94,6 +96,31 @@ def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]
     assert f"train.max_steps = {settings.train.max_steps}" in shown
     assert "memory on each rank:" in shown
     assert {path.name for path in folder.iterdir()} == {"data", "vocab.txt"}, "a dry run writes nothing"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to fine-tune, with positions for any recipe."""
+    from bertrain.train.pretrain import pretrain
+
+    folder = tmp_path_factory.mktemp("weights")
+    settings = helpers.tiny_settings(train__max_steps=1, schedule__warmup_steps=0, model__max_positions=512)
+    pretrain(settings, helpers.make_data(folder, documents=10), folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("recipe", TASK_RECIPES)
+def test_every_recipe_of_a_task_dry_runs(recipe: str, weights: Path, tmp_path: Path) -> None:
+    from bertrain.train.announce import dry_run
+    from bertrain.train.finetune import settle_task
+
+    asked = resolve(recipe)
+    data = ROOT / "tests" / "data" / ("squad" if asked.task.name.startswith("squad/") else "glue")
+    settings = settle_task(asked, data, tmp_path / "run", init=str(weights), world=8)
+    shown = dry_run(settings, data, world=8, init=str(weights))
+    assert f"batch.sequences = {asked.batch.sequences}" in shown
+    assert "memory on each rank:" in shown
+    assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_numbers_are_true(tmp_path: Path) -> None:

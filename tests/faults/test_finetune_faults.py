@@ -193,8 +193,7 @@ BAD = {
     "predicting what?": (["predict", "BASE", "--data", "TABLE", "--out", "out"], "pre-trained, not fine-tuned"),
     "scoring on what?": (["evaluate", "BASE"], "--data is missing: the prepared folder to evaluate on"),
     "a setting of tasks": (
-        ["evaluate", "BASE", "--data", "DATA", "--task.n_best", "5"],
-        "--task.n_best is for fine-tuned runs",
+        ["evaluate", "BASE", "--data", "DATA", "--task.n_best", "5"], "--task.n_best is for fine-tuned runs",
     ),
     "a part that shapes it": (["evaluate", "TUNED", "--task.text", "x"], "task.text shapes the training"),
     "some of a task": (["evaluate", "TUNED", "--max-examples", "5"], "--max-examples is for pre-training"),
