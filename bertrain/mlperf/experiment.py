@@ -290,8 +290,8 @@ def probe(settings: Settings, init: str) -> float:
     from bertrain.train import parallel
     from bertrain.train.compute import predictor
     from bertrain.train.evaluate import HeldOut
+    from bertrain.train.examples import open_for
     from bertrain.train.precision import set_precision
-    from bertrain.train.pretrain import open_for
     from bertrain.train.settle import settle
     from bertrain.weights.source import fill_in, read_weights
 
