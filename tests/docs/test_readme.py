@@ -7,6 +7,7 @@ articles. `make demo` is run on a fresh clone by a services test; a download, ag
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import tomllib
@@ -21,6 +22,7 @@ from bertrain.cli import app
 from tests.docs.test_documents import Action, perform
 
 ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "tests" / "data"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN_ELSEWHERE = {
     "make demo": "tests/services/test_demo.py",
@@ -46,8 +48,17 @@ def commands() -> list[str]:
     return found
 
 
+def right_answers(squad: Path) -> dict[str, str]:
+    """Predictions of whoever knows a file of SQuAD by heart."""
+    paragraphs = [paragraph for article in json.loads(squad.read_text())["data"] for paragraph in article["paragraphs"]]
+    return {question["id"]: question["answers"][0]["text"] for part in paragraphs for question in part["qas"]}
+
+
 def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     shutil.copy(ROOT / "demo" / "held-out.txt", tmp_path / "articles.txt")
+    shutil.copytree(SAMPLES / "glue", tmp_path / "glue")
+    shutil.copy(SAMPLES / "squad" / "dev-v1.1.json", tmp_path)
+    (tmp_path / "predictions.json").write_text(json.dumps(right_answers(tmp_path / "dev-v1.1.json")))
     ran = 0
     for command in commands():
         if any(command.startswith(prefix) for prefix in RUN_ELSEWHERE):

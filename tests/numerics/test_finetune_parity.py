@@ -58,6 +58,7 @@ def padded(values: torch.Tensor, starts: torch.Tensor, lengths: list[int]) -> to
 
 @pytest.mark.parametrize("head", list(CLASSES))
 def test_heads_equal_those_of_transformers(tmp_path: Path, head: str) -> None:
+    torch.manual_seed(1)
     plain = helpers.tiny_settings(model__hidden_dropout=0, model__attention_dropout=0, batch__token_budget=512)
     settings: ModelSettings = replace(plain.model, head=head, num_labels=3, head_dropout=0.0)  # type: ignore[arg-type]
     batch = Loader(Shards.open(helpers.make_data(tmp_path)), plain).step(0, 0).bins[0]
