@@ -38,7 +38,6 @@ TEXTS = (*DEVICES, *THROTTLES, "host")
 NO_NUMBERS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns that are no number of the device
 NUM_BINS = 512  # of a curve at the most; from half of them on it is never coarser
 TAIL_BYTES = 64 << 10  # that are read to know how things stand now
-HARMLESS = 0x1 | 0x2  # bits of NVML's mask: idle, and a clock that an application set
 
 
 @dataclass
@@ -152,7 +151,7 @@ def reasons_of(cell: str | None) -> list[str]:
     """Why a device was throttled: words as they are, NVML's mask in words."""
     if cell is None or cell in ("", "none"):
         return []
-    return why_throttled(int(float(cell)) & ~HARMLESS) if math.isfinite(_number(cell)) else [cell]
+    return why_throttled(int(float(cell))) if math.isfinite(_number(cell)) else [cell]
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:

@@ -154,7 +154,7 @@ def throttled_by(found: ProfileSet) -> str:
     masks = masks[np.isfinite(masks) & (times >= found.started[0]) & (times <= found.ended)].astype(np.int64)
     counts: dict[str, int] = defaultdict(int)
     for mask in masks.tolist():
-        for reason in why_throttled(mask & ~0x3):  # idle, and a clock that somebody set, hold nothing back
+        for reason in why_throttled(mask):
             counts[reason] += 1
     return ", ".join(f"{reason} {count / len(masks):.0%}" for reason, count in counts.items())
 
