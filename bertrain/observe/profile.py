@@ -238,6 +238,7 @@ def _measure(
             "device": device_facts(device),
             "environment": environment,
             "rank": ranks.rank,
+            "ranks_on_machine": ranks.local_world,
             "computing_with": compute.choose(settings, device)[1],
             "timed_steps": [first - plan.steps, first - 1],
             "recorded_steps": [first, work.done],

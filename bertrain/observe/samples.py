@@ -183,7 +183,7 @@ def read_telemetry(folder: Path) -> Telemetry:
                 _add(devices, rank, table)
     shared: set[str] = set()
     for rank in dict.fromkeys(rank for rank, _ in files_of(folder)):
-        notes = _notes(folder, rank)
+        notes = notes_of(folder, rank)
         for column, why in notes.get("missing", {}).items():
             columns, ranks = missing.setdefault(why, ([], []))
             columns.append(column)
@@ -231,12 +231,12 @@ def _time_column(names: Sequence[str]) -> str:
     return next((name for name in TIMES if name in names), "")
 
 
-def _notes(folder: Path, rank: int) -> dict[str, Any]:
-    """What the last start of a rank's sampler noted of itself."""
+def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """What the last start of a rank's sampler noted of itself; nothing, where the file is damaged or not there."""
     try:
-        starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
-        return dict(starts[-1])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        notes = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())[-1]
+        return notes | {"missing": dict(notes["missing"])}
+    except (OSError, ValueError, LookupError, TypeError):
         return {}
 
 
