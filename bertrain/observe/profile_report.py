@@ -149,7 +149,7 @@ def devices_table(found: Variability) -> str:
             f"{device.repeats}",
             f"{1e3 * device.median_s:,.3f}",
             f"{device.over_median:.3f}",
-            f"{device.between_repeats:.1%}",
+            f"{device.between_repeats:.1%}" if device.repeats > 1 else "–",
             "outlier" if device.is_outlier else "",
         ]
         for device in found.devices

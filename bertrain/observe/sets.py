@@ -113,7 +113,8 @@ def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
     """What the energy of a set was spent on; ranks of other machines are taken to have computed as much as ours."""
     if facts["device"]["kind"] == "cuda":
         return float(columns["own_tokens"].sum())
-    return float(columns["tokens"].sum()) * facts["ranks_on_machine"] / facts["environment"]["ranks"]
+    world = facts["environment"]["ranks"]
+    return float(columns["tokens"].sum()) * facts.get("ranks_on_machine", world) / world
 
 
 def read_run(folder: Path) -> ProfileSet:
