@@ -17,7 +17,7 @@ from bertrain.errors import UserError
 from bertrain.files import write_atomically
 from bertrain.observe.history import group_size, thin
 from bertrain.observe.markup import figures, listed, table, whole_page
-from bertrain.observe.plots import NUM_COLOURS, RUN_COLOURS, SURFACE, blank_axes, framed, to_svg
+from bertrain.observe.plots import NUM_COLOURS, RUN_COLOURS, SURFACE, blank_axes, few_marks, framed, to_svg
 from bertrain.observe.roofline import Row
 from bertrain.observe.sets import ProfileSet, find_sets
 from bertrain.observe.variability import SetSummary, Variability, box_of, compare
@@ -136,7 +136,8 @@ def _facts(found: Variability) -> str:
         if value is not None
     ]
     verdict = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
-    kind = "warning" if any(device.is_outlier for device in found.devices) else "notes"
+    is_uneven = found.slow_repeats or any(device.is_outlier for device in found.devices)
+    kind = "warning" if is_uneven else "notes"
     return figures(entries) + listed([verdict], kind)
 
 
@@ -265,14 +266,24 @@ def missing_list(sets: Sequence[ProfileSet]) -> str:
 
 def plot_durations(sets: Sequence[ProfileSet]) -> str:
     """A box for each set."""
+    from matplotlib.cbook import boxplot_stats
+
     figure, axes = blank_axes("set", "{:,.4g}".format)
-    boxes = axes.boxplot(
-        [1e3 * found.seconds for found in sets],
+    drawn = boxplot_stats([1e3 * found.seconds for found in sets])
+    picked = False
+    for box in drawn:
+        beyond = np.sort(box["fliers"])[::-1]  # the slowest is always among those that are picked
+        box["fliers"] = few_marks(beyond.tolist())
+        picked = picked or len(box["fliers"]) < len(beyond)
+    boxes = axes.bxp(
+        drawn,
         positions=range(1, len(sets) + 1),
         widths=0.6,
         patch_artist=True,
+        manage_ticks=False,  # which would write the number of every set, however many there are
         flierprops={"marker": "o", "markersize": 3, "markeredgewidth": 0.8},
     )
+    axes.set_xlim(0.25, len(sets) + 0.75)
     for number in range(len(sets)):
         colour = RUN_COLOURS[number % NUM_COLOURS]
         boxes["boxes"][number].set(facecolor=SURFACE, edgecolor=colour, linewidth=1.4)
@@ -281,9 +292,9 @@ def plot_durations(sets: Sequence[ProfileSet]) -> str:
         for part in ("whiskers", "caps"):
             for line in boxes[part][2 * number : 2 * number + 2]:
                 line.set(color=colour, linewidth=1.2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     label = "; ".join(f"set {number + 1} {1e3 * np.median(one.seconds):.4g}" for number, one in enumerate(sets))
-    note = "Milliseconds. Box: quartiles; whiskers: 1.5 times the box; rings: steps beyond."
+    rings = "some of the steps beyond, evenly picked" if picked else "steps beyond"
+    note = f"Milliseconds. Box: quartiles; whiskers: 1.5 times the box; rings: {rings}."
     return framed("Duration of a step", note, to_svg(figure, f"Duration of a step, median in ms: {label}"))
 
 
@@ -320,7 +331,8 @@ def _key(sets: Sequence[ProfileSet]) -> str:
         f'<li><i class="swatch run-{number % NUM_COLOURS}"></i>{number + 1} <span>{escape(str(one.folder))}</span></li>'
         for number, one in enumerate(sets)
     )
-    return f'<ul class="key runs">{items}</ul>'
+    kind = "key runs" if len(sets) <= NUM_COLOURS else "key"  # that of many would cover the page if it stayed in sight
+    return f'<ul class="{kind}">{items}</ul>'
 
 
 def _number(value: float | None) -> str:

@@ -208,6 +208,8 @@ class Variability:
     correlations: dict[str, float | None]
     """Of the sets' median durations with their median clock, power and temperature."""
     joules_per_million_tokens: float | None
+    slow_repeats: list[str]
+    """Repeats that took `SLOW` times as long as all of their device's, in words: its median may not show them."""
     verdict: str
 
 
@@ -222,10 +224,16 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
         for identity, numbers in by_device.items()
     }
     box = box_of(medians.values())
-    devices = []
+    devices, slow_repeats = [], []
     for identity, numbers in by_device.items():
         of_repeats = [summaries[number].median_s for number in numbers]
         first = sets[numbers[0]]
+        slow_repeats += [
+            f"repeat {one.repeat} of {one.uuid or one.device} on host {one.host} takes "
+            f"{one.median_s / medians[identity]:.3f} times the median of that device"
+            for one in (summaries[number] for number in numbers)
+            if one.median_s >= SLOW * medians[identity]
+        ]
         devices.append(
             DeviceSummary(
                 host=first.host,
@@ -259,11 +267,12 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
             for column, name in QUANTITIES.items()
         },
         joules_per_million_tokens=float(np.median(known)) if known else None,
-        verdict=verdict(devices, box),
+        slow_repeats=slow_repeats,
+        verdict="; ".join([verdict(devices), *slow_repeats]),
     )
 
 
-def verdict(devices: Sequence[DeviceSummary], box: Box) -> str:
+def verdict(devices: Sequence[DeviceSummary]) -> str:
     """Who is slow, in a sentence; devices come slowest first."""
     slowest = devices[0]
     if len(devices) == 1:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertrain.errors import UserError
-from bertrain.observe.profile_report import profile_report
+from bertrain.observe.profile_report import plot_durations, profile_report
 from bertrain.observe.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
 from bertrain.observe.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
 
@@ -179,6 +179,11 @@ def test_the_slow_gpu_is_named() -> None:
     assert list(slow.hosts) == ["node2", "node1"]
     assert slow.hosts["node2"] == slow.devices[0].over_median
     assert slow.devices[0].between_repeats == pytest.approx(0.01 / slow.devices[0].median_s)
+    once = compare([*sets, made_up("GPU-3", repeat=3, seconds=[1.7] * 5)])
+    assert not any(device.is_outlier for device in once.devices), "its median hides one repeat of three"
+    (said,) = once.slow_repeats
+    assert said == "repeat 3 of GPU-3 on host node1 takes 1.619 times the median of that device"
+    assert once.verdict.endswith(said)
     alone = compare(repeats("GPU-1", "node1", 1.0))
     assert alone.verdict == "one device, so nothing to compare it with; 1.0% between its repeats"
 
@@ -236,6 +241,14 @@ def test_damaged_tables_end_in_a_sentence(tmp_path: Path, name: str, content: st
     with pytest.raises(UserError, match=f"{name} is damaged"):
         profile_report([folder], out=tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_marks_beyond_the_whiskers_are_picked_where_there_are_many() -> None:
+    calm = [0.1, 0.101, 0.102, 0.103] * 500
+    assert "rings: steps beyond." in plot_durations([made_up(seconds=[*calm, 0.2, 0.3])])
+    many = plot_durations([made_up(seconds=calm + [0.2 + n / 1e4 for n in range(500)])])
+    assert "some of the steps beyond, evenly picked" in many
+    assert many.count("<use") < 300
 
 
 def test_a_set_counts_once_and_the_page_is_a_page(tmp_path: Path) -> None:
