@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loader import cpu_model
 
 from bertrain.config import resolve
 from bertrain.data.loader import Loader
@@ -34,6 +33,7 @@ from bertrain.data.shards import Shards
 from bertrain.settings import Settings
 from bertrain.train.benchmark import benchmark
 from bertrain.train.checkpoint import Saver
+from bertrain.train.isa import cpu_name
 from bertrain.train.parallel import Ranks
 from bertrain.train.state import TrainState
 
@@ -165,7 +165,7 @@ def main() -> None:
     parts = ["checkpoint", "overhead"] + ["scaling"] * (not ON_GPU)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     arguments = parser.parse_args()
-    name = torch.cuda.get_device_name() if ON_GPU else f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
+    name = torch.cuda.get_device_name() if ON_GPU else f"{len(os.sched_getaffinity(0))} cores of {cpu_name()}"
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         if set(arguments.parts) - {"checkpoint"}:

@@ -30,6 +30,7 @@ from bertrain.data.masking import count_predictions
 from bertrain.data.shards import Shards
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.data.write import Example, write_shards
+from bertrain.train.isa import cpu_name
 
 HERE = Path(__file__).parent
 STEP = 768
@@ -92,19 +93,12 @@ def main() -> None:
         "bin_fill": step.num_tokens / (step.num_bins * settings.batch.token_budget),
         "deal_768_ms": 1e3 * deal_seconds,
         "help_s": help_seconds,
-        "machine": {"cpu": cpu_model(), "python": platform.python_version(), "numpy": np.__version__},
+        "machine": {"cpu": cpu_name(), "python": platform.python_version(), "numpy": np.__version__},
     }
     (HERE / "results" / "loader.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"{result['examples_per_s']:,.0f} examples/s ({result['tokens_per_s']:,.0f} tokens/s) on one core")
     print(f"dealing {STEP} examples into bins: {result['deal_768_ms']:.2f} ms, {result['bin_fill']:.1%} full")
     print(f"bertrain --help: {help_seconds:.2f} s")
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loader import cpu_model
 
 from bertrain.config import resolve
 from bertrain.observe.synthetic import write_synthetic
 from bertrain.observe.telemetry import Telemetry, device_sensors
 from bertrain.settings import Settings
 from bertrain.train.benchmark import benchmark
+from bertrain.train.isa import cpu_name
 
 HERE = Path(__file__).parent
 ON_GPU = torch.cuda.is_available()
@@ -100,7 +100,7 @@ def main() -> None:
                 "cost_of_the_fastest": round(min(times[way]) / min(times["quiet"]) - 1, 4),
                 "cost_in_time_of_all_cores": cost(core_seconds[way], core_seconds["quiet"]),
             }
-    name = torch.cuda.get_device_name() if ON_GPU else f"{len(os.sched_getaffinity(0))} cores of {cpu_model()}"
+    name = torch.cuda.get_device_name() if ON_GPU else f"{len(os.sched_getaffinity(0))} cores of {cpu_name()}"
     results = json.loads(arguments.output.read_text()) if arguments.output.is_file() else {}
     arguments.output.write_text(json.dumps(results | {name: found}, indent=1) + "\n")
     print(json.dumps(found, indent=1))

@@ -26,6 +26,7 @@ import pyarrow
 
 from bertrain.config import resolve
 from bertrain.settings import Settings
+from bertrain.train.isa import cpu_name
 
 HERE = Path(__file__).parent
 SAMPLES = 864_000  # of a day, every 100 ms
@@ -65,9 +66,7 @@ def main() -> None:
             f"{result['report']['peak_mb']:.0f} MB; a look in {result['look']['seconds']:.2f} s"
         )
     machine = {
-        "cpu": next(
-            line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-        ),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from loader import cpu_model
 
 import bertrain
+from bertrain.train.isa import cpu_name
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"
@@ -105,7 +105,7 @@ def main() -> None:
         "steps": arguments.steps,
         "summary": summary,
         "runs": runs,
-        "machine": {"cpu": cpu_model(), "python": platform.python_version(), "torch": torch.__version__},
+        "machine": {"cpu": cpu_name(), "python": platform.python_version(), "torch": torch.__version__},
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "optimizers.json").write_text(json.dumps(result, indent=1) + "\n")

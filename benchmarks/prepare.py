@@ -24,9 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loader import cpu_model
-
 from bertrain.data.tokenizer import Vocabulary
+from bertrain.train.isa import cpu_name
 from tests import plain_reference
 
 HERE = Path(__file__).parent
@@ -151,7 +150,7 @@ def main() -> None:
         "default_over_reference_twin": largest["mb_per_s"] / reference["plain_twin_mb_per_s"],
         "reference_dupe_10": reference,
         "wikipedia_extrapolated": whole,
-        "machine": {"cpu": cpu_model(), "python": platform.python_version()},
+        "machine": {"cpu": cpu_name(), "python": platform.python_version()},
     }
     (HERE / "results" / "prepare.json").write_text(json.dumps(result, indent=1) + "\n")
     print(

@@ -102,7 +102,8 @@ def profile_report(
         print(json.dumps(asdict(found)))
         return
     print(found.verdict)
-    print(f"{1e3 * found.median_s:.2f} ms a step (median), {found.spread:.1%} between the whiskers of the devices")
+    spread = f", {found.spread:.1%} between the whiskers of the devices" if len(found.devices) > 1 else ""
+    print(f"{1e3 * found.median_s:.2f} ms a step (median){spread}")
     if found.joules_per_million_tokens is not None:
         print(f"{found.joules_per_million_tokens:,.0f} J a million tokens")
     print(path)

@@ -59,14 +59,11 @@ def _cgroup_cores() -> float | None:
 
 
 def _vector_units() -> Finding:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return Finding("cpu", platform.processor() or "unknown", "note", "no /proc/cpuinfo to read its features from")
-    from bertrain.train.isa import cpu_flags
+    from bertrain.train.isa import cpu_flags, cpu_name
 
-    flags = cpu_flags()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+    flags, model = cpu_flags(), cpu_name()
+    if not flags:
+        return Finding("cpu", model, "note", "/proc/cpuinfo does not say which instructions it has")
     units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     if "amx_bf16" in flags:
         return Finding(

@@ -56,7 +56,9 @@ def unfolding(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{content}</details>" if content else ""
 
 
-def whole_page(title: str, heading: str, sections: Mapping[str, str]) -> str:
+def whole_page(
+    title: str, heading: str, sections: Mapping[str, str], *, kind: str = "report", source: str = "the run folder"
+) -> str:
     """A page of its own from the contents of its sections, by title; those without content are left out."""
     style = (resources.files("bertrain.observe") / "report.css").read_text(encoding="ascii")
     shown = {name: content for name, content in sections.items() if content}
@@ -71,18 +73,18 @@ def whole_page(title: str, heading: str, sections: Mapping[str, str]) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} - bertrain report</title>
+<title>{escape(title)} - bertrain {kind}</title>
 <style>
 {style}</style>
 </head>
 <body>
 <a class="skip" href="#content">Skip to the figures</a>
-<header><p>bertrain report</p><h1>{escape(heading)}</h1></header>
+<header><p>bertrain {kind}</p><h1>{escape(heading)}</h1></header>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 <main id="content" tabindex="-1">
 {body}
 </main>
-<footer>Written by bertrain {escape(bertrain.__version__)} from what the run folder holds.</footer>
+<footer>Written by bertrain {escape(bertrain.__version__)} from what {escape(source)} holds.</footer>
 </body>
 </html>
 """

@@ -127,7 +127,7 @@ def _draw_run(axes: Any, field: str, number: int, history: History, values: Floa
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
     axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
     if field in MARKED and history.summary.skipped:
-        skipped = _few(history.summary.skipped)
+        skipped = few_marks(history.summary.skipped)
         axes.plot(skipped, [0.035] * len(skipped), "x", color=line["color"], transform=axes.get_xaxis_transform())
 
 
@@ -136,8 +136,8 @@ def _draw_evaluations(axes: Any, number: int, steps: Sequence[int], values: Sequ
     colour = _line(number)["color"]
     ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": colour, "markeredgewidth": 1.5, "zorder": 5}
     if not axes.lines or axes.lines[-1].get_color() != colour:
-        axes.plot(_few(steps), _few(values), linewidth=1.2, **_line(number))
-    axes.plot(_few(steps), _few(values), "o", **ring)
+        axes.plot(few_marks(steps), few_marks(values), linewidth=1.2, **_line(number))
+    axes.plot(few_marks(steps), few_marks(values), "o", **ring)
 
 
 def _line(number: int) -> dict[str, str]:
@@ -145,7 +145,7 @@ def _line(number: int) -> dict[str, str]:
     return {"color": RUN_COLOURS[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
 
 
-def _few(values: Sequence[Any]) -> Sequence[Any]:
+def few_marks(values: Sequence[Any]) -> Sequence[Any]:
     """Evenly picked, where there are more marks than could be told apart."""
     return values[:: group_size(len(values), MOST_MARKS)]
 

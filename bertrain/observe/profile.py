@@ -23,7 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ from bertrain.observe import trace as kineto
 from bertrain.observe.console import warn
 from bertrain.observe.metrics import StepRecord, Stopwatch
 from bertrain.observe.roofline import IDLE, StepSize, idle_ms, measure_ceilings, measured_by_part, roofline, work_of
+from bertrain.observe.sensors import uuid_of
 from bertrain.observe.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
 from bertrain.observe.synthetic import write_synthetic
 from bertrain.observe.telemetry import Telemetry, device_sensors
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
 from bertrain.train.examples import open_for
+from bertrain.train.isa import cpu_name
 from bertrain.train.loop import train_step
 from bertrain.train.precision import make_deterministic, set_precision
 from bertrain.train.room import explaining
@@ -152,7 +154,7 @@ def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Setting
 
 def set_name(ranks: parallel.Ranks, device: torch.device) -> str:
     """The folder of a device's sets: its host, and which of the host's it is."""
-    number = device.index if device.type == "cuda" else ranks.local_rank
+    number = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see its own GPU alone, as 0
     return f"{platform.node()}-{device.type}{number}"
 
 
@@ -190,6 +192,7 @@ def _measure(
 ) -> None:
     """Everything of one set, in the order of events."""
     device, missing = ranks.device, dict[str, str]()
+    environment = describe_environment(ranks.world, str(device), torch.get_num_threads())
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -234,8 +237,9 @@ def _measure(
         content = facts | {
             "schema_version": 1,
             "device": device_facts(device),
-            "environment": describe_environment(ranks.world, str(device), torch.get_num_threads()),
+            "environment": environment,
             "rank": ranks.rank,
+            "ranks_on_machine": ranks.local_world,
             "computing_with": compute.choose(settings, device)[1],
             "timed_steps": [first - plan.steps, first - 1],
             "recorded_steps": [first, work.done],
@@ -271,8 +275,13 @@ class Work:
         self._steps, self._stopwatch = steps, stopwatch
         self.done = 0
 
-    def run(self, count: int, ranks: parallel.Ranks | None = None) -> list[tuple[Step, StepRecord]]:
-        """Take the next steps; their records may still be on the way on the device."""
+    def run(
+        self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None
+    ) -> list[tuple[int, StepRecord]]:
+        """Take the next steps; returns how many bins each had, and its record, which may still be on the way.
+
+        The steps themselves go into `kept`, where it is given: so many batches would show as a leak of memory.
+        """
         ranks = ranks or self._ranks
         taken = []
         self._stopwatch.start()
@@ -281,18 +290,20 @@ class Work:
             step = next(self._steps)
             self._stopwatch.mark()
             record = train_step(self._state, step, self._settings, ranks, self._stopwatch)
-            taken.append((step, record))
+            taken.append((len(step.bins), record))
             self.done += 1
+            if kept is not None:
+                kept.append(step)
         self._wait()
         return taken
 
-    def rows_of(self, taken: list[tuple[Step, StepRecord]]) -> list[tuple[Any, ...]]:
+    def rows_of(self, taken: list[tuple[int, StepRecord]]) -> list[tuple[Any, ...]]:
         """The lines of iterations.csv."""
         marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
         rows = []
-        for (step, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
+        for (num_bins, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
             phases = self._stopwatch.seconds(record.marks)
-            counts = (record.tokens, record.own_tokens, len(step.bins))
+            counts = (record.tokens, record.own_tokens, num_bins)
             rows.append((record.step, f"{started:.6f}", sum(phases), *phases, *counts))
         return rows
 
@@ -304,9 +315,10 @@ class Work:
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self._ranks.device.type == "cuda")
         marks = kineto.RegionMarks(self._ranks.whereabouts)
         hooks = kineto.mark_forward(self._state.model)
+        steps: list[Step] = []
         try:
             with recording(activities=kinds, record_shapes=with_sizes, acc_events=True) as profiler:
-                taken = self.run(count, replace(self._ranks, whereabouts=marks))
+                self.run(count, replace(self._ranks, whereabouts=marks), steps)
                 marks.close()
         finally:
             for hook in hooks:
@@ -320,7 +332,7 @@ class Work:
             content["traceName"] = path.name  # it was that of a passing file
             kineto.add_device_regions(content, launches)
             kineto.write_trace(path, content)
-        return Recording(launches, StepSize.of([step for step, _ in taken]))
+        return Recording(launches, StepSize.of(steps))
 
     def _wait(self) -> None:
         if self._ranks.device.type == "cuda":
@@ -329,7 +341,6 @@ class Work:
 
 def device_facts(device: torch.device) -> dict[str, Any]:
     """Name, UUID and driver of a GPU; of a CPU its name."""
-    sensors = device_sensors(device)
     if device.type == "cpu":
         return {"kind": "cpu", "name": cpu_name(), "uuid": None}
     facts = {
@@ -337,20 +348,9 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "index": device.index,
         "name": torch.cuda.get_device_name(device),
         "cuda": torch.version.cuda,
+        "uuid": uuid_of(device.index),
     }
-    with suppress(Exception):
-        from bertrain.observe.sensors import uuid_of
-
-        facts["uuid"] = uuid_of(device.index or 0)
-    return facts | sensors.device
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "cpu"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+    return facts | device_sensors(device).device
 
 
 def describe_set(place: Path) -> str:

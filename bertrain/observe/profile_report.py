@@ -5,24 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import bertrain
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
 from bertrain.observe.history import group_size, thin
-from bertrain.observe.plots import NUM_COLOURS, RUN_COLOURS, SURFACE, blank_axes, framed, to_svg
+from bertrain.observe.markup import figures, listed, table, whole_page
+from bertrain.observe.plots import NUM_COLOURS, RUN_COLOURS, SURFACE, blank_axes, few_marks, framed, to_svg
 from bertrain.observe.roofline import Row
 from bertrain.observe.sets import ProfileSet, find_sets
 from bertrain.observe.variability import SetSummary, Variability, box_of, compare
-from bertrain.observe.wording import compact
+from bertrain.observe.wording import compact, counted
 
 MOST_KERNELS = 15
 TIME_LINES = {
@@ -47,6 +46,8 @@ def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = No
     path = Path(out) if out is not None else Path(folders[0]) / "profile-report.html"
     if path.is_dir():
         raise UserError(f"cannot write the report to {path}, which is a folder; name a file")
+    if path.suffix in (".json", ".csv"):
+        raise UserError(f"--out is {path}, but names the page; its figures go into .json and .csv files beside it")
     try:
         write_atomically(path, page(sets, found).encode("ascii", "xmlcharrefreplace").decode())
         write_atomically(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
@@ -62,9 +63,18 @@ def read_roofline(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
     path = found.folder / "roofline.csv"
     if not path.is_file():
         raise UserError(f"there is no roofline.csv in {found.folder}; it is made by `bertrain profile`")
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [_row(cells) for cells in csv.DictReader(file)]
-    return rows, found.facts
+    if "ceilings" not in found.facts:
+        raise UserError(f"{found.folder / 'device.json'} is damaged: it names no ceilings")
+    return _read_rows(path, _row), found.facts
+
+
+def _read_rows(path: Path, make: Callable[[dict[str, str]], Any]) -> list[Any]:
+    """The lines of a table, or a sentence about it."""
+    try:
+        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+            return [make(cells) for cells in csv.DictReader(file)]
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is damaged; make the profile again, or remove the file to do without") from None
 
 
 def _row(cells: dict[str, str]) -> Row:
@@ -91,7 +101,6 @@ def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
 
 def page(sets: Sequence[ProfileSet], found: Variability) -> str:
     """The whole report; it needs neither network nor scripts."""
-    style = (resources.files("bertrain.observe") / "report.css").read_text(encoding="ascii")
     plots = [plot_durations(sets), plot_steps(sets), *(plot_telemetry(sets, column) for column in TIME_LINES)]
     sections = {
         "Variability": _facts(found) + devices_table(found),
@@ -101,25 +110,8 @@ def page(sets: Sequence[ProfileSet], found: Variability) -> str:
         "Kernels": kernels_table(sets),
         "What is missing": missing_list(sets),
     }
-    body = "\n".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items() if content)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>bertrain profile report</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><p>bertrain profile report</p><h1>{escape(_heading(found))}</h1></header>
-<main>
-{body}
-</main>
-<footer>Written by bertrain {escape(bertrain.__version__)} from {len(sets)} set(s).</footer>
-</body>
-</html>
-"""
+    heading, source = _heading(found), f"a profile of {counted(len(sets), 'set')}"
+    return whole_page(heading, heading, sections, kind="profile report", source=source)
 
 
 def _heading(found: Variability) -> str:
@@ -128,24 +120,25 @@ def _heading(found: Variability) -> str:
 
 
 def _facts(found: Variability) -> str:
+    """The figures at the head, as far as there is something to compare, and the verdict."""
     energy = found.joules_per_million_tokens
-    cells = [
-        ("Step", f"{1e3 * found.median_s:,.2f} ms", "median of the devices' medians"),
-        ("Spread", f"{found.spread:.1%}", "between the whiskers, over the median"),
-        ("Devices", f"{len(found.devices)}", f"{len(found.sets)} sets"),
+    several = len(found.devices) > 1
+    entries = [
+        ("Step", f"{1e3 * found.median_s:,.2f} ms", "median of the devices' medians" if several else "median"),
+        ("Devices", f"{len(found.devices)}", counted(len(found.sets), "set")),
         ("Energy", "unknown" if energy is None else f"{energy:,.0f} J", "for a million tokens"),
     ]
-    cells += [
+    if several:
+        entries.insert(1, ("Spread", f"{found.spread:.1%}", "of the devices, between the whiskers, over the median"))
+    entries += [
         (f"Duration with {name}", _signed(value), "correlation across sets")
         for name, value in found.correlations.items()
+        if value is not None
     ]
-    shown = "".join(
-        f"<div><dt>{escape(label)}</dt><dd><b>{escape(value)}</b> <small>{escape(note)}</small></dd></div>"
-        for label, value, note in cells
-    )
-    kind = "warning" if any(device.is_outlier for device in found.devices) else "quiet"
-    verdict = escape(found.verdict[:1].upper() + found.verdict[1:])
-    return f'<dl class="figures">{shown}</dl><p class="{kind}">{verdict}.</p>'
+    verdict = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
+    is_uneven = found.slow_repeats or any(device.is_outlier for device in found.devices)
+    kind = "warning" if is_uneven else "notes"
+    return figures(entries) + listed([verdict], kind)
 
 
 def devices_table(found: Variability) -> str:
@@ -157,15 +150,16 @@ def devices_table(found: Variability) -> str:
             f"{device.repeats}",
             f"{1e3 * device.median_s:,.3f}",
             f"{device.over_median:.3f}",
-            f"{device.between_repeats:.1%}",
+            f"{device.between_repeats:.1%}" if device.repeats > 1 else "–",
             "outlier" if device.is_outlier else "",
         ]
         for device in found.devices
     ]
     headings = ["device", "which", "host", "repeats", "median, ms", "over the median", "between repeats", ""]
     of_hosts = [[host, f"{ratio:.3f}"] for host, ratio in found.hosts.items()]
-    hosts = table("Hosts: the median of their devices", ["host", "over the median"], of_hosts)
-    return table("Devices, the slowest first", headings, rows) + (hosts if len(of_hosts) > 1 else "")
+    hosts = table("Hosts: the median of their devices", ["host", "over the median"], of_hosts, kind="numbers")
+    devices = table("Devices, the slowest first", headings, rows, kind="numbers")
+    return devices + (hosts if len(of_hosts) > 1 else "")
 
 
 def sets_table(found: Variability) -> str:
@@ -193,7 +187,8 @@ def sets_table(found: Variability) -> str:
         "set", "device", "repeat", "median, ms", "spread", "outliers", "tokens/s", "J/M tokens", "clock, MHz",
         "power, W", "temperature", "held back by", "with clock", "with power", "with temperature",
     ]  # fmt: skip
-    return table("Each set; the last three are correlations of its steps' durations", headings, rows)
+    caption = "Each set; the last three are correlations of its steps' durations"
+    return table(caption, headings, rows, kind="numbers")
 
 
 def roofline_tables(sets: Sequence[ProfileSet]) -> str:
@@ -224,7 +219,7 @@ def roofline_tables(sets: Sequence[ProfileSet]) -> str:
             for row in rows
         ]
         headings = ["part", "GFLOP", "MB", "floor, ms", "set by", "measured, ms", "share of floor", "share of step"]
-        tables.append(table(caption, headings, cells))
+        tables.append(table(caption, headings, cells, kind="numbers"))
     return "".join(tables)
 
 
@@ -234,19 +229,22 @@ def kernels_table(sets: Sequence[ProfileSet]) -> str:
     for found in sets:
         path = found.folder / "kernels.csv"
         if path.is_file():
-            with open(path, newline="", encoding="utf-8") as file:
-                for cells in csv.DictReader(file):
-                    by_name.setdefault(cells["name"], []).append((float(cells["median_us"]), float(cells["share"])))
+            for name, median_us, share in _read_rows(path, _kernel):
+                by_name.setdefault(name, []).append((median_us, share))
     largest = sorted(by_name.items(), key=lambda item: -sum(share for _, share in item[1]))[:MOST_KERNELS]
     rows = []
-    for name, figures in largest:
-        box = box_of([median for median, _ in figures])
-        share = sum(share for _, share in figures) / len(sets)
-        rows.append([shortened(name), f"{share:.1%}", f"{box.median:,.2f}", f"{box.spread:.1%}", f"{len(figures)}"])
+    for name, measured in largest:
+        box = box_of([median for median, _ in measured])
+        share = sum(share for _, share in measured) / len(sets)
+        rows.append([shortened(name), f"{share:.1%}", f"{box.median:,.2f}", f"{box.spread:.1%}", f"{len(measured)}"])
     if not rows:
         return ""
     headings = ["kernel", "share of the time", "median, us", "spread of the sets", "sets"]
-    return table(f"The {len(rows)} that take longest", headings, rows)
+    return table(f"The {len(rows)} that take longest", headings, rows, kind="numbers")
+
+
+def _kernel(cells: dict[str, str]) -> tuple[str, float, float]:
+    return cells["name"], float(cells["median_us"]), float(cells["share"])
 
 
 def shortened(name: str) -> str:
@@ -260,8 +258,7 @@ def missing_list(sets: Sequence[ProfileSet]) -> str:
     for found in sets:
         for what, why in found.missing.items():
             reasons[f"{what}: {why}"] = reasons.get(f"{what}: {why}", 0) + 1
-    lines = (f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items())
-    return "".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
+    return listed([f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items()], "notes")
 
 
 # --- plots --------------------------------------------------------------------------------------------
@@ -269,14 +266,24 @@ def missing_list(sets: Sequence[ProfileSet]) -> str:
 
 def plot_durations(sets: Sequence[ProfileSet]) -> str:
     """A box for each set."""
+    from matplotlib.cbook import boxplot_stats
+
     figure, axes = blank_axes("set", "{:,.4g}".format)
-    boxes = axes.boxplot(
-        [1e3 * found.seconds for found in sets],
+    drawn = boxplot_stats([1e3 * found.seconds for found in sets])
+    picked = False
+    for box in drawn:
+        beyond = np.sort(box["fliers"])[::-1]  # the slowest is always among those that are picked
+        box["fliers"] = few_marks(beyond.tolist())
+        picked = picked or len(box["fliers"]) < len(beyond)
+    boxes = axes.bxp(
+        drawn,
         positions=range(1, len(sets) + 1),
         widths=0.6,
         patch_artist=True,
+        manage_ticks=False,  # which would write the number of every set, however many there are
         flierprops={"marker": "o", "markersize": 3, "markeredgewidth": 0.8},
     )
+    axes.set_xlim(0.25, len(sets) + 0.75)
     for number in range(len(sets)):
         colour = RUN_COLOURS[number % NUM_COLOURS]
         boxes["boxes"][number].set(facecolor=SURFACE, edgecolor=colour, linewidth=1.4)
@@ -285,9 +292,9 @@ def plot_durations(sets: Sequence[ProfileSet]) -> str:
         for part in ("whiskers", "caps"):
             for line in boxes[part][2 * number : 2 * number + 2]:
                 line.set(color=colour, linewidth=1.2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     label = "; ".join(f"set {number + 1} {1e3 * np.median(one.seconds):.4g}" for number, one in enumerate(sets))
-    note = "Milliseconds. Box: quartiles; whiskers: 1.5 times the box; rings: steps beyond."
+    rings = "some of the steps beyond, evenly picked" if picked else "steps beyond"
+    note = f"Milliseconds. Box: quartiles; whiskers: 1.5 times the box; rings: {rings}."
     return framed("Duration of a step", note, to_svg(figure, f"Duration of a step, median in ms: {label}"))
 
 
@@ -324,20 +331,8 @@ def _key(sets: Sequence[ProfileSet]) -> str:
         f'<li><i class="swatch run-{number % NUM_COLOURS}"></i>{number + 1} <span>{escape(str(one.folder))}</span></li>'
         for number, one in enumerate(sets)
     )
-    return f'<ul class="key runs">{items}</ul>'
-
-
-def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column names its rows; where it is wider than the page it scrolls by itself."""
-    head = "".join(f"<th scope=col>{escape(heading)}</th>" for heading in headings)
-    body = "".join(
-        f"<tr><th scope=row>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in rest)}</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="numbers">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    kind = "key runs" if len(sets) <= NUM_COLOURS else "key"  # that of many would cover the page if it stayed in sight
+    return f'<ul class="{kind}">{items}</ul>'
 
 
 def _number(value: float | None) -> str:

@@ -38,7 +38,6 @@ TEXTS = (*DEVICES, *THROTTLES, "host")
 NO_NUMBERS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns that are no number of the device
 NUM_BINS = 512  # of a curve at the most; from half of them on it is never coarser
 TAIL_BYTES = 64 << 10  # that are read to know how things stand now
-HARMLESS = 0x1 | 0x2  # bits of NVML's mask: idle, and a clock that an application set
 
 
 @dataclass
@@ -152,7 +151,7 @@ def reasons_of(cell: str | None) -> list[str]:
     """Why a device was throttled: words as they are, NVML's mask in words."""
     if cell is None or cell in ("", "none"):
         return []
-    return why_throttled(int(float(cell)) & ~HARMLESS) if math.isfinite(_number(cell)) else [cell]
+    return why_throttled(int(float(cell))) if math.isfinite(_number(cell)) else [cell]
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:
@@ -184,7 +183,7 @@ def read_telemetry(folder: Path) -> Telemetry:
                 _add(devices, rank, table)
     shared: set[str] = set()
     for rank in dict.fromkeys(rank for rank, _ in files_of(folder)):
-        notes = _notes(folder, rank)
+        notes = notes_of(folder, rank)
         for column, why in notes.get("missing", {}).items():
             columns, ranks = missing.setdefault(why, ([], []))
             columns.append(column)
@@ -232,12 +231,12 @@ def _time_column(names: Sequence[str]) -> str:
     return next((name for name in TIMES if name in names), "")
 
 
-def _notes(folder: Path, rank: int) -> dict[str, Any]:
-    """What the last start of a rank's sampler noted of itself."""
+def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """What the last start of a rank's sampler noted of itself; nothing, where the file is damaged or not there."""
     try:
-        starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
-        return dict(starts[-1])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        notes = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())[-1]
+        return notes | {"missing": dict(notes["missing"])}
+    except (OSError, ValueError, LookupError, TypeError):
         return {}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 RAPL = Path("/sys/class/powercap")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -25,6 +25,12 @@ class Gauge:
     column: str
     read: Callable[[], float]
     every_s: float = 0.0
+
+
+class Reader(Protocol):
+    """What keeps a file of the kernel's open and makes a number of it."""
+
+    def read(self) -> float: ...
 
 
 @dataclass
@@ -47,6 +53,15 @@ class Sensors:
             else:
                 self.gauges.append(gauge)
 
+    def try_to_open(self, column: str, opening: Callable[[], Reader]) -> None:
+        """Keep what can be opened and read."""
+        try:
+            opened = opening()
+        except OSError as error:
+            self.missing[column] = describe(error)
+        else:
+            self.try_out(Gauge(column, opened.read))
+
     @property
     def columns(self) -> list[str]:
         return [gauge.column for gauge in self.gauges]
@@ -65,10 +80,8 @@ def sensors_for(device_uuid: str | None) -> Sensors:
         _add_rapl(sensors)
     else:
         _add_gpu(sensors, device_uuid)
-    pages = Probe(Path("/proc/self/statm"))
-    sensors.try_out(
-        Gauge("rss_bytes", lambda: int(pages.read().split()[1]) * PAGE), Gauge("cpu_utilisation", CpuShare().read)
-    )
+    sensors.try_to_open("rss_bytes", ResidentMemory)
+    sensors.try_to_open("cpu_utilisation", CpuShare)
     return sensors
 
 
@@ -129,10 +142,8 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
         sensors.joules_by = "NVML's counter"
 
 
-# NVML's bits for why a clock is below what was asked for. Idle and a clock set by an application are no faults.
+# NVML's bits for why a clock is held back; idle (0x1) and a clock that an application set (0x2) are none.
 THROTTLE_REASONS = {
-    0x1: "idle",
-    0x2: "a clock set by an application",
     0x4: "the power limit",
     0x8: "hardware slowdown",
     0x10: "a boost group",
@@ -154,17 +165,7 @@ def why_throttled(mask: int) -> list[str]:
 def _add_cores(sensors: Sensors) -> None:
     """The clock of each core that this process may use."""
     for core in sorted(os.sched_getaffinity(0)):
-        path = Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
-        try:
-            kilohertz = Probe(path).number
-        except OSError as error:
-            sensors.missing[f"core{core}_mhz"] = describe(error)
-        else:
-            sensors.try_out(Gauge(f"core{core}_mhz", partial(_thousandth, kilohertz)))
-
-
-def _thousandth(read: Callable[[], int]) -> float:
-    return read() / 1e3
+        sensors.try_to_open(f"core{core}_mhz", partial(CoreClock, core))
 
 
 def _add_rapl(sensors: Sensors) -> None:
@@ -173,14 +174,11 @@ def _add_rapl(sensors: Sensors) -> None:
     if not packages:
         sensors.missing["energy_j"] = f"there is no RAPL here ({RAPL})"
         return
-    try:
-        counters = Rapl(packages)
-    except OSError as error:  # since 2020 most kernels let root alone read it
-        sensors.missing["energy_j"] = f"RAPL: {describe(error)}"
-        return
-    sensors.try_out(Gauge("energy_j", counters.read))
+    sensors.try_to_open("energy_j", partial(Rapl, packages))  # since 2020 most kernels let root alone read it
     if "energy_j" in sensors.columns:
         sensors.joules_by = "RAPL, all processor packages"
+    else:
+        sensors.missing["energy_j"] = f"RAPL: {sensors.missing['energy_j']}"
 
 
 class Probe:
@@ -194,6 +192,26 @@ class Probe:
 
     def number(self) -> int:
         return int(self.read())
+
+
+class CoreClock:
+    """A core's clock in MHz, by Linux."""
+
+    def __init__(self, core: int) -> None:
+        self._kilohertz = Probe(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"))
+
+    def read(self) -> float:
+        return self._kilohertz.number() / 1e3
+
+
+class ResidentMemory:
+    """Bytes of this process that lie in memory."""
+
+    def __init__(self) -> None:
+        self._pages = Probe(Path("/proc/self/statm"))
+
+    def read(self) -> float:
+        return int(self._pages.read().split()[1]) * PAGE
 
 
 class Rapl:

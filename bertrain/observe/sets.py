@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from bertrain.errors import UserError
 from bertrain.observe.console import PHASES
+from bertrain.observe.samples import notes_of
+from bertrain.observe.stream import Told, read_stream
 from bertrain.observe.trace import Launch
 
 Floats = npt.NDArray[np.float64]
@@ -35,6 +37,9 @@ class ProfileSet:
     started: Floats
     seconds: Floats
     tokens: Floats
+    """Of each step, all ranks together."""
+    energy_tokens: float
+    """Of all steps, what the energy in the telemetry was spent on: a GPU's own, or those of all ranks of a machine."""
     telemetry: dict[str, Floats]
     """Columns by name, `time` among them; NaN where nothing was read. `clock_mhz` is the GPU's, or the cores' mean."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +56,10 @@ class ProfileSet:
 
 
 def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
-    """Every set in or under these folders, in the order of their names; runs with telemetry count as sets."""
+    """Every set in or under these folders, in the order of their names; runs with telemetry count as sets.
+
+    Raises UserError for a folder without a set, a damaged one, and a set that is named twice.
+    """
     found: list[ProfileSet] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -63,6 +71,8 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
         if not places:
             raise UserError(f"{folder} holds no profile (a folder with a device.json) and is no run either")
         found += [read_set(place) for place in places]
+    if len({one.folder.resolve() for one in found}) < len(found):
+        raise UserError("a set is named twice among these folders; name each of them once, and none inside of another")
     return found
 
 
@@ -77,6 +87,8 @@ def read_set(folder: Path) -> ProfileSet:
     telemetry = read_telemetry(folder / "telemetry.csv")
     try:
         device, environment = facts["device"], facts["environment"]
+        if not np.isfinite(columns["seconds"]).all() or not len(columns["seconds"]):
+            raise ValueError
         return ProfileSet(
             folder=folder,
             host=environment["host"],
@@ -86,31 +98,35 @@ def read_set(folder: Path) -> ProfileSet:
             started=columns["started"],
             seconds=columns["seconds"],
             tokens=columns["tokens"],
+            energy_tokens=_energy_tokens(columns, facts),
             telemetry=telemetry,
             facts=facts,
-            missing=facts["missing"] | telemetry_missing(folder / "telemetry.json"),
+            missing=facts["missing"] | _missing_of(folder),
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise UserError(
             f"{folder} is no whole set of a profile: its device.json or iterations.csv is damaged"
         ) from None
 
 
+def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
+    """What the energy of a set was spent on; ranks of other machines are taken to have computed as much as ours."""
+    if facts["device"]["kind"] == "cuda":
+        return float(columns["own_tokens"].sum())
+    world = facts["environment"]["ranks"]
+    return float(columns["tokens"].sum()) * facts.get("ranks_on_machine", world) / world
+
+
 def read_run(folder: Path) -> ProfileSet:
     """The steps of a run, of its first rank's device."""
-    steps = []
-    with open(_existing(folder / "metrics.jsonl"), encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # the last line of a run that is being written
-            if record.get("kind") == "step" and "ended" in record and not record["skipped"]:
-                steps.append(record)
-    if not steps:
+    told = read_stream(_existing(folder / "metrics.jsonl"))
+    ended = told.columns.get("ended", np.array([]))
+    computed = np.isfinite(ended) & (told.columns.get("skipped", np.zeros(len(ended))) != 1)
+    if not computed.any():
         raise UserError(f"the run {folder} has no step with its time in metrics.jsonl yet")
-    seconds = np.array([sum(step["seconds"].values()) for step in steps])
-    notes = _read_json(folder / "telemetry.json")[-1] if (folder / "telemetry.json").is_file() else {}
+    phases = [told.columns[f"seconds.{phase}"][computed].astype(np.float64) for phase in PHASES]
+    seconds, tokens = np.sum(phases, axis=0), told.columns["tokens"][computed].astype(np.float64)
+    notes = notes_of(folder)
     device = notes.get("device", {})
     return ProfileSet(
         folder=folder,
@@ -118,19 +134,32 @@ def read_run(folder: Path) -> ProfileSet:
         device=device.get("name", "cpu"),
         uuid=device.get("uuid", ""),
         repeat=1,
-        started=np.array([step["ended"] for step in steps]) - seconds,
+        started=ended[computed] - seconds,
         seconds=seconds,
-        tokens=np.array([step["tokens"] for step in steps], dtype=np.float64),
+        tokens=tokens,
+        energy_tokens=float(tokens.sum()) * _share_of_first(told, is_machine=not device),
         telemetry=read_telemetry(folder / "telemetry.csv"),
-        missing=notes.get("missing", {"telemetry": "this run was made without --telemetry"}),
+        missing=_missing_of(folder),
     )
 
 
+def _share_of_first(told: Told, *, is_machine: bool) -> float:
+    """Which share of a run's tokens the first rank computed, or all ranks on its machine."""
+    machines = {host for rank, host in told.ranks if rank == 0}
+    own = sum(
+        sums.tokens for (rank, host), sums in told.ranks.items() if rank == 0 or (is_machine and host in machines)
+    )
+    every = sum(sums.tokens for sums in told.ranks.values())
+    return own / every if every else 1.0
+
+
 def read_telemetry(path: Path) -> dict[str, Floats]:
-    """The columns of telemetry.csv, `clock_mhz` added; nothing where there is no such file."""
-    if not path.is_file():
+    """The columns of telemetry.csv by time, `clock_mhz` added; nothing where there is no such file."""
+    columns = read_columns(path) if path.is_file() else {}
+    if "time" not in columns:
         return {}
-    columns = read_columns(path)
+    order = np.argsort(columns["time"], kind="stable")  # a run may have gone on with a clock that was set back
+    columns = {name: values[order] for name, values in columns.items()}
     clocks = [columns[name] for name in columns if name == "sm_clock_mhz"]
     clocks = clocks or [values for name, values in columns.items() if name.startswith("core") and name.endswith("_mhz")]
     if clocks:
@@ -157,8 +186,9 @@ def read_columns(path: Path) -> dict[str, Floats]:
     return dict(zip(header, values.T, strict=True))
 
 
-def telemetry_missing(path: Path) -> dict[str, str]:
-    return _read_json(path)[-1]["missing"] if path.is_file() else {"telemetry": "there is no telemetry.json"}
+def _missing_of(folder: Path) -> dict[str, str]:
+    missing: dict[str, str] = notes_of(folder).get("missing", {"telemetry": "telemetry.json is not there, or damaged"})
+    return missing
 
 
 def _existing(path: Path) -> Path:

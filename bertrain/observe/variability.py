@@ -18,6 +18,7 @@ from bertrain.observe.sets import Floats, ProfileSet
 
 WHISKER = 1.5  # interquartile ranges
 SLOW = 1.5  # times the median
+COVERED = 0.99  # of the time of the steps, that the samples of an energy must reach over
 FEWEST = 3  # pairs of numbers that a correlation wants
 QUANTITIES = {"clock_mhz": "clock", "power_w": "power", "temperature_c": "temperature"}
 """What durations are correlated with."""
@@ -36,7 +37,7 @@ class Box:
     @property
     def spread(self) -> float:
         """Between the whiskers, over the median."""
-        return (self.upper_whisker - self.lower_whisker) / self.median
+        return (self.upper_whisker - self.lower_whisker) / self.median if self.median else 0.0
 
     def is_outlier(self, value: float) -> bool:
         """Beyond the whiskers, or so slow that no box is needed to say so."""
@@ -65,33 +66,45 @@ def correlation(one: Floats, other: Floats) -> float | None:
 
 
 def during(found: ProfileSet, column: str) -> Floats:
-    """A column of the telemetry in the middle of each step, interpolated between samples; NaN without any."""
+    """A column of the telemetry in the middle of each step, interpolated between samples; NaN outside of them."""
     if column not in found.telemetry:
         return np.full(len(found.seconds), np.nan)
     times, values = found.telemetry["time"], found.telemetry[column]
     there = np.isfinite(values)
     if not there.any():
         return np.full(len(found.seconds), np.nan)
-    return np.interp(found.started + found.seconds / 2, times[there], values[there])
+    return np.interp(found.started + found.seconds / 2, times[there], values[there], left=np.nan, right=np.nan)
 
 
 def joules(found: ProfileSet) -> float | None:
-    """Spent from the first step's beginning to the last one's end: by the counter, or else power over time."""
+    """Spent from the first step's beginning to the last one's end: by the counter, or else power over time.
+
+    None where neither was read all the while.
+    """
     span = np.array([found.started[0], found.ended])
     times = found.telemetry.get("time", np.array([]))
     counter = found.telemetry.get("energy_j", np.array([]))
     there = np.isfinite(counter)
-    if there.sum() >= 2:
-        first, last = np.interp(span, times[there], counter[there])
+    if covers(times[there], span):
+        risen = np.maximum(np.diff(counter[there], prepend=counter[there][0]), 0.0)  # it begins anew when a run does
+        first, last = np.interp(span, times[there], np.cumsum(risen))
         return float(last - first)
     power = found.telemetry.get("power_w", np.array([]))
     there = np.isfinite(power)
-    if there.sum() < 2:
+    if not covers(times[there], span):
         return None
     inside = times[there & (times > span[0]) & (times < span[1])]
     moments = np.concatenate([span[:1], inside, span[1:]])
     watts = np.interp(moments, times[there], power[there])
     return float(np.sum(np.diff(moments) * (watts[1:] + watts[:-1]) / 2))
+
+
+def covers(times: Floats, span: Floats) -> bool:
+    """Whether samples were taken in all of a stretch of time but a hundredth: a sampler may die on the way."""
+    if len(times) < 2:
+        return False
+    covered = min(times[-1], span[1]) - max(times[0], span[0])
+    return bool(covered >= COVERED * (span[1] - span[0]))
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,7 @@ class SetSummary:
     spread: float
     outliers: int
     tokens_per_s: float
+    """Of all ranks together."""
     joules_per_million_tokens: float | None
     clock_mhz: float | None
     power_w: float | None
@@ -137,7 +151,7 @@ def summarise(found: ProfileSet) -> SetSummary:
         spread=box.spread,
         outliers=sum(map(box.is_outlier, found.seconds.tolist())),
         tokens_per_s=tokens / float(found.seconds.sum()),
-        joules_per_million_tokens=None if spent is None else 1e6 * spent / tokens,
+        joules_per_million_tokens=None if spent is None else 1e6 * spent / found.energy_tokens,
         **{column: _median(values) for column, values in samples.items()},
         throttled_by=throttled_by(found),
         **{f"with_{name}": correlation(found.seconds, samples[column]) for column, name in QUANTITIES.items()},
@@ -154,7 +168,7 @@ def throttled_by(found: ProfileSet) -> str:
     masks = masks[np.isfinite(masks) & (times >= found.started[0]) & (times <= found.ended)].astype(np.int64)
     counts: dict[str, int] = defaultdict(int)
     for mask in masks.tolist():
-        for reason in why_throttled(mask & ~0x3):  # idle, and a clock that somebody set, hold nothing back
+        for reason in why_throttled(mask):
             counts[reason] += 1
     return ", ".join(f"{reason} {count / len(masks):.0%}" for reason, count in counts.items())
 
@@ -194,6 +208,8 @@ class Variability:
     correlations: dict[str, float | None]
     """Of the sets' median durations with their median clock, power and temperature."""
     joules_per_million_tokens: float | None
+    slow_repeats: list[str]
+    """Repeats that took `SLOW` times as long as all of their device's, in words: its median may not show them."""
     verdict: str
 
 
@@ -208,10 +224,16 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
         for identity, numbers in by_device.items()
     }
     box = box_of(medians.values())
-    devices = []
+    devices, slow_repeats = [], []
     for identity, numbers in by_device.items():
         of_repeats = [summaries[number].median_s for number in numbers]
         first = sets[numbers[0]]
+        slow_repeats += [
+            f"repeat {one.repeat} of {one.uuid or one.device} on host {one.host} takes "
+            f"{one.median_s / medians[identity]:.3f} times the median of that device"
+            for one in (summaries[number] for number in numbers)
+            if one.median_s >= SLOW * medians[identity]
+        ]
         devices.append(
             DeviceSummary(
                 host=first.host,
@@ -245,15 +267,17 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
             for column, name in QUANTITIES.items()
         },
         joules_per_million_tokens=float(np.median(known)) if known else None,
-        verdict=verdict(devices, box),
+        slow_repeats=slow_repeats,
+        verdict="; ".join([verdict(devices), *slow_repeats]),
     )
 
 
-def verdict(devices: Sequence[DeviceSummary], box: Box) -> str:
+def verdict(devices: Sequence[DeviceSummary]) -> str:
     """Who is slow, in a sentence; devices come slowest first."""
     slowest = devices[0]
     if len(devices) == 1:
-        return f"one device, so nothing to compare it with; {slowest.between_repeats:.1%} between its repeats"
+        repeats = f"; {slowest.between_repeats:.1%} between its repeats" if slowest.repeats > 1 else ""
+        return f"one device, so nothing to compare it with{repeats}"
     named = "; ".join(
         f"{device.uuid or device.device} on host {device.host} takes {device.over_median:.3f} times the median"
         for device in devices

@@ -7,6 +7,7 @@ ATen (all that is not a product), oneDNN (products of 16 bits) and MKL (products
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Literal
@@ -29,11 +30,21 @@ FLAGS = {"avx2": "avx2", "avx512": "avx512bw", "amx": "amx_tile"}
 
 def cpu_flags() -> set[str]:
     """The instruction sets that Linux reports; empty elsewhere."""
+    return set(_cpuinfo("flags").split())
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, or where it does not, its kind."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine() or "cpu"
+
+
+def _cpuinfo(field: str) -> str:
+    """A field of the first core; empty where Linux does not give it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return set()
-    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 def newest_of(flags: set[str]) -> Isa | None:

@@ -60,6 +60,11 @@ class Ranks:
         return int(os.environ.get("LOCAL_RANK", 0))
 
     @property
+    def local_world(self) -> int:
+        """How many ranks this machine has."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a process group; a single rank has one if torchrun started it."""
         return self.control is not None

@@ -29,6 +29,7 @@ from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, UserError
 from bertrain.files import new_folder, write_atomically
 from bertrain.settings import Settings
+from bertrain.train.isa import cpu_name
 
 SCHEMA_VERSION = 1
 ENDING_S = 20
@@ -231,7 +232,7 @@ def describe_environment(world: int, device: str, threads: int) -> dict[str, Any
         "cores": len(os.sched_getaffinity(0)),
         "ranks": world,
         "threads": threads,
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -23,10 +23,12 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from bertrain.observe.profile_report import profile_report
 from bertrain.observe.report import report
 from bertrain.train.pretrain import pretrain
 from tests import helpers
 
+H200 = Path(__file__).parents[1] / "data" / "profile-h200"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = [
@@ -139,8 +141,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report of one run and one of two; the names are long and have no place to break. The second run has all there
-    is to show: sixteen ranks, telemetry of eight GPUs, a step that is not finite, a warning, a torn line."""
+    """Reports of one run, of two, and of a profile; the runs' names are long and have no place to break.
+
+    The second run has all there is to show: sixteen ranks, telemetry of eight GPUs, a step that is not finite, a
+    warning, a torn line.
+    """
     folder = tmp_path_factory.mktemp("runs")
     data = helpers.make_data(folder)
     runs = [folder / f"{'a-run-with-a-long-name' * 4}{number}" for number in range(2)]
@@ -150,7 +155,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         pretrain(settings, data, run)
     embellish(runs[1])
-    return {"one": report(runs[:1]), "all": report(runs[1:]), "two": report(runs, out=folder / "two.html")}
+    of_runs = {"one": report(runs[:1]), "all": report(runs[1:]), "two": report(runs, out=folder / "two.html")}
+    return of_runs | {"profile": profile_report([H200], out=folder / "profile.html")[0]}
 
 
 def embellish(run: Path) -> None:
@@ -185,7 +191,7 @@ def inked(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("name", ["one", "all", "two"])
+@pytest.mark.parametrize("name", ["one", "all", "two", "profile"])
 def test_the_report_shows_and_fits_the_window(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
@@ -216,20 +222,23 @@ def test_text_and_lines_are_readable_by_day_and_night(browser: Browser, pages: d
     assert (both[0] & both[1]).sum() > 0.8 * max(both[0].sum(), both[1].sum())
 
 
-def test_a_screen_reader_finds_its_way(browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("name", "num_figures", "num_tables"), [("all", 13, 11), ("profile", 7, 4)])
+def test_a_screen_reader_finds_its_way(
+    browser: Browser, pages: dict[str, Path], name: str, num_figures: int, num_tables: int
+) -> None:
     """What the browser tells assistive technology: landmarks, headings in order, names of figures and tables."""
-    browser.open(pages["all"], width=1400)
+    browser.open(pages[name], width=1400)
     nodes = [node for node in browser.send("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
     named: dict[str, list[str]] = {}
     for node in nodes:
         named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
     assert all(len(named[role]) == 1 for role in ("main", "banner", "contentinfo", "navigation"))
     assert named["link"][0] == "Skip to the figures"
-    figures = [name for role in ("image", "img") for name in named.get(role, [])]
-    assert len(figures) > 12
-    assert all(len(name) > 15 for name in figures)
-    tables = [name for role in ("table", "grid") for name in named.get(role, [])]
-    assert len(tables) > 10
+    figures = [label for role in ("image", "img") for label in named.get(role, [])]
+    assert len(figures) >= num_figures
+    assert all(len(label) > 15 for label in figures)
+    tables = [label for role in ("table", "grid") for label in named.get(role, [])]
+    assert len(tables) >= num_tables
     assert all(tables)
     assert named["rowheader"]
     assert named["columnheader"]

@@ -154,7 +154,10 @@ def test_a_run_with_telemetry_is_a_set_too(tmp_path: Path) -> None:
     pretrain(settings, data, tmp_path / "run")
     (found,) = find_sets([tmp_path / "run"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert found.seconds.tolist() == [sum(line["seconds"].values()) for line in lines if line["kind"] == "step"]
+    assert found.seconds.tolist() == pytest.approx(
+        [sum(line["seconds"].values()) for line in lines if line["kind"] == "step"]
+    )
+    assert found.energy_tokens == sum(line["tokens"] for line in lines if line["kind"] == "step"), "there is one rank"
     page, _ = profile_report([tmp_path / "run"])
     assert page == tmp_path / "run" / "profile-report.html"
 
@@ -174,6 +177,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert {entry["steps"] for entry in json.loads(said.splitlines()[0])["sets"]} == {3}
     assert "query, key, value" in said
+    for found in find_sets([out]):
+        assert found.energy_tokens == found.tokens.sum(), "a processor's energy is that of both ranks"
     with pytest.raises(UserError, match="exists and is not an empty folder"):
         app(["profile", "bert-tiny", "--out", str(out), *arguments], standalone_mode=False)
 
@@ -208,6 +213,7 @@ def test_the_h200s_set(tmp_path: Path) -> None:
         assert all(re.fullmatch(r"\d+x\d+x\d+", row["grid"]) for row in launches if row["kind"] == "kernel")
         begins = int(launches[0]["start_ns"]) / 1e9
         assert found.ended - 0.05 <= begins <= found.telemetry["time"][-1]
+        assert found.energy_tokens == found.tokens.sum()
         rows, _ = read_roofline(found.folder)
         parts = {row.part: row for row in rows}
         for part in ("query, key, value", "feed-forward", "attention", "clipping and optimizer"):

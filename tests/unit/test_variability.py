@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertrain.errors import UserError
-from bertrain.observe.profile_report import profile_report
+from bertrain.observe.profile_report import plot_durations, profile_report
 from bertrain.observe.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
 from bertrain.observe.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
 
@@ -39,6 +39,7 @@ def made_up(
         started=START + np.cumsum(durations) - durations,
         seconds=durations,
         tokens=np.full(len(durations), 1000.0),
+        energy_tokens=1000.0 * len(durations),
         telemetry=columns,
     )
 
@@ -102,6 +103,51 @@ def test_energy_is_counted_between_first_and_last_step() -> None:
     assert summarise(integrated).joules_per_million_tokens == pytest.approx(800 / 4000 * 1e6)
 
 
+def test_a_counter_that_begins_anew_and_a_sampler_that_died() -> None:
+    """A run that went on elsewhere counts from zero again; what was sampled for a part of the time is no energy."""
+    assert joules(made_up(energy_j=[1000, 1100, 0, 50, 150])) == pytest.approx(100 + 50 + 100)
+    died = made_up(energy_j=[1000, 1100, 1200], power_w=[100, 100, 100])
+    assert joules(died) is None, "two of four seconds"
+    assert during(died, "power_w").tolist()[:2] == [100, 100]
+    assert np.isnan(during(died, "power_w")[2:]).all(), "nobody knows what came after"
+
+
+def test_a_gpus_energy_was_spent_on_its_own_tokens(tmp_path: Path) -> None:
+    """Of a step of 1,000 tokens on two GPUs, each computed some; a processor's ranks share its counter."""
+    found = made_up(power_w=[100.0] * 5)
+    rows = [(n, START + n, 1.0, 0, 1.0, 0, 0, 1000, 600, 1) for n in range(4)]
+    write_table(write_set(tmp_path / "gpu", found) / "iterations.csv", ITERATION_COLUMNS, rows)
+    on_a_cpu = {
+        "device": {"kind": "cpu", "name": "Xeon"},
+        "environment": {"host": "node1", "ranks": 8},
+        "ranks_on_machine": 4,
+    }
+    write_table(write_set(tmp_path / "cpu", found, **on_a_cpu) / "iterations.csv", ITERATION_COLUMNS, rows)
+    gpu, cpu = (summarise(read_set(tmp_path / name)) for name in ("gpu", "cpu"))
+    assert gpu.joules_per_million_tokens == pytest.approx(400 / 2400 * 1e6)
+    assert cpu.joules_per_million_tokens == pytest.approx(400 / 2000 * 1e6), "four ranks of eight"
+    assert gpu.tokens_per_s == 1000
+
+
+@pytest.mark.parametrize(("device", "share"), [({"uuid": "GPU-1", "name": "H200"}, 0.25), ({}, 0.75)])
+def test_the_energy_of_a_runs_first_rank(tmp_path: Path, device: dict[str, str], share: float) -> None:
+    """Of 1,600 tokens in all, a quarter are its own, and three quarters its machine's."""
+    phases = {"data": 0.0, "forward_backward": 1.0, "reduction": 0.0, "optimizer": 0.0}
+    lines: list[dict[str, Any]] = [
+        {"kind": "step", "step": n, "tokens": 800, "skipped": False, "seconds": phases, "ended": START + n}
+        for n in (1, 2)
+    ]
+    ranks = [(0, "here", 200.0), (1, "here", 400.0), (2, "there", 200.0)]
+    told = [{"rank": rank, "host": host, "tokens": tokens, "seconds": phases} for rank, host, tokens in ranks]
+    lines += [{"kind": "ranks", "step": 2, "ranks": told}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "telemetry.json").write_text(json.dumps([{"host": "here", "device": device, "missing": {}}]))
+    (found,) = find_sets([tmp_path])
+    assert found.started.tolist() == [START, START + 1]
+    assert found.energy_tokens == pytest.approx(1600 * share)
+
+
 def test_what_held_the_clock_back() -> None:
     found = made_up(throttle_reasons=[0x1, 0x4, 0x4, 0x24, 0x2, 0x40])
     assert throttled_by(found) == "the power limit 60%, temperature (software) 20%", "the sixth is after the steps"
@@ -133,6 +179,11 @@ def test_the_slow_gpu_is_named() -> None:
     assert list(slow.hosts) == ["node2", "node1"]
     assert slow.hosts["node2"] == slow.devices[0].over_median
     assert slow.devices[0].between_repeats == pytest.approx(0.01 / slow.devices[0].median_s)
+    once = compare([*sets, made_up("GPU-3", repeat=3, seconds=[1.7] * 5)])
+    assert not any(device.is_outlier for device in once.devices), "its median hides one repeat of three"
+    (said,) = once.slow_repeats
+    assert said == "repeat 3 of GPU-3 on host node1 takes 1.619 times the median of that device"
+    assert once.verdict.endswith(said)
     alone = compare(repeats("GPU-1", "node1", 1.0))
     assert alone.verdict == "one device, so nothing to compare it with; 1.0% between its repeats"
 
@@ -178,6 +229,36 @@ def test_damaged_sets_end_in_a_sentence(tmp_path: Path) -> None:
     (other / "iterations.csv").unlink()
     with pytest.raises(UserError, match=r"there is no iterations\.csv"):
         find_sets([other])
+    (other / "iterations.csv").write_text(",".join(ITERATION_COLUMNS) + "\n")
+    with pytest.raises(UserError, match="no whole set of a profile"):
+        find_sets([other])
+
+
+@pytest.mark.parametrize(("name", "content"), [("roofline.csv", "part,gflop\nGELU,none\n"), ("kernels.csv", "name\nx")])
+def test_damaged_tables_end_in_a_sentence(tmp_path: Path, name: str, content: str) -> None:
+    folder = write_set(tmp_path / "a", made_up(), ceilings={})
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        profile_report([folder], out=tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_marks_beyond_the_whiskers_are_picked_where_there_are_many() -> None:
+    calm = [0.1, 0.101, 0.102, 0.103] * 500
+    assert "rings: steps beyond." in plot_durations([made_up(seconds=[*calm, 0.2, 0.3])])
+    many = plot_durations([made_up(seconds=calm + [0.2 + n / 1e4 for n in range(500)])])
+    assert "some of the steps beyond, evenly picked" in many
+    assert many.count("<use") < 300
+
+
+def test_a_set_counts_once_and_the_page_is_a_page(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "sets" / "a", made_up())
+    with pytest.raises(UserError, match="named twice"):
+        profile_report([folder.parent, folder])
+    with pytest.raises(UserError, match=r"--out is .*, but names the page"):
+        profile_report([folder], out=tmp_path / "found.json")
+    (folder / "telemetry.json").write_text("[]")
+    assert find_sets([folder])[0].missing == {"telemetry": "telemetry.json is not there, or damaged"}
 
 
 def test_a_set_without_telemetry_is_reported_all_the_same(tmp_path: Path) -> None:
