@@ -40,7 +40,7 @@ from bertrain.data.block import Block
 from bertrain.observe.metrics import Stopwatch
 from bertrain.settings import Settings
 from bertrain.tasks.task import Outputs, Task
-from bertrain.train import pretrain
+from bertrain.train import loop
 from bertrain.train.examples import open_task, words_for
 from bertrain.train.finetune import finetune_many, resolve_task
 
@@ -136,17 +136,17 @@ def run_bertrain(work: Work, seed: int, mark: Callable[[], None]) -> dict[str, f
 @contextmanager
 def at_each_step(mark: Callable[[], None]) -> Iterator[None]:
     """Call `mark` as each step of our loop begins, which is when the Trainer calls `on_step_begin`."""
-    train_step = pretrain.train_step
+    train_step = loop.train_step
 
     def marked(*arguments: Any) -> Any:
         mark()
         return train_step(*arguments)
 
-    pretrain.train_step = marked
+    loop.train_step = marked
     try:
         yield
     finally:
-        pretrain.train_step = train_step
+        loop.train_step = train_step
 
 
 def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bool = False) -> dict[str, float]:

@@ -36,9 +36,10 @@ from bertrain.observe.metrics import Stopwatch
 from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.compute import MOST_TOKENS
+from bertrain.train.loop import train_step
 from bertrain.train.memory import GIB
-from bertrain.train.pretrain import TrainState, train_step
 from bertrain.train.room import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
+from bertrain.train.state import TrainState
 
 MODES = ("none", "selective", "full")
 COMMON_BUDGET, MOST = 24576, MOST_TOKENS // 64 * 64

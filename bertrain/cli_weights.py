@@ -108,6 +108,8 @@ def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
     step = "" if shown.global_step is None else f", step {shown.global_step:,}"
     print(f"{shown.origin}: {shown.kind}{step}, {shown.parameters:,} parameters, {shown.nbytes:,} bytes")
     print(f"config: {json.dumps(shown.config) if shown.config else 'none beside it'}")
+    if shown.head not in (None, "pretrain"):
+        print(f"head: {shown.head}{', of ' + ', '.join(shown.labels) if shown.labels else ''}")
     print(f"vocabulary: {'none beside it' if shown.words is None else f'{shown.words:,} words'}")
     if shown.missing:
         print(f"missing: {', '.join(shown.missing)}")

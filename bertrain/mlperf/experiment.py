@@ -269,11 +269,11 @@ def _of_rule(optimizer: OptimizerSettings) -> list[tuple[str, Any]]:
 
 def tensor_names(settings: Settings) -> list[str]:
     """The tensors of the model by TensorFlow's names, as every log of BERT has them."""
-    from bertrain.weights.names import TENSORFLOW
+    from bertrain.weights.names import TENSORFLOW, absent_heads
 
-    names = []
+    names, absent = [], absent_heads(nsp=settings.model.nsp)
     for name, place in TENSORFLOW.items():
-        if settings.model.nsp or not place.ours.startswith("next_sentence."):
+        if not place.ours.startswith(absent):
             names += [name.format(layer) for layer in (range(settings.model.num_layers) if "{}" in name else (0,))]
     return names
 
@@ -290,8 +290,8 @@ def probe(settings: Settings, init: str) -> float:
     from bertrain.train import parallel
     from bertrain.train.compute import predictor
     from bertrain.train.evaluate import HeldOut
+    from bertrain.train.examples import open_for
     from bertrain.train.precision import set_precision
-    from bertrain.train.pretrain import open_for
     from bertrain.train.settle import settle
     from bertrain.weights.source import fill_in, read_weights
 

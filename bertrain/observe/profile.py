@@ -44,8 +44,9 @@ from bertrain.observe.synthetic import write_synthetic
 from bertrain.observe.telemetry import Telemetry, device_sensors
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
+from bertrain.train.examples import open_for
+from bertrain.train.loop import train_step
 from bertrain.train.precision import make_deterministic, set_precision
-from bertrain.train.pretrain import open_for, train_step
 from bertrain.train.room import explaining
 from bertrain.train.runs import describe_environment
 from bertrain.train.settle import check_memory, find_token_budget, settle

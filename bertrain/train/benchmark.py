@@ -13,7 +13,8 @@ import torch
 
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
-from bertrain.train.pretrain import open_for, train
+from bertrain.train.examples import open_for
+from bertrain.train.loop import train
 from bertrain.train.runs import Run
 from bertrain.train.settle import draw_seed, find_token_budget, settle
 

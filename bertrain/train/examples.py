@@ -15,6 +15,7 @@ from bertrain.settings import Settings
 from bertrain.tasks import registry
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.task import Split, Task
+from bertrain.train.parallel import Ranks
 from bertrain.train.runs import Run
 from bertrain.weights.companions import find_vocabulary
 from bertrain.weights.source import open_source
@@ -84,3 +85,8 @@ def words_for(settings: Settings, run: str | Path, init: str) -> Vocabulary | No
             f"{init} {rows:,}; they do not belong together"
         )
     return words
+
+
+def open_for(folder: str | Path, settings: Settings, ranks: Ranks, words: Vocabulary | None = None) -> DataSource:
+    """The data of a run, whose hashes the first rank checks for all."""
+    return open_examples(folder, settings, words, verify=settings.data.verify if ranks.is_first else "size")

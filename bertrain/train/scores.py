@@ -15,6 +15,7 @@ from bertrain.data.block import Block, flat_ranges
 from bertrain.data.loader import EVALUATION_STEP, Loader
 from bertrain.data.masking import Ints
 from bertrain.data.tokenizer import Vocabulary
+from bertrain.errors import AgreedError
 from bertrain.settings import Settings
 from bertrain.tasks.task import Outputs, Split, Task
 from bertrain.train import parallel
@@ -75,6 +76,8 @@ class TaskJudge:
             whole = found.to(ranks.device)
             ranks.sum(whole)
             found = whole.cpu()
+        if not found.isfinite().all():
+            raise AgreedError(f"the model gives no finite numbers for some of {split.name}; it has diverged")
         return found.numpy(), _timing(split.num_examples, time.perf_counter() - began, seconds)
 
     def _loader(self, split: Split, ranks: parallel.Ranks) -> Loader:

@@ -41,6 +41,10 @@ class Shown:
     origin: str
     global_step: int | None
     config: dict[str, object] | None
+    head: str | None
+    """What it was made for: pretrain, classify, regress or span; None where no config says."""
+    labels: tuple[str, ...]
+    """Names of the classes that a fine-tuned head tells apart."""
     words: int | None
     """Size of the vocabulary beside it."""
     parameters: int
@@ -78,6 +82,8 @@ def show_weights(source: str | Path) -> Shown:
         origin=opened.origin,
         global_step=opened.global_step,
         config=bert_config(opened.settings) if opened.settings else None,
+        head=opened.settings.head if opened.settings else None,
+        labels=opened.labels,
         words=len(opened.vocabulary.words) if opened.vocabulary else None,
         parameters=sum(math.prod(stored.shape) for stored in counted),
         nbytes=sum(stored.nbytes for stored in opened.tensors),

@@ -169,19 +169,26 @@ def other_pool(name: str) -> str:
     return name
 
 
+def absent_heads(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, ...]:
+    """How the names of tensors begin, here, that a model with this head does not have."""
+    match head:
+        case "pretrain":
+            return ("answer.",) if nsp else ("answer.", "next_sentence.")
+        case "span":
+            return ("masked_words.", "next_sentence.", "answer.classify.", POOL_OF_ANSWERS)
+        case _:
+            return ("masked_words.", "next_sentence.", "answer.score.")
+
+
 def huggingface_names(num_layers: int, *, nsp: bool = True, head: str = "pretrain") -> dict[str, Place]:
     """For each tensor of Hugging Face's BertForPreTraining (or, without `nsp`, BertForMaskedLM), where it lies here.
 
     With another `head`, those of BertForSequenceClassification or BertForQuestionAnswering.
     """
-    of_other_heads = {
-        "pretrain": ("answer.",) if nsp else ("answer.", "next_sentence."),
-        "span": ("masked_words.", "next_sentence.", "answer.classify.", POOL_OF_ANSWERS),
-    }.get(head, ("masked_words.", "next_sentence.", "answer.score."))
-    names = {}
+    absent, names = absent_heads(nsp=nsp, head=head), {}
     for theirs, found in TORCH.items():
         place = for_head(found, head)
-        if place.ours.startswith(of_other_heads):
+        if place.ours.startswith(absent):
             continue
         for number in range(num_layers) if "{}" in theirs else (0,):
             names[theirs.format(number)] = place._replace(ours=place.ours.format(number))

@@ -24,8 +24,8 @@ from bertrain.optim.arena import Arena
 from bertrain.optim.rules import RULES
 from bertrain.settings import Settings
 from bertrain.train import exchange
+from bertrain.train.loop import train_step
 from bertrain.train.parallel import Ranks
-from bertrain.train.pretrain import train_step
 from bertrain.train.state import TrainState
 from tests import helpers
 

@@ -10,14 +10,16 @@ import pytest
 from bertrain.config import differing, from_dict, recipe_names, resolve
 from bertrain.errors import UserError
 
+VERBS = ("pretrain", "mlperf run", "profile run")
+
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_recipes_are_whole_and_say_how_to_run_them(recipe: str) -> None:
     settings = resolve(recipe)
     assert from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
     text = (Path(__file__).parents[2] / "bertrain" / "recipes" / f"{recipe}.toml").read_text()
-    how_to_run = "bertrain finetune" if settings.task.name else f"bertrain pretrain {recipe} --data"
-    assert how_to_run in text.partition("\n[")[0]
+    ways = ["bertrain finetune"] if settings.task.name else [f"bertrain {verb} {recipe} --data" for verb in VERBS]
+    assert any(way in text.partition("\n[")[0] for way in ways)
 
 
 def test_the_recipes_asked_for_are_there() -> None:

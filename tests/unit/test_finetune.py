@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from bertrain.data.batch import Batch
 from bertrain.data.loader import Loader
 from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
+from bertrain.errors import AgreedError, UserError
+from bertrain.model import bert
 from bertrain.model.bert import Bert
 from bertrain.model.heads import answer_sums
 from bertrain.model.initial import initialise
@@ -316,6 +318,15 @@ def test_figures_do_not_depend_on_how_many_are_asked_at_once(mini: Miniature, co
         assert found["examples_per_s"] > 0
     shown = command_line("evaluate", colours, "--device", "cpu", "--at-once", 4).out
     assert re.search(r"a batch took [\d.]+ ms \(p50\), .* ms \(p99\)", shown)
+
+
+def test_a_model_that_has_diverged_has_no_figures(colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def says_nothing(batch: Batch) -> bert.Outputs:
+        return bert.Outputs(answers=torch.full((len(batch.nsp_labels), 3), torch.nan))
+
+    monkeypatch.setattr("bertrain.train.finetune.predictor", lambda *_: says_nothing)
+    with pytest.raises(AgreedError, match="no finite numbers for some of dev; it has diverged"):
+        judge_run(colours)
 
 
 def test_the_same_command_again_finds_it_done(mini: Miniature, colours: Path) -> None:

@@ -129,13 +129,6 @@ def test_figures_of_a_model_that_always_says_the_same(predicted: int) -> None:
     assert all(map(np.isfinite, metrics.score(["pearson", "spearmanr"], answers, nearly).values()))
 
 
-def test_outputs_that_are_no_numbers_are_named() -> None:
-    outputs = np.zeros((4, 2), np.float32)
-    outputs[2, 1] = np.nan
-    with pytest.raises(UserError, match="no finite numbers for 1 of 4 examples"):
-        metrics.predictions_of(outputs, "classify")
-
-
 def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     monkeypatch.setattr(sys, "meta_path", [])
