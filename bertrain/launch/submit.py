@@ -55,7 +55,8 @@ def submit_job(job: Job, settings: Settings) -> str:
     if done.returncode:
         raise UserError(
             f"{words[0]} did not take the job in {job.folder}: "
-            f"{' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
+            f"{' '.join(done.stderr.split()) or f'exit code {done.returncode}'}; "
+            f"mend it and submit it from there ({words[0]} {shlex.quote(str(path))}), or remove the folder"
         )
     number = done.stdout.strip().partition(";")[0]
     with open(job.folder / SUBMITTED, "a") as file:
