@@ -10,6 +10,7 @@ import typer
 
 from bertrain import config
 from bertrain.cli_data import AsJson
+from bertrain.cli_options import OVERRIDES
 from bertrain.launch.job import Launcher, MpiType, Runtime, Wishes, make_job
 
 launch_app = typer.Typer(
@@ -17,7 +18,6 @@ launch_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 Recipe = Annotated[str, typer.Argument(help="a recipe's name, or a .toml file")]
 Data = Annotated[Path, typer.Option("--data", help="the data folder, as every node sees it")]
@@ -154,7 +154,7 @@ def _launch(launcher: Launcher, given: dict[str, Any]) -> None:
 
     wishes = Wishes(**{name: value for name, value in given.items() if name in Wishes.__dataclass_fields__})
     overrides = config.parse_overrides(given["context"].args)
-    defaults = [("train.binding", "auto"), *([("train.device", "cuda")] if wishes.gpus_per_node else [])]
+    defaults = [("train.binding", "auto"), ("train.device", "cuda" if wishes.gpus_per_node else "cpu")]
     names = {name for name, _ in overrides}
     overrides = [pair for pair in defaults if pair[0] not in names] + overrides
     settings = config.resolve(given["recipe"], overrides, given["settings_file"])

@@ -11,6 +11,7 @@ import typer
 
 from bertrain import config
 from bertrain.cli_data import AsJson
+from bertrain.cli_options import OVERRIDES, is_first_rank, under_launcher
 from bertrain.errors import AgreedError, UserError
 from bertrain.settings import Settings
 
@@ -25,7 +26,7 @@ mlperf_app = typer.Typer(
 )
 
 
-@mlperf_app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@mlperf_app.command("run", context_settings=OVERRIDES)
 def mlperf_run(
     context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="a recipe's name, or a .toml file")],
@@ -51,7 +52,6 @@ def mlperf_run(
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
     """
-    from bertrain.cli_options import under_launcher
     from bertrain.config import parse_overrides
     from bertrain.train.isa import cap_isa
 
@@ -69,14 +69,13 @@ def mlperf_run(
 
 
 def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
-    from bertrain.cli_options import is_first_rank
     from bertrain.mlperf.experiment import probe, run_experiment
 
     if only == "probe":
         accuracy = probe(settings, init)
         if is_first_rank():
             print(f"the probe: the initial weights guess {accuracy:.5f} of the masked words right, as they should")
-    elif only.isdigit():
+    elif only.isascii() and only.isdigit():
         run_experiment(settings, data, out, number=int(only), attempt=attempt, init=init)
     else:
         raise UserError(f"--only is the number of an experiment, or probe, not {only!r}")

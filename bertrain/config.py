@@ -93,6 +93,15 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def to_toml(settings: Settings) -> str:
+    """Settings as a recipe that holds every one of them; its strings and numbers are written as JSON's are."""
+    lines = []
+    for section, fields in settings.to_dict().items():
+        written = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
+        lines += [f"[{section}]", *written, ""]  # JSON's \u of what is beyond ASCII would not always be TOML's
+    return "\n".join(lines)
+
+
 def _with_absolute_paths(settings: Settings) -> Settings:
     """A run may be continued from another folder than the one it was started in."""
     folder, vocab = settings.evaluate.data, settings.data.vocab

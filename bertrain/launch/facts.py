@@ -49,7 +49,7 @@ class Facts:
     """Where the run will be written, or why it cannot be."""
     can_write: bool = True
     data: str = ""
-    """The fingerprint of the data, as this node sees it."""
+    """The fingerprints of the data to train on and to evaluate on, as this node sees them."""
     data_problem: str = ""
     gpus_seen: int = 0
     gpus: tuple[Gpu, ...] = ()

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import bertrain
+from bertrain.config import to_toml
 from bertrain.errors import UserError
 from bertrain.files import new_folder
 from bertrain.notation import parse_duration
@@ -36,6 +38,8 @@ Runtime = Literal["pyxis", "apptainer"]
 MpiType = Literal["none", "pmi2", "pmix"]
 JOB, RECIPE, SCRIPT, HOSTS = "job.json", "recipe.toml", "job.sh", "hosts"
 SCHEMA_VERSION = 1
+DIRECTIVES = ("nodelist", "partition", "account", "gres", "constraint", "queue", "project", "select", "place")
+"""Wishes that are written where a scheduler reads them, rather than bash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +96,15 @@ class Wishes:
                 f"ranks on a node are counted by --gpus-per-node or by --procs-per-node, and {given} given; give one"
             )
         for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, str) and re.search(r"[\n\r\0]", value):
-                raise UserError(f"--{name.replace('_', '-')} holds a line break, which a script cannot carry")
+            if isinstance(value, str):
+                refuse_line_breaks(f"--{name.replace('_', '-')}", value)
+        for name in DIRECTIVES:
+            if '"' in getattr(self, name):
+                raise UserError(
+                    f"--{name} {getattr(self, name)} holds a quotation mark, which no scheduler takes there"
+                )
+        for name in ("ssh", "mpirun"):
+            _refuse_no_command(f"--{name}", getattr(self, name))
         seconds = {name: parse_time(getattr(self, name), f"--{name}") for name in ("time", "warning")}
         if self.time and seconds["time"] <= seconds["warning"]:
             raise UserError(f"--time {self.time} is over before the warning (--warning {self.warning}) would come")
@@ -147,7 +158,7 @@ class Job:
         words = ["pretrain", str(self.folder / RECIPE), "--data", self.data, "--run", self.run_of(repeat)]
         if self.init:
             words += ["--init", self.init]
-        if repeat:
+        if repeat and self.seed >= 0:  # below 0 each draws one for itself
             words += ["--train.seed", str(self.seed + repeat - 1)]
         return words
 
@@ -157,6 +168,21 @@ class Job:
         return (
             f"bertrain {self.code['version']}{f', commit {commit}' if commit else ''}, files {self.code['files'][:12]}"
         )
+
+
+def refuse_line_breaks(option: str, value: str) -> None:
+    """Refuse what would end a line of a script before its time."""
+    if re.search(r"[\n\r\0]", value):
+        raise UserError(f"{option} holds a line break, which a script cannot carry")
+
+
+def _refuse_no_command(option: str, value: str) -> None:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise UserError(f"{option} {value} is no command: {error}") from None
+    if not words:
+        raise UserError(f"{option} is empty; leave it out, or say how it is called")
 
 
 def parse_time(text: str, option: str) -> int:
@@ -178,6 +204,8 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
         lines = path.read_text().splitlines()
     except OSError as error:
         raise UserError(f"no hostfile at {path} (--hostfile): {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} (--hostfile) is not text; give a host per line, such as `node1 slots=8`") from None
     hosts = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -222,14 +250,6 @@ def _commit(package: Path) -> str:
     return commit.stdout.strip() + (" and changes" if changed.stdout.strip() else "")
 
 
-def to_toml(settings: Settings) -> str:
-    """Settings as a recipe that holds every one of them."""
-    lines = []
-    for section, fields in settings.to_dict().items():
-        lines += [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items()), ""]
-    return "\n".join(lines)
-
-
 def free_job_folder(run: str, parent: Path = Path("jobs")) -> Path:
     """The first folder under `parent` that is not there yet, named after the run."""
     number = 1
@@ -255,6 +275,10 @@ def make_job(
     hosts = read_hostfile(Path(wishes.hostfile), wishes.ranks_per_node, wishes.nodes) if wishes.hostfile else ()
     wishes = dataclasses.replace(wishes, nodes=len(hosts) or wishes.nodes or 1)
     place = Path(folder) if folder is not None else free_job_folder(str(run))
+    for option, path in {"--data": data, "--run": run, "--job": place, "--init": init}.items():
+        refuse_line_breaks(option, str(path))
+    if launcher in ("slurm", "pbs") and '"' in str(place.resolve()):
+        raise UserError(f"{place} (--job) holds a quotation mark, which no scheduler takes there; choose another")
     if place.exists():
         raise UserError(f"{place} is there already; choose another --job, or leave it out")
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
@@ -270,7 +294,7 @@ def make_job(
         seed=settings.train.seed,
         wishes=wishes,
         hosts=hosts,
-        python=wishes.python or sys.executable,
+        python=os.path.abspath(wishes.python) if "/" in wishes.python else wishes.python or sys.executable,
         environment=kept,
         code=code_version(),
         created=f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}",

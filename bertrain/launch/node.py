@@ -76,12 +76,12 @@ def _listen() -> None:
 def become_rank(job: Job, what: str) -> None:
     """Turn this process into a rank of the job; it does not return."""
     folder = start_folder()
-    for name, value in ranks_of_mpi(os.environ).items() if "RANK" not in os.environ else ():
-        os.environ[name] = value
-    if "RANK" not in os.environ:
+    if job.launcher == "mpi":  # whatever a batch script around it has set
+        os.environ |= ranks_of_mpi(os.environ) or {"RANK": ""}
+    if not os.environ.get("RANK"):
         raise UserError("this process is no rank: neither torchrun nor mpirun started it")
     rank = int(os.environ["RANK"])
-    if "MASTER_ADDR" not in os.environ:
+    if job.launcher == "mpi":
         wishes = job.wishes
         host, port = (
             call_together(folder, host=rendezvous_host(job), port=wishes.port)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import statistics
 import time
 from collections.abc import Sequence
@@ -111,7 +112,8 @@ def _leave_probe(job: Job, ranks: Ranks) -> Path | None:
     if ranks.world == 1:
         return None
     place = next(path for path in (Path(job.run), *Path(job.run).parents) if path.exists())
-    probe = place / f".bertrain-probe-{os.environ.get('TORCHELASTIC_RUN_ID', Path(job.folder).name)}"
+    # Other jobs, and the other repeats of this one, may be looking at the same place at the same time.
+    probe = place / f".bertrain-probe-{ranks.from_first(secrets.randbits(62)):016x}"
     if ranks.is_first:
         try:
             probe.touch()
@@ -155,10 +157,12 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
 
 
 def _look_at_data(job: Job, settings: Settings) -> tuple[str, str]:
+    folders = [job.data, *([settings.evaluate.data] if settings.evaluate.data else [])]
     try:
-        return open_data(job.data, vocab=settings.data.vocab, verify="size").fingerprint, ""
+        opened = [open_data(folder, vocab=settings.data.vocab, verify="size") for folder in folders]
     except UserError as error:
         return "", str(error)
+    return " ".join(one.fingerprint for one in opened), ""
 
 
 def _exchange(mine: Facts, ranks: Ranks) -> list[Facts]:

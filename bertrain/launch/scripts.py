@@ -7,6 +7,7 @@ in how a step is started on every node, and in how a job is put back into the qu
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, write_time
@@ -67,13 +68,14 @@ def in_container(job: Job) -> list[str]:
 
 def _repeat(job: Job) -> list[str]:
     """Which repeats this script is for (0: there are none), and where their run is kept."""
-    array = {"slurm": '"$SLURM_ARRAY_TASK_ID"', "pbs": '"$PBS_ARRAY_INDEX"'}.get(job.launcher)
+    array = {"slurm": '"$SLURM_ARRAY_TASK_ID"', "pbs": '"${BERTRAIN_ONLY:-$PBS_ARRAY_INDEX}"'}.get(job.launcher)
     numbers = "0" if job.wishes.repeats == 1 else array or f'"$(seq -s " " {job.wishes.repeats})"'
     return ["", f"repeats={numbers}", f"run={shlex.quote(job.run)}", ""]
 
 
 def _local(job: Job) -> tuple[list[str], list[str], str]:
-    return [], [*_starts(_ours(job, "node"), "One node, this one."), *_timer(job)], NO_REQUEUE
+    alone = ["export BERTRAIN_NODE=0 BERTRAIN_NODES=1", ""]  # even inside somebody's allocation of several
+    return [], [*alone, *_starts(_ours(job, "node"), "One node, this one."), *_timer(job)], NO_REQUEUE
 
 
 OVER_SSH = "One ssh for each host; words and signals go through it, and nothing is left behind when it breaks."
@@ -107,7 +109,7 @@ def _slurm(job: Job) -> tuple[list[str], list[str], str]:
     wishes = job.wishes
     gres = wishes.gres or (f"gpu:{wishes.gpus_per_node}" if wishes.gpus_per_node else "")
     asked = {
-        "job-name": job.name,
+        "job-name": _job_name(job),
         "nodes": str(wishes.nodes),
         "ntasks-per-node": "1",
         "cpus-per-task": str(wishes.cpus_per_node or ""),
@@ -119,7 +121,7 @@ def _slurm(job: Job) -> tuple[list[str], list[str], str]:
         "nodelist": wishes.nodelist,
         "array": f"1-{wishes.repeats}" if wishes.repeats > 1 else "",
         "signal": f"B:USR1@{parse_time(wishes.warning, '--warning')}",
-        "output": f"{job.folder}/logs/{'job-%A_%a' if wishes.repeats > 1 else 'job-%j'}.log",
+        "output": f"{str(job.folder).replace('%', '%%')}/logs/{'job-%A_%a' if wishes.repeats > 1 else 'job-%j'}.log",
         "open-mode": "append",
     }
     begin = [f"#SBATCH --{name}={_directive(value)}" for name, value in asked.items() if value]
@@ -139,7 +141,13 @@ def _slurm(job: Job) -> tuple[list[str], list[str], str]:
 
 
 def _directive(value: str) -> str:
-    return f'"{value}"' if " " in value else value
+    """A value as schedulers read it; `make_job` has refused what quotation marks would not hold together."""
+    return value if re.fullmatch(r"[\w./:=@%+,&|()*\[\]-]+", value) else f'"{value}"'
+
+
+def _job_name(job: Job) -> str:
+    """A name that every scheduler takes."""
+    return re.sub(r"[^\w.+-]", "_", job.name, flags=re.ASCII)
 
 
 def _pbs(job: Job) -> tuple[list[str], list[str], str]:
@@ -147,13 +155,13 @@ def _pbs(job: Job) -> tuple[list[str], list[str], str]:
     chunk = [f"{wishes.nodes}"]
     chunk += [f"ncpus={wishes.cpus_per_node}"] if wishes.cpus_per_node else []
     chunk += [f"ngpus={wishes.gpus_per_node}"] if wishes.gpus_per_node else []
-    begin = [f"#PBS -N {job.name[:15]}", f"#PBS -l select={wishes.select or ':'.join(chunk)}"]
+    begin = [f"#PBS -N {_job_name(job)[:15]}", f"#PBS -l select={wishes.select or ':'.join(chunk)}"]
     begin += [f"#PBS -l place={wishes.place or 'scatter:excl'}"]
     begin += [f"#PBS -l walltime={write_time(parse_time(wishes.time, '--time'))}"] if wishes.time else []
     begin += [f"#PBS -q {wishes.queue}"] if wishes.queue else []
     begin += [f"#PBS -A {wishes.project or wishes.account}"] if wishes.project or wishes.account else []
     begin += [f"#PBS -J 1-{wishes.repeats}"] if wishes.repeats > 1 else []
-    begin += ["#PBS -r y", "#PBS -j oe", f"#PBS -o {job.folder}/logs/"]
+    begin += ["#PBS -r y", "#PBS -j oe", f"#PBS -o {_directive(f'{job.folder}/logs/')}"]
     hosts = [
         "# The hosts of the allocation, each once, in their order; the first is this one.",
         'BERTRAIN_HOSTS="$job/hosts-${PBS_JOBID:?this script is run by PBS, or in place by bertrain launch pbs}"',
@@ -197,10 +205,19 @@ requeue() {
 """
 
 PBS_REQUEUE = """\
+# Of an array, only the repeat that this one is.
+submit_again() {{
+    if [ "$repeat" -eq 0 ]; then
+        qsub "$job/{script}"
+    else
+        sed '/^#PBS -J /d' "$job/{script}" | qsub -v "BERTRAIN_ONLY=$repeat" -
+    fi
+}}
+
 requeue() {{
     if [ -n "${{BERTRAIN_IN_PLACE:-}}" ]; then
         echo "bertrain: stopped and saved; start it again with: bash $job/{script}"
-    elif number=$(qsub "$job/{script}"); then
+    elif number=$(submit_again); then
         echo "$number" >> "$job/submitted"
         note "submitted again as $number"
     else
@@ -280,7 +297,10 @@ run_once() {
         export BERTRAIN_FAILED
     done
     # Told to stop, it is to go on another day, whether all ranks came to save or not.
-    case $stopping$code in USR1[!02]* | TERM[!02]*) code=75 ;; esac
+    case $stopping-$code in
+        USR1-0 | USR1-2 | TERM-0 | TERM-2) ;;
+        USR1-* | TERM-*) code=75 ;;
+    esac
     note "ended with exit code $code"
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ def submit_job(job: Job, settings: Settings) -> str:
     Where there is no scheduler, or we are inside an allocation of it, this process becomes the job.
     """
     in_place = job.launcher not in ALLOCATIONS or is_inside_allocation(job.launcher, os.environ)
-    program = {"slurm": "sbatch", "pbs": "qsub", "mpi": job.wishes.mpirun.split()[0]}.get(job.launcher, "bash")
+    program = {"slurm": "sbatch", "pbs": "qsub", "mpi": shlex.split(job.wishes.mpirun)[0]}.get(job.launcher, "bash")
     program = "bash" if in_place and job.launcher != "mpi" else program
     if shutil.which(program) is None:
         raise UserError(
@@ -50,11 +51,12 @@ def submit_job(job: Job, settings: Settings) -> str:
         sys.stdout.flush()
         os.execvp("bash", ["bash", str(path)])
     words = ["sbatch", "--parsable", str(path)] if job.launcher == "slurm" else ["qsub", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = _ask(words)
     if done.returncode:
         raise UserError(
             f"{words[0]} did not take the job in {job.folder}: "
-            f"{' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
+            f"{' '.join(done.stderr.split()) or f'exit code {done.returncode}'}; "
+            f"mend it and submit it from there ({words[0]} {shlex.quote(str(path))}), or remove the folder"
         )
     number = done.stdout.strip().partition(";")[0]
     with open(job.folder / SUBMITTED, "a") as file:
@@ -106,11 +108,14 @@ def _state(job: Job) -> str:
     """One word or a few: the scheduler's where there is one, else by the process that runs the script."""
     numbers = _numbers(job)
     if job.launcher == "slurm" and numbers:
-        return _ask(["squeue", "--noheader", "--format=%T", f"--jobs={numbers[-1]}"]) or _last_word(job)
+        asked = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={numbers[-1]}"])
+        if asked.returncode and "Invalid job id" not in asked.stderr:  # which is what it says of jobs long gone
+            raise UserError(f"squeue does not tell the state of job {numbers[-1]}: {' '.join(asked.stderr.split())}")
+        return " ".join(sorted(set(asked.stdout.split()))) or _last_word(job)
     if job.launcher == "pbs" and numbers:
-        found = re.search(r"job_state = (\w)", _ask(["qstat", "-f", numbers[-1]]))
+        found = re.search(r"job_state = (\w)", _ask(["qstat", "-f", numbers[-1]]).stdout)
         return (
-            {"Q": "PENDING", "R": "RUNNING", "H": "HELD", "E": "ENDING"}.get(found[1], found[1])
+            {"Q": "PENDING", "R": "RUNNING", "B": "RUNNING", "H": "HELD", "E": "ENDING"}.get(found[1], found[1])
             if found
             else _last_word(job)
         )
@@ -123,22 +128,26 @@ def _state(job: Job) -> str:
     return "RUNNING" if _is_script(number, job) else _last_word(job)
 
 
-def _ask(words: list[str]) -> str:
+def _ask(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """What one of a scheduler's commands answers."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise UserError(f"the state of the job is known to {words[0]}, which is not on the path here") from None
-    return " ".join(sorted(set(done.stdout.split()))) if words[0] == "squeue" else done.stdout
+        raise UserError(f"the job is in the hands of {words[0]}, which is not on the path here") from None
 
 
 def _last_word(job: Job) -> str:
     lasts = [events[-1] for output in _outputs(job) if (events := _events(output))]
     if not lasts:
-        return "NOT STARTED"
+        return "GONE: its scheduler does not know it, and it never started" if _numbers(job) else "NOT STARTED"
     codes = [found[1] for last in lasts if (found := re.search(r"ended with exit code (\d+)$", last))]
     if len(codes) < len(lasts):
         return "GONE: its script noted no end"
-    return "DONE" if set(codes) == {"0"} else f"ENDED with exit code {max(codes, key=int)}"
+    if set(codes) != {"0"}:
+        return f"ENDED with exit code {max(codes, key=int)}"
+    if len(codes) < job.wishes.repeats:
+        return f"GONE: {len(codes)} of {job.wishes.repeats} repeats are done"
+    return "DONE"
 
 
 def _process(job: Job) -> tuple[str, int] | None:
@@ -163,7 +172,7 @@ def cancel_job(folder: str | Path) -> str:
     numbers = _numbers(job)
     if job.launcher in ALLOCATIONS and numbers:
         words = ["scancel", numbers[-1]] if job.launcher == "slurm" else ["qdel", numbers[-1]]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = _ask(words)
         if done.returncode:
             raise UserError(f"{' '.join(words)} failed: {' '.join(done.stderr.split())}")
         return f"told {words[0]} to end {numbers[-1]}"

@@ -214,6 +214,10 @@ def _converge(files: Sequence[Path], logs: Sequence[LogFigures], ruleset: str) -
         reason = "the results do not name one global batch size"
     elif any(log.benchmark is None for log in logs):
         reason = "a result does not name its benchmark"
+    elif any(log.status == "unknown" for log in logs):
+        reason = "the run_stop of a result does not say how it ended"
+    elif any(log.has_converged and log.train_samples is None for log in logs):
+        reason = "a result that converged does not say after how many samples (train_samples)"
     if reason:
         return Convergence(False, reason, None, None, 1.0)
     with _overheard():

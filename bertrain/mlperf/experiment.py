@@ -295,8 +295,13 @@ def probe(settings: Settings, init: str) -> float:
     from bertrain.train.settle import settle
     from bertrain.weights.source import fill_in, read_weights
 
+    check_settings(settings)
     settings, _ = settle(settings, None)
     about = settings.mlperf
+    if not about.probe_accuracy or not init:
+        raise AgreedError(
+            "the probe compares the weights of --init with mlperf.probe_accuracy, and one is missing; give both"
+        )
     set_precision(settings.train)
     with parallel.join(settings.train) as ranks:
         model = Bert(settings.model)

@@ -51,9 +51,9 @@ class Log:
 
     @property
     def status(self) -> str:
-        """What the log says of its own end: success, aborted, or unfinished where it says nothing."""
+        """What the log says of its own end: success, aborted, unknown where it names none, unfinished without one."""
         end = self.first("run_stop")
-        return str(end.metadata.get("status", "unfinished")) if end else "unfinished"
+        return str(end.metadata.get("status", "unknown")) if end else "unfinished"
 
 
 def read_log(path: str | Path) -> Log:

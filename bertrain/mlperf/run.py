@@ -13,7 +13,7 @@ import json
 import signal
 from pathlib import Path
 
-from bertrain.config import resolve
+from bertrain.config import resolve, to_toml
 from bertrain.errors import EXIT_REQUEUE, EXIT_USER_ERROR, RequeueError, SaidElsewhereError, UserError
 from bertrain.files import write_atomically
 from bertrain.mlperf.check import Checked, check_results
@@ -144,11 +144,9 @@ def _freeze(settings: Settings, out: Path, data: str | Path, init: str) -> None:
 
 
 def recipe_of(settings: Settings, data: str | Path, init: str) -> str:
-    """Settings as a recipe: TOML, whose strings and numbers are written as JSON's are."""
-    lines = [f"# MLPerf experiments on {Path(data).resolve()}, beginning with {init or 'fresh weights'}"]
-    for section, fields in settings.to_dict().items():
-        lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
-    return "\n".join(lines) + "\n"
+    """Settings as a recipe, whose first line says of what; paths are written as JSON, lest one of them end the line."""
+    places = [json.dumps(str(Path(data).resolve())), json.dumps(init) if init else "fresh weights"]
+    return f"# MLPerf experiments on {places[0]}, beginning with {places[1]}\n\n{to_toml(settings)}"
 
 
 def _start(nproc: int, arguments: list[str]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import TypeGuard
 
 from bertrain.errors import UserError
 from bertrain.mlperf.log import Entry, Log, read_log
@@ -37,7 +39,7 @@ class LogFigures:
     platform: str | None
     division: str | None
     status: str
-    """success, aborted, or unfinished where there is no run_stop."""
+    """success, aborted, unknown where run_stop does not say, or unfinished where there is none."""
     seed: int | None
     global_batch_size: int | None
     ranks: int
@@ -89,10 +91,10 @@ def figures_of(log: Log, *, ranks: int = 0) -> LogFigures:
     first_init, init_stop = log.first("init_start"), log.first("init_stop")
     return LogFigures(
         file=str(log.path),
-        benchmark=log.value("submission_benchmark"),
-        organization=log.value("submission_org"),
-        platform=log.value("submission_platform"),
-        division=log.value("submission_division"),
+        benchmark=_text(log.value("submission_benchmark")),
+        organization=_text(log.value("submission_org")),
+        platform=_text(log.value("submission_platform")),
+        division=_text(log.value("submission_division")),
         status=log.status,
         seed=_whole(log.value("seed")),
         global_batch_size=_whole(log.value("global_batch_size")),
@@ -113,12 +115,14 @@ def figures_of(log: Log, *, ranks: int = 0) -> LogFigures:
 def count_ranks(log: Log) -> int:
     """Ranks that took part: as init_start says, or else as many as wrote one."""
     starts = log.all("init_start")
-    return next((int(entry.metadata["ranks"]) for entry in starts if "ranks" in entry.metadata), len(starts))
+    said = (_whole(entry.metadata.get("ranks")) for entry in starts)
+    return next((ranks for ranks in said if ranks), len(starts))
 
 
 def evaluations_of(log: Log) -> list[Evaluation]:
     """Every accuracy in the log. Some count samples in epoch_num, others epochs, and some count nothing there."""
-    found, begin = log.all("eval_accuracy"), log.first("run_start")
+    found = [entry for entry in log.all("eval_accuracy") if _is_number(entry.value)]
+    begin = log.first("run_start")
     zero = begin.time_ms if begin else (found[0].time_ms if found else 0.0)
     counts = [_whole(_count(entry)) for entry in found]
     known = [count for count in counts if count is not None]
@@ -207,4 +211,12 @@ def _count(entry: Entry) -> object:
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return int(value) if _is_number(value) else None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

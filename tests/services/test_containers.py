@@ -47,6 +47,8 @@ def test_both_files_say_the_same() -> None:
     assert f"From: {base}\n" in DEFINITION
     assert section("post") == ["cd /opt/bertrain", *steps()]
     assert [line.split() for line in section("files")] == [[name, f"/opt/bertrain/{name}"] for name in copied()]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [line[1:] for line in ignored if line.startswith("!")] == copied(), "what is copied reaches the engine"
     keywords = [keyword for keyword, _ in instructions()]
     assert set(keywords) == {"FROM", "WORKDIR", "COPY", "RUN", "ENTRYPOINT"}
     assert keywords.index("FROM") == 0

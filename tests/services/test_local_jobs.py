@@ -76,6 +76,7 @@ def test_ctrl_c_saves_the_step_in_hand(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where these tests run with `&`
     )
     try:
         deadline = time.monotonic() + PATIENCE_S

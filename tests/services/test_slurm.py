@@ -110,11 +110,23 @@ def test_slurm_takes_the_nodes_back_and_the_job_goes_on(slurm: Slurm, tmp_path: 
     launcher.wait_until(lambda: len(records(launcher.run)) > 8, "some steps")
     slurm.ask("scontrol", "requeue", number)
     launcher.wait_until(lambda: "continuing after step" in launcher.logs(), "going on")
+    cancel_before_it_begins(Launcher(slurm, tmp_path / "waiting"))
+    nowhere = launcher.bertrain("status", launcher.job, before=("env", f"SLURM_CONF={tmp_path}/nothing"), check=False)
+    assert "squeue does not tell the state of job" in nowhere, "which may well be running"
     assert launcher.logs().count("stopped by SIGTERM") == 1
     assert number in launcher.bertrain("cancel", launcher.job)
     launcher.wait_until(lambda: not slurm.ask("squeue", "--noheader"), "an empty queue")
     assert "requeued as" not in (launcher.job / "events").read_text(), "a cancelled job stays away"
     helpers.losses(launcher.run)  # each step once, in order
+
+
+def cancel_before_it_begins(launcher: Launcher) -> None:
+    """While another has both nodes; whoever follows its logs is told that there will be none."""
+    launcher.submit(*TWO_NODES)
+    assert launcher.status()["state"] == "PENDING"
+    launcher.bertrain("cancel", launcher.job)
+    launcher.wait_until(lambda: launcher.status()["state"].startswith("GONE"), "its end")
+    assert "has said anything yet" in launcher.bertrain("logs", launcher.job, "--follow", check=False)
 
 
 def test_a_killed_rank_is_named_and_all_are_started_again(slurm: Slurm, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bertrain.config import resolve
+from bertrain.config import resolve, to_toml
 from bertrain.errors import UserError
 from bertrain.launch.job import (
     Launcher,
@@ -21,7 +22,6 @@ from bertrain.launch.job import (
     parse_time,
     read_hostfile,
     read_job,
-    to_toml,
     write_job,
     write_time,
 )
@@ -122,6 +122,13 @@ def test_a_recipe_of_all_settings_is_read_as_it_was_written() -> None:
     assert "epsilon = 1e-07" in to_toml(settings)
 
 
+def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
+    """JSON writes what is beyond 16 bits as two halves, which TOML refuses."""
+    settings = helpers.tiny_settings(mlperf__organization='\U0001f916 & "S\u00f6hne"\t\\')
+    (tmp_path / "recipe.toml").write_text(to_toml(settings), encoding="utf-8")
+    assert resolve(str(tmp_path / "recipe.toml")) == settings
+
+
 @pytest.mark.parametrize(
     ("launcher", "wishes", "said"),
     [
@@ -133,6 +140,9 @@ def test_a_recipe_of_all_settings_is_read_as_it_was_written() -> None:
         ("slurm", {"procs_per_node": 1, "time": "soon"}, "--time is 'soon'"),
         ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "give --gpus-per-node"),
         ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "--account holds a line break"),
+        ("slurm", {"procs_per_node": 1, "account": 'a"b'}, '--account a"b holds a quotation mark'),
+        ("mpi", {"procs_per_node": 1, "mpirun": " "}, "--mpirun is empty"),
+        ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "--ssh ssh 'x is no command"),
         ("mpi", {"procs_per_node": 1, "container": "image"}, "needs --runtime apptainer"),
     ],
 )
@@ -160,6 +170,81 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, said: str) -> None:
         read_hostfile(tmp_path / "hosts", 1, 0)
     with pytest.raises(UserError, match="no hostfile"):
         read_hostfile(tmp_path / "nothing", 1, 2)
+    (tmp_path / "hosts").write_bytes(b"\xd0\x00")
+    with pytest.raises(UserError, match="is not text"):
+        read_hostfile(tmp_path / "hosts", 1, 2)
+
+
+@pytest.mark.parametrize("option", ["data", "run", "job", "init"])
+def test_no_path_ends_a_line_of_the_script(option: str) -> None:
+    paths = {"data": "data", "run": "run", "job": "job", "init": "init"} | {option: "a\ntouch here"}
+    with pytest.raises(UserError, match=f"--{option} holds a line break"):
+        make_job(
+            "local", helpers.tiny_settings(), paths["data"], paths["run"],
+            wishes=Wishes(procs_per_node=1), folder=paths["job"], init=paths["init"],
+        )  # fmt: skip
+
+
+def test_directives_hold_any_name_together(tmp_path: Path) -> None:
+    """A per cent sign stands for something to Slurm, a hash begins a comment, and names are of few letters."""
+    settings, wishes = helpers.tiny_settings(), Wishes(procs_per_node=1)
+    scripts = [
+        job_script(make_job(which, settings, "data", "a run#1", wishes=wishes, folder=tmp_path / "50% #2"))
+        for which in LAUNCHERS
+        if which in ("slurm", "pbs")
+    ]
+    assert "#SBATCH --job-name=a_run_1\n" in scripts[0]
+    assert f'#SBATCH --output="{tmp_path}/50%% #2/logs/job-%j.log"\n' in scripts[0]
+    assert "#PBS -N a_run_1\n" in scripts[1]
+    assert f'#PBS -o "{tmp_path}/50% #2/logs/"\n' in scripts[1]
+    with pytest.raises(UserError, match="holds a quotation mark"):
+        make_job("slurm", settings, "data", "run", wishes=wishes, folder=tmp_path / 'a"b')
+
+
+def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert job_of(tmp_path, "local", python="venv/bin/python").python == str(tmp_path / "venv/bin/python")
+    assert job_of(tmp_path, "local", python="python3").python == "python3"
+    assert "export BERTRAIN_NODE=0 BERTRAIN_NODES=1" in job_script(job_of(tmp_path, "local"))
+
+
+def test_repeats_that_draw_their_seeds_are_given_none(tmp_path: Path) -> None:
+    settings = helpers.tiny_settings(train__seed=-1)
+    job = make_job(
+        "local", settings, "data", "run", wishes=Wishes(procs_per_node=1, repeats=2), folder=tmp_path / "job"
+    )
+    assert "--train.seed" not in job.command(2)
+
+
+def test_of_an_array_only_the_repeat_that_was_stopped_is_submitted_again(tmp_path: Path) -> None:
+    """No real PBS is at hand: a qsub of ours keeps what it is given."""
+    job = job_of(tmp_path, "pbs", repeats=3, time="", preflight=False)
+    write_job(job, helpers.tiny_settings(), job_script(job))
+    programs = {
+        "python": "#!/bin/bash\nexit 75\n",
+        "qsub": f"#!/bin/bash\necho \"$@\" > '{tmp_path}/words'\ncat > '{tmp_path}/script'\necho 13.server\n",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    script = (job.folder / "job.sh").read_text()
+    (job.folder / "job.sh").write_text(script.replace(f"python={job.python}", f"python={tmp_path}/python"))
+    (tmp_path / "nodes").write_text("one\n")
+    stopped = subprocess.run(
+        ["bash", str(job.folder / "job.sh")],
+        env=os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}", "PBS_JOBID": "12[2].server", "PBS_ARRAY_INDEX": "2",
+            "PBS_NODEFILE": str(tmp_path / "nodes"),
+        },
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert stopped.returncode == 75, stopped
+    assert (tmp_path / "words").read_text().split() == ["-v", "BERTRAIN_ONLY=2", "-"]
+    again = (tmp_path / "script").read_text()
+    assert again.replace("#PBS -r y", "#PBS -J 1-3\n#PBS -r y") == (job.folder / "job.sh").read_text()
+    assert 'repeats="${BERTRAIN_ONLY:-$PBS_ARRAY_INDEX}"' in again
+    assert (job.folder / "submitted").read_text() == "13.server\n"
+    assert "submitted again as 13.server" in (job.folder / "repeat-2" / "events").read_text()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])

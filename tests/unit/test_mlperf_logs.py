@@ -246,6 +246,38 @@ def test_one_run_that_did_not_converge_is_borne(tmp_path: Path) -> None:
     assert [one.passes for one in checked.compliance] == [False] + 9 * [True] + [False] + 9 * [True]
 
 
+@pytest.mark.parametrize(
+    ("key", "changed", "said"),
+    [
+        ("train_samples", None, "does not say after how many samples"),
+        ("train_samples", {"value": "many"}, "does not say after how many samples"),
+        ("run_stop", {"metadata": {}}, "does not say how it ended"),
+    ],
+)
+def test_a_log_without_what_the_checker_relies_on(
+    tmp_path: Path, key: str, changed: dict[str, object] | None, said: str
+) -> None:
+    path = write_results(tmp_path, samples=2_500_000) / "result_4.txt"
+    entries = [json.loads(line.removeprefix(TOKEN)) for line in path.read_text().splitlines()]
+    kept = [entry | (changed or {}) if entry["key"] == key else entry for entry in entries]
+    path.write_text("".join(f"{TOKEN}{json.dumps(entry)}\n" for entry in kept if changed or entry["key"] != key))
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert not checked.passes
+    assert said in checked.convergence["5.0.0"].words
+
+
+def test_what_makes_no_sense_in_a_log_is_unknown(tmp_path: Path) -> None:
+    lines = EXCERPT.read_text().splitlines()
+    strange = {"eval_accuracy": "high", "train_samples": float("nan"), "submission_org": ["two", "of them"]}
+    for number, line in enumerate(lines):
+        entry = json.loads(line.removeprefix(TOKEN))
+        lines[number] = TOKEN + json.dumps(entry | {"value": strange.get(entry["key"], entry["value"])})
+    (tmp_path / "result_0.txt").write_text("\n".join(lines))
+    (figures,) = show_logs([tmp_path / "result_0.txt"])
+    assert (figures.train_samples, figures.final_accuracy, figures.evaluations) == (None, None, ())
+    assert of_one_system([figures])
+
+
 def test_a_torn_log_is_complained_of(tmp_path: Path) -> None:
     write_results(tmp_path, samples=2_500_000)
     text = (tmp_path / "result_4.txt").read_text()

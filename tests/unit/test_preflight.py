@@ -140,18 +140,19 @@ def test_the_way_to_a_host_is_described(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_job_is_looked_at_by_hand(tmp_path: Path) -> None:
     """On this machine, in a process of its own: what is found, and data that is not there."""
     settings = helpers.tiny_settings(train__binding="auto")
-    for name, data in (("whole", helpers.make_data(tmp_path)), ("without", tmp_path / "nothing")):
-        made = make_job(
-            "local", settings, data, tmp_path / "run", wishes=Wishes(procs_per_node=1), folder=tmp_path / name
-        )
-        write_job(made, settings, job_script(made))
+    whole, nothing = helpers.make_data(tmp_path), tmp_path / "nothing"
+    judged = helpers.tiny_settings(evaluate__data=nothing)
+    for name, data, given in (("whole", whole, settings), ("without", nothing, settings), ("unjudged", whole, judged)):
+        made = make_job("local", given, data, tmp_path / "run", wishes=Wishes(procs_per_node=1), folder=tmp_path / name)
+        write_job(made, given, job_script(made))
     found = json.loads(helpers.bertrain("launch", "preflight", tmp_path / "whole", "--json").stdout)
     assert found["refusals"] == []
     (mine,) = found["facts"]
     assert mine["memory_free"] > 0
     assert mine["binding"].startswith("cpus ")
-    refused = helpers.bertrain("launch", "preflight", tmp_path / "without", check=False)
-    assert refused.returncode == 2
-    assert "refused: node 0" in refused.stdout
-    assert refused.stderr.count("no data folder at") == 1
-    assert "Traceback" not in refused.stderr
+    for name in ("without", "unjudged"):
+        refused = helpers.bertrain("launch", "preflight", tmp_path / name, check=False)
+        assert refused.returncode == 2
+        assert "refused: node 0" in refused.stdout
+        assert refused.stderr.count("no data folder at") == 1
+        assert "Traceback" not in refused.stderr
