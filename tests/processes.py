@@ -66,6 +66,25 @@ class Launched:
         self.process.wait()
 
 
+def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
+    """Start the command line, and kill it as soon as something holds."""
+    process = subprocess.Popen(
+        helpers.command(*arguments),
+        env=helpers.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+
+
 def descendants(process: int) -> list[int]:
     """A process and all below it: torchrun's ranks are in sessions of their own."""
     found = [process]

@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +19,7 @@ from bertrain.train import checkpoint
 from bertrain.train.checkpoint import Progress, Saver, Snapshot
 from bertrain.train.pretrain import pretrain, resume
 from tests import helpers
-
-
-def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
-    """Start the command line, and kill it as soon as something holds."""
-    process = subprocess.Popen(
-        helpers.command(*arguments),
-        env=helpers.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+from tests.processes import kill_when
 
 
 def read(path: Path) -> Any:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +14,7 @@ from bertrain.weights.export import export
 from tests import helpers
 from tests import miniature_tasks as tiny_tasks
 from tests.miniature_tasks import Miniature, command_line, settings_for
-from tests.processes import records
+from tests.processes import kill_when, records
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +29,6 @@ def tuned(mini: Miniature) -> Path:
     finetune(settings_for(train__max_steps=2), mini.table, run, init=str(mini.base))
     export(run, mini.base.parent / "exported")
     return run
-
-
-def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
-    """Start the command line, and kill it as soon as something holds."""
-    process = subprocess.Popen(
-        helpers.command(*arguments),
-        env=helpers.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
 
 
 def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Path) -> None:
