@@ -1,4 +1,4 @@
-"""bertrain: text to training data, pre-training, evaluation and weights, on a CPU, a GPU or many.
+"""bertrain: text to training data, pre-training, fine-tuning, evaluation and weights, on a CPU, a GPU or many.
 
 Every verb of the command line is a function here, for notebooks and scripts:
 

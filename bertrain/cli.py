@@ -50,7 +50,7 @@ EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
 
 app = typer.Typer(
-    help="Train BERT: text to data, pre-training, evaluation and weights.",
+    help="Train BERT: text to data, pre-training, fine-tuning, evaluation and weights.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
