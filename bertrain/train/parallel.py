@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
+from bertrain.errors import LostRankError, SaidElsewhereError, UserError
 from bertrain.launch.binding import Binding, bind, node_of_pci_device
 from bertrain.notation import parse_duration
 from bertrain.settings import TrainSettings
@@ -32,6 +32,7 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The backends' own, which ends a wait in a traceback: the watchdog, which can name a rank, comes long before it."""
 SAID = "bertrain/said"  # where a rank that ends in a sentence leaves word of it
 BEGUN = "bertrain/begun"  # left in the store once all ranks are connected
+REFUSED = "bertrain/refused"  # how many ranks have refused a store that was begun with
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,10 @@ def _fresh_store() -> Store:
     if number:
         return PrefixStore(f"bertrain/join-{number}", store)
     if store.check([BEGUN]):
-        raise AgreedError(
+        # Whoever looks first says it: at its end torchrun ends the others, who may not have come this far.
+        if store.add(REFUSED, 1) > 1:
+            raise SaidElsewhereError("another rank has refused the store, and said why")
+        raise UserError(
             "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
         )
