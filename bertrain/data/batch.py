@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,28 @@ class Batch:
     def num_bytes(self) -> int:
         """Memory of its tensors."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
+
+    def without_junk(self) -> Batch:
+        """This bin without what fills it up to its shape, which only devices that repeat shapes have a use for.
+
+        Where padding lies between the sequences, as in the policy `padded`, it stays.
+        """
+        tokens, sequences, predictions = self.num_tokens, self.num_sequences, self.num_predictions
+        if self.cu_seqlens[sequences] != tokens:
+            return self
+        return replace(
+            self,
+            input_ids=self.input_ids[:tokens],
+            segment_ids=self.segment_ids[:tokens],
+            position_ids=self.position_ids[:tokens],
+            cu_seqlens=self.cu_seqlens[: sequences + 1],
+            cls_positions=self.cls_positions[:sequences],
+            mlm_positions=self.mlm_positions[:predictions],
+            mlm_labels=self.mlm_labels[:predictions],
+            nsp_labels=self.nsp_labels[:sequences],
+            answers=None if self.answers is None else self.answers[:sequences],
+            sequence_lengths=self.sequence_lengths[:sequences],
+        )
 
     def to(self, device: torch.device) -> Batch:
         """This batch on `device`, copied without waiting where the memory is pinned."""

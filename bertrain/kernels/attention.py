@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bertrain.kernels import cpu
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2
 from bertrain.kernels.backend import jit, tl
 from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
@@ -448,6 +449,8 @@ def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
     Returns int32 [num_tiles, 4]: sequence start, sequence length, first row in the sequence, first tile of the
     sequence; a length of 0 marks an unused entry. No host sync; the size follows from the shapes alone.
     """
+    if cpu.computes(cu_seqlens):
+        return cu_seqlens  # each sequence is one piece of work there
     num_sequences = cu_seqlens.numel() - 1
     capacity = num_tokens // TILE + num_sequences
     tiles = torch.empty(capacity, 4, dtype=torch.int32, device=cu_seqlens.device)
@@ -466,6 +469,9 @@ def ragged_attention_forward(
     qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
     tensor of one element on the device; `site` tells layers apart, so that their masks differ.
     """
+    if cpu.computes(qkv):
+        out, sums = cpu.attention_forward(qkv, tiles, dropout_p, seed, site)
+        return out, sums, empty_bytes(out.flatten(1), None, 0)
     num_tokens, _, num_heads, head_dim = qkv.shape
     config = _config(qkv, "forward")
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -496,6 +502,9 @@ def ragged_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
     """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 3, H D] of it for the bias gradient, and it
     in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`."""
+    if cpu.computes(qkv):
+        dqkv, partials = cpu.attention_backward(qkv, out, sums, dout, tiles, dropout_p, seed, site)
+        return dqkv, partials, empty_bytes(qkv.flatten(1), None, 0)
     num_heads, head_dim = qkv.shape[2:]
     dqkv = torch.empty_like(qkv) if full else qkv
     num_programs = tiles.shape[0] * num_heads

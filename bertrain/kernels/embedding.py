@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from bertrain.kernels import cpu
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
@@ -146,6 +147,8 @@ def embed_forward(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The embedded rows in the dtype of the tables, and mean and 1 / deviation of each for the backward."""
+    if cpu.computes(weight):
+        return cpu.embed_forward(tables, ids, weight, ln_bias, p, seed, site, eps)
     num_rows, width = ids[0].numel(), tables[0].shape[1]
     y = torch.empty(num_rows, width, dtype=tables[0].dtype, device=tables[0].device)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=y.device)
@@ -171,6 +174,8 @@ def embed_backward(
     The gradient that arrives is dy + second. The partial sums are for LayerNorm's weight
     and bias and for segments 0 and 1.
     """
+    if cpu.computes(dy):
+        return cpu.embed_backward(dy, second, tables, ids, weight, statistics, p, seed, site)
     num_rows, width = dy.shape
     num_programs = min(num_multiprocessors(dy.device) * 4, num_rows)
     dsum = torch.empty(num_rows, width, dtype=torch.float32, device=dy.device)
@@ -184,8 +189,28 @@ def embed_backward(
 
 def position_gradient(dsum: torch.Tensor, cu_seqlens: torch.Tensor, out: torch.Tensor, *, accumulate: bool) -> None:
     """Sum the rows of each position into `out`, the float32 gradient of all positions."""
+    if cpu.computes(dsum):
+        if not accumulate:
+            out.zero_()
+        cpu.add_rows(dsum, _positions(cu_seqlens), out)
+        return
     width = dsum.shape[1]
     grid = (out.shape[0], -(-width // 256))
     _position_kernel[grid](
         dsum, cu_seqlens, out, cu_seqlens.numel() - 1, ACCUMULATE=accumulate, N=width, COLUMNS=256, num_warps=4
     )
+
+
+def word_gradient(dsum: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
+    """Add the rows of each word to `out`, the float32 gradient of all words."""
+    if cpu.computes(dsum):
+        cpu.add_rows(dsum, ids, out)
+    else:
+        out.add_(torch.ops.aten.embedding_dense_backward(dsum, ids, len(out), -1, False))
+
+
+def _positions(cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """The place of each token in its sequence."""
+    starts = cu_seqlens.long()
+    lengths = starts.diff()
+    return torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from bertrain.kernels import cpu
 from bertrain.kernels.arithmetic import exp2, reciprocal
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
 from bertrain.kernels.fp8 import (
@@ -153,6 +154,8 @@ def bias_gelu_forward(
 
     With `cast` T is a multiple of 16.
     """
+    if cpu.computes(x):
+        return cpu.gelu_forward(x, bias), empty_both_ways(x, None)
     num_rows, width = x.shape
     y = torch.empty_like(x) if full else x
     eight = empty_both_ways(x, cast)
@@ -174,6 +177,9 @@ def bias_gelu_backward(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None, *, full: bool = True
 ) -> tuple[torch.Tensor, Eight, torch.Tensor]:
     """Gradient of x, in the forms asked for as above, and partial sums [n, 1, N] of the bias gradient."""
+    if cpu.computes(x):
+        dx, partials = cpu.gelu_backward(dy, x, bias)
+        return dx, empty_both_ways(x, None), partials
     num_rows, width = x.shape
     dx = torch.empty_like(x) if full else x
     eight = empty_both_ways(x, cast)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bertrain.kernels import cpu
 from bertrain.kernels.backend import jit, tl
 
 CHUNK = 4096  # elements one program handles; chunks never straddle tensors
@@ -211,6 +212,18 @@ def lamb_step(
     first) are float32 tensors of one element on the device. `copy`, if given, receives the new weights in its
     own dtype in the same pass.
     """
+    if cpu.computes(parameters):
+        if apply.item() != 0:
+            numbers = {"weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "eps": eps}
+            buffers = parameters, gradients, first_moments, second_moments
+            partials = cpu.lamb_update(*buffers, table.chunks, CHUNK, clip, step, **numbers)
+            squares = torch.zeros(table.tensors.shape[0], 2).index_add_(0, table.chunks[:, 3], partials)
+            sum_over_ranks(squares)
+            norms = squares.sqrt()
+            usable = (table.tensors[:, 2] != 0) & (norms > 0).all(1)
+            rates = learning_rate * table.rates * torch.where(usable, norms[:, 0] / norms[:, 1], 1.0)
+            cpu.lamb_apply(parameters, gradients, copy, table.chunks, CHUNK, rates)
+        return
     num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
     # Where nothing is applied, or a tensor has no part here, zeros travel.
     partials = torch.zeros(num_chunks, 2, dtype=torch.float32, device=parameters.device)

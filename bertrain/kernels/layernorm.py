@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from bertrain.kernels import cpu
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
 from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
@@ -161,6 +162,9 @@ def dropout_add_layernorm_forward(
     Returns it in the dtype of x, mean and 1 / deviation of each row for the backward, and it in 8 bits if `cast`.
     `seed` is an int64 tensor of one element; `site` tells call sites apart, so that their masks differ.
     """
+    if cpu.computes(x):
+        y, statistics = cpu.norm_forward(x, bias, residual, weight, ln_bias, p, seed, site, eps)
+        return y, statistics, empty_bytes(y, None, 0)
     num_rows = x.shape[0]
     y = torch.empty_like(x)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=x.device)
@@ -197,6 +201,9 @@ def dropout_add_layernorm_backward(
     are those of the bias, of LayerNorm's weight and of its bias. The gradient of x comes in the dtype of x if `full`,
     and in 8 bits if `cast`.
     """
+    if cpu.computes(x):
+        dx, dresidual, partials = cpu.norm_backward(dy, second, x, bias, residual, weight, statistics, p, seed, site)
+        return dx, dresidual, partials, empty_bytes(x, None, 0)
     num_rows, width = x.shape
     dx, dresidual = torch.empty_like(x) if full else x, torch.empty_like(residual)
     rows, warps, per_multiprocessor, stages = BACKWARD

@@ -21,15 +21,13 @@ from torch import Tensor
 
 from bertrain.data.batch import Batch
 from bertrain.kernels.attention import plan_attention
-from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
+from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient, word_gradient
 from bertrain.kernels.fp8 import Scales
 from bertrain.kernels.reduction import column_sums
 from bertrain.model.bert import Bert, Outputs
 from bertrain.model.fused_heads import FusedHeads
 from bertrain.model.fused_layer import FusedLayer, Kept, Operand, Recompute, Run
 from bertrain.optim.arena import Arena
-
-aten = torch.ops.aten
 
 
 class FusedBert:
@@ -213,7 +211,7 @@ class FusedBert:
         positions = self._gradient("embeddings.positions.weight")
         position_gradient(dsum, batch.cu_seqlens, positions, accumulate=accumulate)
         words_gradient = self._gradient("embeddings.words.weight")  # a masked-word head has written to it already
-        words_gradient.add_(aten.embedding_dense_backward(dsum, batch.input_ids, len(words_gradient), -1, False))
+        word_gradient(dsum, batch.input_ids, words_gradient)
         return torch.stack([words[0] / word_scale[0], sentences[0] / sentence_scale[0], words[1], sentences[1]])
 
 

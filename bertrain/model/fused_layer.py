@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bertrain.kernels import cpu
 from bertrain.kernels.attention import ragged_attention_backward, ragged_attention_forward
 from bertrain.kernels.fp8 import Bytes, Cast, Eight, Scales, cast_both_ways, empty_both_ways, turn
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
@@ -92,6 +93,8 @@ class Matrix:
             )  # fmt: skip
             if accumulate:
                 self.gradient.add_(out)
+        elif cpu.computes(self.gradient):
+            cpu.weight_gradient(dy.whole, x.whole, self.gradient, accumulate=accumulate)
         elif not self.gradient.is_cuda:
             add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
         elif accumulate:

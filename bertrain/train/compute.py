@@ -18,7 +18,7 @@ from bertrain.data.batch import Batch
 from bertrain.data.batching import SHAPES
 from bertrain.data.loader import Step
 from bertrain.errors import UserError
-from bertrain.kernels import backend
+from bertrain.kernels import backend, cpu
 from bertrain.kernels.lamb import LambTable, Part, lamb_step
 from bertrain.model.bert import Bert, Outputs, split_parts
 from bertrain.model.fused import FusedBert
@@ -115,7 +115,7 @@ class PlainCompute:
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         # The loss is divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
         device = self.sums.device
-        batch = batch.to(device)
+        batch = batch.without_junk() if device.type == "cpu" else batch.to(device)
         torch.manual_seed(batch.dropout_seed)
         with autocast(self._settings.train, device):
             outputs = self._model(batch)
@@ -237,15 +237,19 @@ class FusedCompute:
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         accumulate, self._is_first_bin = not self._is_first_bin, False
         pauses = self._pauses if is_last else frozenset[int]()
+        self._seed.fill_(batch.dropout_seed)
+        self._word_scale.fill_(1 / max(1, step.num_predictions))
+        self._sentence_scale.fill_(1 / step.num_sequences)
+        if self._pool is None:  # without graphs there is no shape to repeat
+            for complete_from in self._pieces(batch.without_junk(), accumulate, pauses):
+                self._exchange.ready_from(complete_from)
+            return
         shape = len(batch.input_ids), len(batch.nsp_labels), len(batch.mlm_labels), accumulate, bool(pauses)
         captured = self._captured.get(shape)
         if captured is None:
             captured = self._captured[shape] = Captured(batch.to(self.sums.device))
         else:
             _copy_into(captured.batch, batch)
-        self._seed.fill_(batch.dropout_seed)
-        self._word_scale.fill_(1 / max(1, step.num_predictions))
-        self._sentence_scale.fill_(1 / step.num_sequences)
         if not captured.graphs and captured.is_warm and self.uses_graphs:
             captured.graphs = self._capture_pieces(captured.batch, accumulate, pauses)
         if captured.graphs and self.uses_graphs:
@@ -365,10 +369,12 @@ def predictor(model: Bert, settings: Settings, device: torch.device) -> Predicto
     return lambda batch: plain_outputs(model, batch, settings.train)
 
 
-def why_unfit(settings: Settings) -> str:
+def why_unfit(settings: Settings, device: torch.device) -> str:
     """What of these settings the kernels cannot compute; nothing where they can."""
     head_size, precision = settings.model.head_size, settings.train.precision
-    if settings.batch.token_budget > MOST_TOKENS:
+    if device.type == "cpu" and settings.model.intermediate_size % 16:
+        return f"model.intermediate_size {settings.model.intermediate_size} is not a multiple of 16"
+    if device.type == "cuda" and settings.batch.token_budget > MOST_TOKENS:
         return f"batch.token_budget {settings.batch.token_budget:,} is more than the {MOST_TOKENS:,} of one launch"
     if head_size not in (16, 32, 64, 128):
         return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
@@ -388,13 +394,18 @@ def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
     """Whether to compute on the kernels, and why (not)."""
     precision = settings.train.precision
     check_precision(settings.train, device)
-    usable, reason = backend.available(device)
+    on_cpu = device.type == "cpu" and not backend.INTERPRETED
+    formats = ("bf16",) if on_cpu else ("bf16", "fp8")
     if settings.train.kernels == "plain":
         usable, reason = False, "asked for"
-    elif precision not in ("bf16", "fp8"):
-        usable, reason = False, f"the kernels work in bf16 or fp8, not in {precision}"
-    elif usable and why_unfit(settings):
-        usable, reason = False, why_unfit(settings)
+    elif precision not in formats:
+        usable, reason = False, f"the kernels work in {' or '.join(formats)}, not in {precision}"
+    elif on_cpu and isa.usable(settings.train.isa) != "amx":
+        usable, reason = False, "the kernels for CPUs need AMX"
+    else:
+        usable, reason = cpu.available() if on_cpu else backend.available(device)
+    if usable and why_unfit(settings, device):
+        usable, reason = False, why_unfit(settings, device)
     elif usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
         usable, reason = False, f"{torch.cuda.get_device_name(device)} has no FP8"
     if precision == "fp8" and not usable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,12 @@ def test_auto_is_settled_when_a_run_begins(tmp_path: Path, capsys: pytest.Captur
     chosen, reason = choose_precision(settings.train, CPU)
     assert precision_of(run) == chosen
     said = capsys.readouterr().out
-    assert f"computing with plain PyTorch, {chosen}" in said
+    kernels = (
+        "fused kernels"
+        if compute.choose(replace(settings, train=replace(settings.train, precision=chosen)), CPU)[0]
+        else "plain PyTorch"
+    )
+    assert f"computing with {kernels}, {chosen}" in said
     assert f"train.precision auto: {chosen} ({reason})" in said
 
 

@@ -1,0 +1,946 @@
+/* The kernels for CPUs with AVX-512 and AMX: what the Triton kernels compute on a GPU, in bf16 with sums in float32.
+
+   cpu.py compiles this file with the user's compiler and calls it through ctypes; tensors arrive as pointers. Widths of
+   rows are multiples of 16, but for those of logits. Each function's twin, which says what it computes, is the Triton kernel's. Sums over tokens
+   are written in parts and added in a fixed order, so two runs of as many threads are bitwise equal.
+
+   Contents: arithmetic, dropout, tiles, products, attention, LayerNorm, GELU, embeddings, cross-entropy, LAMB. */
+
+#define _GNU_SOURCE
+#include <immintrin.h>
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define ROUND_UP(size, multiple) (((size) + (multiple) - 1) / (multiple) * (multiple))
+
+typedef uint16_t bf16;
+
+/* --- arithmetic ---------------------------------------------------------------------------------------------- */
+
+static inline __m512 load16(const bf16 *place) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)place)), 16));
+}
+
+static inline void store16(bf16 *place, __m512 values) {
+    _mm256_storeu_si256((__m256i *)place, (__m256i)_mm512_cvtneps_pbh(values));
+}
+
+/* The same for those elements that a mask lets through; the others read as zero. */
+static inline __m512 load_some(const bf16 *place, __mmask16 inside) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, place)), 16));
+}
+
+static inline void store_some(bf16 *place, __mmask16 inside, __m512 values) {
+    _mm256_mask_storeu_epi16(place, inside, (__m256i)_mm512_cvtneps_pbh(values));
+}
+
+/* Which of 16 places from `first` on lie before `end`. */
+static inline __mmask16 inside16(long first, long end) {
+    return first + 16 <= end ? 0xFFFF : first >= end ? 0 : (1u << (end - first)) - 1;
+}
+
+static inline float widened(bf16 value) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)value << 16)));
+}
+
+static inline bf16 rounded(float value) { return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0); }
+
+/* 2 ** x to 2e-7, for any x; below -126 it is 0, above 126 it stays there. */
+static inline __m512 exp2_16(__m512 x) {
+    const __mmask16 is_tiny = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_LT_OQ);
+    x = _mm512_min_ps(x, _mm512_set1_ps(126.0f));
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 part = _mm512_sub_ps(x, whole);
+    __m512 power = _mm512_set1_ps(1.3333558e-3f);
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(9.6181291e-3f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.5504109e-2f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(0.24022651f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(0.69314718f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f));
+    return _mm512_mask_mov_ps(_mm512_scalef_ps(power, whole), is_tiny, _mm512_setzero_ps());
+}
+
+/* 1 / x for x of at least 1. */
+static inline __m512 reciprocal16(__m512 x) {
+    const __m512 guess = _mm512_rcp14_ps(x);
+    return _mm512_mul_ps(guess, _mm512_fnmadd_ps(x, guess, _mm512_set1_ps(2.0f)));
+}
+
+/* The standard normal's distribution and density, as in gelu.py. */
+static inline __m512 distribution16(__m512 v) {
+    const __m512 t = _mm512_mul_ps(v, v);
+    __m512 p = _mm512_set1_ps(-3.229005812e-6f);
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(8.823842478e-5f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(3.602730814e-4f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.1052266856f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-2.302045391f));
+    return reciprocal16(_mm512_add_ps(exp2_16(_mm512_mul_ps(v, p)), _mm512_set1_ps(1.0f)));
+}
+
+static inline __m512 density16(__m512 v) {
+    const __m512 t = _mm512_mul_ps(v, v);
+    return exp2_16(_mm512_fmadd_ps(t, _mm512_set1_ps(-0.7213475204444817f), _mm512_set1_ps(-1.3257480647361595f)));
+}
+
+/* --- dropout: random.py's functions of (seed, site, row, column) ------------------------------------------------- */
+
+#define GOLDEN 0x9E3779B9u
+#define ROW_STEP 0x85EBCA6Bu
+static const uint32_t MULTIPLIERS[4] = {0x846CA68Bu, 0x827F233Du, 0xC222A3AFu, 0x76C6621Fu};
+
+typedef struct {
+    uint32_t key, threshold;
+    float inverse_keep;
+} Dropout;
+
+static inline uint32_t mix32(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+static Dropout dropout_of(int64_t seed, int64_t site, uint32_t threshold) {
+    const uint32_t low = (uint32_t)seed, high = (uint32_t)((uint64_t)seed >> 32);
+    const uint32_t key = mix32(mix32(low + (uint32_t)site * GOLDEN) ^ high);
+    return (Dropout){key, threshold, (float)(1 / (1 - threshold / 4294967296.0))};
+}
+
+/* Which of 16 elements to keep, from their counters and multipliers. */
+static inline __mmask16 keep16(__m512i counters, __m512i multipliers, uint32_t key, uint32_t threshold) {
+    __m512i x = _mm512_xor_si512(counters, _mm512_srli_epi32(counters, 16));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7FEB352D));
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_set1_epi32((int)mix32(key ^ GOLDEN))), multipliers);
+    return _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32((int)threshold));
+}
+
+/* In rows, four neighbouring columns share a counter; `column` is a multiple of 16. */
+static inline __mmask16 keep_in_row(Dropout dropout, uint32_t row, uint32_t column) {
+    const __m512i quads = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m512i multipliers = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)MULTIPLIERS));
+    const uint32_t corner = dropout.key + row * ROW_STEP + (column >> 2) * GOLDEN;
+    const __m512i counters =
+        _mm512_add_epi32(_mm512_mullo_epi32(quads, _mm512_set1_epi32((int)GOLDEN)), _mm512_set1_epi32((int)corner));
+    return keep16(counters, multipliers, dropout.key, dropout.threshold);
+}
+
+/* In attention, (row, row + 8) x (column, column + 8) do. */
+static inline __mmask16 keep_in_scores(uint32_t key, uint32_t threshold, uint32_t row, uint32_t column) {
+    const __m512i eights = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    const uint32_t *pair = MULTIPLIERS + ((row >> 3) & 1) * 2;
+    const __m512i multipliers = _mm512_mask_mov_epi32(_mm512_set1_epi32((int)pair[0]), 0xFF00, _mm512_set1_epi32((int)pair[1]));
+    const uint32_t corner = key + ((row & 7) + (row >> 4) * 8) * ROW_STEP + (column >> 1) * GOLDEN;
+    const __m512i counters =
+        _mm512_add_epi32(_mm512_mullo_epi32(eights, _mm512_set1_epi32((int)GOLDEN)), _mm512_set1_epi32((int)corner));
+    return keep16(counters, multipliers, key, threshold);
+}
+
+/* x + bias after dropout, and which elements it left. */
+static inline __m512 dropped16(__m512 x, Dropout dropout, uint32_t row, uint32_t column, __mmask16 *keep) {
+    *keep = dropout.threshold ? keep_in_row(dropout, row, column) : (__mmask16)0xFFFF;
+    return _mm512_maskz_mul_ps(*keep, x, _mm512_set1_ps(dropout.inverse_keep));
+}
+
+/* --- memory ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    char *place;
+    size_t size;
+} Room;
+
+static const size_t HUGE_PAGE = (size_t)2 << 20;
+
+/* At least `size` bytes in huge pages, kept from call to call: tiles are read in strides that small pages slow down. */
+static void *room_for(Room *room, size_t size) {
+    if (size <= room->size) return room->place;
+    if (room->place) munmap(room->place, room->size);
+    size = ROUND_UP(size, HUGE_PAGE);
+    char *raw = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) abort();
+    char *aligned = (char *)ROUND_UP((uintptr_t)raw, HUGE_PAGE);
+    if (aligned > raw) munmap(raw, aligned - raw);
+    munmap(aligned + size, raw + HUGE_PAGE - aligned);
+    madvise(aligned, size, MADV_HUGEPAGE);
+    *room = (Room){aligned, size};
+    return aligned;
+}
+
+static Room shared_room;
+static __thread Room own_room;
+
+/* --- tiles ------------------------------------------------------------------------------------------------------
+
+   A tile is 16 rows of 64 bytes. A product takes 16 x 32 bf16 of its left side, a row of k's each, and 32 x 16 of its
+   right side, where each row holds the pairs (k, k + 1) of 16 columns. Panels are 32 rows (or columns) of the result:
+   two tiles for each 32 k's, one behind the other. What lies outside of a matrix is zero. */
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} TileConfig;
+
+static const TileConfig TILES __attribute__((aligned(64))) = {
+    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16},
+};
+enum { TILE = 512, PANEL_STEP = 2 * TILE, BLOCK = 4 * 256 }; /* elements: of bf16, of bf16, of float32 */
+
+static inline void begin_tiles(void) {
+    __asm__ volatile("" : : "r"(&TILES) : "memory"); /* gcc does not know that all of it is read */
+    _tile_loadconfig(&TILES);
+}
+
+static inline void transpose16x16(__m512i row[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        row[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        row[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        row[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        row[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 4; i++) {
+        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+        row[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        row[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
+    }
+}
+
+/* 32 elements of a row of which `left` exist. */
+static inline __m512i row_of_32(const bf16 *place, long left) {
+    if (left >= 32) return _mm512_loadu_si512(place);
+    return left <= 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16((1u << left) - 1, place);
+}
+
+static inline __m512i row_of_16(const bf16 *place, long left) {
+    if (left <= 0) return _mm512_setzero_si512();
+    const __mmask16 inside = left >= 16 ? 0xFFFF : (1u << left) - 1;
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, place));
+}
+
+/* The pairs (k, k + 1) of 16 columns of a matrix whose rows are k's, of which `left` exist. */
+static inline __m512i pairs_of_16(const bf16 *place, long pitch, long columns, long left) {
+    const __m512i even = left > 0 ? row_of_16(place, columns) : _mm512_setzero_si512();
+    const __m512i odd = left > 1 ? row_of_16(place + pitch, columns) : _mm512_setzero_si512();
+    return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+}
+
+/* A 16 x 32 block whose rows hold k's, as they are or, turned, as the pairs of 16 columns. */
+static inline void tile_from_rows(bf16 *tile, const bf16 *from, long pitch, long rows, long ks, int turned) {
+    __m512i row[16];
+    for (int i = 0; i < 16; i++) row[i] = i < rows ? row_of_32(from + i * pitch, ks) : _mm512_setzero_si512();
+    if (turned) transpose16x16(row);
+    for (int i = 0; i < 16; i++) _mm512_store_si512(tile + 32 * i, row[i]);
+}
+
+/* A 32 x 16 block whose rows are k's, as pairs or, turned, as rows of k's. */
+static inline void tile_from_columns(bf16 *tile, const bf16 *from, long pitch, long columns, long ks, int turned) {
+    __m512i row[16];
+    for (int i = 0; i < 16; i++) row[i] = pairs_of_16(from + 2 * i * pitch, pitch, columns, ks - 2 * i);
+    if (turned) transpose16x16(row);
+    for (int i = 0; i < 16; i++) _mm512_store_si512(tile + 32 * i, row[i]);
+}
+
+/* A panel of a matrix [rows, ks]: of the left side, or, turned, of the right side. */
+static void pack_rows(bf16 *panel, const bf16 *from, long pitch, long rows, long ks, int turned) {
+    for (long k = 0; k < ks; k += 32, panel += PANEL_STEP)
+        for (int half = 0; half < 2; half++)
+            tile_from_rows(panel + half * TILE, from + 16 * half * pitch + k, pitch, rows - 16 * half, ks - k, turned);
+}
+
+/* A panel of a matrix [ks, columns]: of the right side, or, turned, of the left side. */
+static void pack_columns(bf16 *panel, const bf16 *from, long pitch, long columns, long ks, int turned) {
+    for (long k = 0; k < ks; k += 32, panel += PANEL_STEP)
+        for (int half = 0; half < 2; half++)
+            tile_from_columns(panel + half * TILE, from + k * pitch + 16 * half, pitch, columns - 16 * half, ks - k, turned);
+}
+
+/* A 32 x 32 block of a product, as four tiles of 16 x 16: the panels' product over `steps` times 32 k's, plus `from`. */
+static inline void multiply(const bf16 *left, const bf16 *right, long steps, const float *from, float *to) {
+    if (from) {
+        _tile_loadd(0, from, 64);
+        _tile_loadd(1, from + 256, 64);
+        _tile_loadd(2, from + 512, 64);
+        _tile_loadd(3, from + 768, 64);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (long i = 0; i < steps; i++, left += PANEL_STEP, right += PANEL_STEP) {
+        _tile_loadd(4, left, 64);
+        _tile_loadd(6, right, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, left + TILE, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, right + TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, to, 64);
+    _tile_stored(1, to + 256, 64);
+    _tile_stored(2, to + 512, 64);
+    _tile_stored(3, to + 768, 64);
+}
+
+/* --- products ---------------------------------------------------------------------------------------------------- */
+
+/* Measured on Emerald Rapids: blocks that leave room in a second-level cache of 2 MiB. */
+enum { DEPTH = 1024, ROWS = 256, COLUMNS = 1024 };
+
+static void add_block(const float *block, float *out, long pitch, long rows, long columns, int accumulate) {
+    for (int quarter = 0; quarter < 4; quarter++) {
+        const long first_row = 16 * (quarter >> 1), first_column = 16 * (quarter & 1);
+        if (columns <= first_column) continue;
+        const long left = columns - first_column;
+        const __mmask16 inside = left >= 16 ? 0xFFFF : (1u << left) - 1;
+        for (long i = 0; i < MIN(16, rows - first_row); i++) {
+            float *place = out + (first_row + i) * pitch + first_column;
+            __m512 sum = _mm512_load_ps(block + quarter * 256 + 16 * i);
+            if (accumulate) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(inside, place));
+            _mm512_mask_storeu_ps(place, inside, sum);
+        }
+    }
+}
+
+/* gradient [n, k] (+)= dy [t, n]' x [t, k], in float32: what PyTorch's products of bf16 on a CPU have no form of, and
+   are slow at, since both sides lie across the sum. */
+EXPORT void weight_gradient(
+    const bf16 *dy, long dy_pitch, const bf16 *x, long x_pitch, float *gradient, long n, long k, long t, int accumulate
+) {
+    const long panels = (k + 31) / 32, depth = ROUND_UP(t, 32);
+    const long row_blocks = (n + ROWS - 1) / ROWS, column_blocks = (k + COLUMNS - 1) / COLUMNS;
+    bf16 *right = room_for(&shared_room, panels * 32 * depth * sizeof(bf16));
+#pragma omp parallel
+    {
+        begin_tiles();
+#pragma omp for schedule(static)
+        for (long p = 0; p < panels; p++)
+            pack_columns(right + p * 32 * depth, x + p * 32, x_pitch, k - p * 32, t, 0);
+        const size_t left_size = (size_t)ROWS * DEPTH * sizeof(bf16), sums_size = (size_t)ROWS * COLUMNS * sizeof(float);
+        bf16 *left = room_for(&own_room, left_size + sums_size);
+        float *sums = (float *)((char *)left + left_size);
+#pragma omp for schedule(dynamic, 1)
+        for (long task = 0; task < row_blocks * column_blocks; task++) {
+            const long row = task / column_blocks * ROWS, column = task % column_blocks * COLUMNS;
+            const long rows = MIN(ROWS, n - row), columns = MIN(COLUMNS, k - column);
+            for (long first = 0; first < t; first += DEPTH) {
+                const long ks = MIN(DEPTH, t - first);
+                for (long i = 0; i < rows; i += 32)
+                    pack_columns(left + i * DEPTH, dy + first * dy_pitch + row + i, dy_pitch, rows - i, ks, 1);
+                for (long j = 0; j < columns; j += 32)
+                    for (long i = 0; i < rows; i += 32) {
+                        float *sum = sums + (i / 32 * (COLUMNS / 32) + j / 32) * BLOCK;
+                        const bf16 *panel = right + (column + j) * depth + first * 32;
+                        multiply(left + i * DEPTH, panel, (ks + 31) / 32, first ? sum : NULL, sum);
+                        if (first + DEPTH >= t)
+                            add_block(sum, gradient + (row + i) * k + column + j, k, rows - i, columns - j, accumulate);
+                    }
+            }
+        }
+        _tile_release();
+    }
+}
+
+/* --- attention ---------------------------------------------------------------------------------------------------
+
+   Each sequence and head by itself: qkv [t, 3, heads, size]. Scores of 32 queries at a time, as blocks of 32 keys. */
+
+typedef struct {
+    const bf16 *qkv;
+    const int32_t *bounds; /* of the sequences, one more than there are */
+    long sequences, heads, size;
+    Dropout dropout;
+} Attention;
+
+typedef struct {
+    long start, length, head, padded; /* padded: the length in whole panels */
+    uint32_t key;
+} Item;
+
+static Item item_of(const Attention *a, long number) {
+    const long sequence = number / a->heads, head = number % a->heads;
+    const long start = a->bounds[sequence], length = a->bounds[sequence + 1] - start;
+    const uint32_t key = mix32(a->dropout.key + (uint32_t)start * GOLDEN + (uint32_t)head * ROW_STEP);
+    return (Item){start, length, head, ROUND_UP(length, 32), key};
+}
+
+/* First element of query (0), key (1) or value (2) of an item. */
+static inline const bf16 *part_of(const Attention *a, Item item, int part) {
+    return a->qkv + (item.start * 3 + part) * a->heads * a->size + item.head * a->size;
+}
+
+static inline long longest_of(const Attention *a) {
+    long longest = 0;
+    for (long i = 0; i < a->sequences; i++) {
+        const long length = a->bounds[i + 1] - a->bounds[i];
+        if (length > longest) longest = length;
+    }
+    return longest;
+}
+
+static void pack_all_rows(bf16 *panels, const bf16 *from, long pitch, long rows, long ks, int turned) {
+    for (long i = 0; i < rows; i += 32)
+        pack_rows(panels + i * ROUND_UP(ks, 32), from + i * pitch, pitch, rows - i, ks, turned);
+}
+
+static void pack_all_columns(bf16 *panels, const bf16 *from, long pitch, long columns, long ks, int turned) {
+    for (long i = 0; i < columns; i += 32)
+        pack_columns(panels + i * ROUND_UP(ks, 32), from + i, pitch, columns - i, ks, turned);
+}
+
+/* Where 16 columns of a row stand in a row of blocks. */
+static inline float *of_blocks(float *blocks, long row, long column) {
+    return blocks + column / 32 * BLOCK + ((row >> 4) * 2 + ((column >> 4) & 1)) * 256 + (row & 15) * 16;
+}
+
+/* 32 rows of a head, as a block for each 32 of its columns: times a factor each, into rows of `pitch`. */
+static void store_rows(const float *blocks, bf16 *out, long pitch, long rows, long size, const float *factors) {
+    for (long i = 0; i < MIN(32, rows); i++)
+        for (long d = 0; d < size; d += 16) {
+            const __m512 values = _mm512_load_ps(of_blocks((float *)blocks, i, d));
+            store16(out + i * pitch + d, _mm512_mul_ps(values, _mm512_set1_ps(factors[i])));
+        }
+}
+
+EXPORT void attention_forward(
+    const bf16 *qkv, const int32_t *bounds, long sequences, long heads, long size, bf16 *out, float *lse, long tokens,
+    int64_t seed, long site, uint32_t threshold
+) {
+    const Attention a = {qkv, bounds, sequences, heads, size, dropout_of(seed, site, threshold)};
+    const long longest = ROUND_UP(longest_of(&a), 32), depth = ROUND_UP(size, 32), pitch = 3 * heads * size;
+    const float scale = 1.4426950408889634f / sqrtf((float)size);
+#pragma omp parallel
+    {
+        begin_tiles();
+        const size_t side = (size_t)longest * depth; /* elements of a packed query, key or value */
+        bf16 *query = room_for(&own_room, (3 * side + 32 * longest) * sizeof(bf16) + (32 * (longest + depth)) * sizeof(float));
+        bf16 *key = query + side, *value = key + side, *weights = value + side;
+        float *scores = (float *)(weights + 32 * longest), *result = scores + 32 * longest;
+#pragma omp for schedule(dynamic, 1)
+        for (long number = 0; number < sequences * heads; number++) {
+            const Item item = item_of(&a, number);
+            pack_all_rows(query, part_of(&a, item, 0), pitch, item.length, size, 0);
+            pack_all_rows(key, part_of(&a, item, 1), pitch, item.length, size, 1);
+            pack_all_columns(value, part_of(&a, item, 2), pitch, size, item.length, 0);
+            for (long row = 0; row < item.length; row += 32) {
+                for (long j = 0; j < item.padded; j += 32)
+                    multiply(query + row * depth, key + j * depth, depth / 32, NULL, scores + j / 32 * BLOCK);
+                float factors[32];
+                for (long i = 0; i < 32; i++) {
+                    __m512 largest = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+                    for (long j = 0; j < item.length; j += 16)
+                        largest = _mm512_mask_max_ps(
+                            largest, inside16(j, item.length), largest, _mm512_load_ps(of_blocks(scores, i, j))
+                        );
+                    const float reference = _mm512_reduce_max_ps(largest) * scale;
+                    for (long j = 0; j < item.padded; j += 16) {
+                        const __m512 power = _mm512_fmsub_ps(
+                            _mm512_load_ps(of_blocks(scores, i, j)), _mm512_set1_ps(scale), _mm512_set1_ps(reference)
+                        );
+                        __m512 weight = _mm512_maskz_mov_ps(inside16(j, item.length), exp2_16(power));
+                        total = _mm512_add_ps(total, weight);
+                        if (threshold)
+                            weight = _mm512_maskz_mov_ps(keep_in_scores(item.key, threshold, row + i, j), weight);
+                        store16(weights + j / 32 * PANEL_STEP + i * 32 + (j & 16), weight);
+                    }
+                    const float sum = _mm512_reduce_add_ps(total);
+                    factors[i] = a.dropout.inverse_keep / sum;
+                    if (row + i < item.length) lse[item.head * tokens + item.start + row + i] = reference + log2f(sum);
+                }
+                for (long d = 0; d < size; d += 32)
+                    multiply(weights, value + d * item.padded, item.padded / 32, NULL, result + d / 32 * BLOCK);
+                bf16 *place = out + (item.start + row) * heads * size + item.head * size;
+                store_rows(result, place, heads * size, item.length - row, size, factors);
+            }
+        }
+        _tile_release();
+    }
+}
+
+/* Two rows of a panel of the right side, whose rows are k's: 16 columns as pairs. */
+static inline void store_pairs(bf16 *place, __m512 even, __m512 odd) {
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+    _mm512_store_si512(place, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+
+/* The gradient of keys or values, which comes turned (blocks of 32 of a head's columns x 32 keys): rows of dqkv, and the
+   sum of them for the bias. */
+static void store_turned(const float *block, bf16 *out, long pitch, long rows, long columns, float factor, float *sums) {
+    for (int half = 0; half < 2 && 16 * half < columns; half++) {
+        __m512 sum = _mm512_loadu_ps(sums + 16 * half);
+        for (int quarter = 0; quarter < 2; quarter++) {
+            __m512i row[16];
+            for (int i = 0; i < 16; i++) row[i] = _mm512_load_si512(block + (half * 2 + quarter) * 256 + 16 * i);
+            transpose16x16(row);
+            for (long i = 0; i < MIN(16, rows - 16 * quarter); i++) {
+                const __m512 values = _mm512_mul_ps(_mm512_castsi512_ps(row[i]), _mm512_set1_ps(factor));
+                store16(out + (16 * quarter + i) * pitch + 16 * half, values);
+                sum = _mm512_add_ps(sum, values);
+            }
+        }
+        _mm512_storeu_ps(sums + 16 * half, sum);
+    }
+}
+
+/* Writes dqkv, and the sums of its rows over each sequence [sequences, 3, heads, size]. */
+EXPORT void attention_backward(
+    const bf16 *qkv, const int32_t *bounds, long sequences, long heads, long size, const bf16 *out, const float *lse,
+    const bf16 *dout, bf16 *dqkv, float *sums, long tokens, int64_t seed, long site, uint32_t threshold
+) {
+    const Attention a = {qkv, bounds, sequences, heads, size, dropout_of(seed, site, threshold)};
+    const long longest = ROUND_UP(longest_of(&a), 32), depth = ROUND_UP(size, 32), pitch = 3 * heads * size;
+    const float scale = 1.4426950408889634f / sqrtf((float)size);
+    const float gradient_scale = 1 / sqrtf((float)size);
+    memset(sums, 0, sequences * pitch * sizeof(float));
+#pragma omp parallel
+    {
+        begin_tiles();
+        const size_t side = (size_t)longest * depth, square = (size_t)longest * longest;
+        const size_t halves = 7 * side + 2 * square + 32 * longest, wholes = 64 * longest + 32 * depth;
+        bf16 *query = room_for(&own_room, halves * sizeof(bf16) + wholes * sizeof(float));
+        bf16 *key = query + side, *value = key + side, *arriving = value + side; /* for scores and their gradient */
+        bf16 *key_columns = arriving + side;                                     /* for the gradient of queries */
+        bf16 *query_turned = key_columns + side, *arriving_turned = query_turned + side; /* of keys and values */
+        bf16 *weights = arriving_turned + side, *dscores = weights + square; /* [keys / 32][queries / 32] tiles */
+        bf16 *dscores_rows = dscores + square;
+        float *scores = (float *)(dscores_rows + 32 * longest), *dweights = scores + 32 * longest;
+        float *result = dweights + 32 * longest;
+#pragma omp for schedule(dynamic, 1)
+        for (long number = 0; number < sequences * heads; number++) {
+            const Item item = item_of(&a, number);
+            const long place = item.start * heads * size + item.head * size, length = item.length, padded = item.padded;
+            bf16 *gradient = dqkv + item.start * pitch + item.head * size;
+            float *sum = sums + number / heads * pitch + item.head * size;
+            pack_all_rows(query, part_of(&a, item, 0), pitch, length, size, 0);
+            pack_all_rows(key, part_of(&a, item, 1), pitch, length, size, 1);
+            pack_all_rows(value, part_of(&a, item, 2), pitch, length, size, 1);
+            pack_all_rows(arriving, dout + place, heads * size, length, size, 0);
+            pack_all_columns(key_columns, part_of(&a, item, 1), pitch, size, length, 0);
+            pack_all_columns(query_turned, part_of(&a, item, 0), pitch, size, length, 1);
+            pack_all_columns(arriving_turned, dout + place, heads * size, size, length, 1);
+            for (long row = 0; row < length; row += 32) {
+                for (long j = 0; j < padded; j += 32) {
+                    multiply(query + row * depth, key + j * depth, depth / 32, NULL, scores + j / 32 * BLOCK);
+                    multiply(arriving + row * depth, value + j * depth, depth / 32, NULL, dweights + j / 32 * BLOCK);
+                }
+                for (long i = 0; i < 32; i += 2) {
+                    float log_sum[2] = {INFINITY, INFINITY}, delta[2] = {0, 0}; /* of rows that are not: no weight */
+                    for (long r = 0; r < MIN(2, length - row - i); r++) {
+                        const long at = place + (row + i + r) * heads * size;
+                        __m512 along = _mm512_setzero_ps();
+                        for (long d = 0; d < size; d += 16)
+                            along = _mm512_fmadd_ps(load16(out + at + d), load16(dout + at + d), along);
+                        delta[r] = _mm512_reduce_add_ps(along);
+                        log_sum[r] = lse[item.head * tokens + item.start + row + i + r];
+                    }
+                    for (long j = 0; j < padded; j += 16) {
+                        const __mmask16 inside = inside16(j, length);
+                        __m512 dropped[2], dscore[2];
+                        for (int r = 0; r < 2; r++) {
+                            const __m512 power = _mm512_fmsub_ps(
+                                _mm512_load_ps(of_blocks(scores, i + r, j)), _mm512_set1_ps(scale),
+                                _mm512_set1_ps(log_sum[r])
+                            );
+                            const __m512 weight = _mm512_maskz_mov_ps(inside, exp2_16(power));
+                            const __mmask16 keep =
+                                threshold ? keep_in_scores(item.key, threshold, row + i + r, j) : (__mmask16)0xFFFF;
+                            const __m512 inverse = _mm512_maskz_mov_ps(keep, _mm512_set1_ps(a.dropout.inverse_keep));
+                            dropped[r] = _mm512_mul_ps(weight, inverse);
+                            const __m512 arrived = _mm512_mul_ps(_mm512_load_ps(of_blocks(dweights, i + r, j)), inverse);
+                            dscore[r] = _mm512_mul_ps(weight, _mm512_sub_ps(arrived, _mm512_set1_ps(delta[r])));
+                            store16(dscores_rows + j / 32 * PANEL_STEP + (i + r) * 32 + (j & 16), dscore[r]);
+                        }
+                        const long pair = (j / 32 * (padded / 32) + row / 32) * PANEL_STEP + ((j >> 4) & 1) * TILE + i * 16;
+                        store_pairs(weights + pair, dropped[0], dropped[1]);
+                        store_pairs(dscores + pair, dscore[0], dscore[1]);
+                    }
+                }
+                float factors[32];
+                for (int i = 0; i < 32; i++) factors[i] = gradient_scale;
+                for (long d = 0; d < size; d += 32)
+                    multiply(dscores_rows, key_columns + d * padded, padded / 32, NULL, result + d / 32 * BLOCK);
+                store_rows(result, gradient + row * pitch, pitch, length - row, size, factors);
+                for (long i = 0; i < MIN(32, length - row); i++)
+                    for (long d = 0; d < size; d += 16) {
+                        const __m512 values = _mm512_load_ps(of_blocks(result, i, d));
+                        _mm512_storeu_ps(
+                            sum + d, _mm512_fmadd_ps(values, _mm512_set1_ps(gradient_scale), _mm512_loadu_ps(sum + d))
+                        );
+                    }
+            }
+            for (long j = 0; j < length; j += 32)
+                for (long d = 0; d < size; d += 32) {
+                    const bf16 *weight_panel = weights + j * padded, *dscore_panel = dscores + j * padded;
+                    bf16 *key_gradient = gradient + j * pitch + heads * size + d;
+                    multiply(query_turned + d * padded, dscore_panel, padded / 32, NULL, result);
+                    store_turned(result, key_gradient, pitch, length - j, size - d, gradient_scale, sum + heads * size + d);
+                    multiply(arriving_turned + d * padded, weight_panel, padded / 32, NULL, result);
+                    store_turned(
+                        result, key_gradient + heads * size, pitch, length - j, size - d, 1, sum + 2 * heads * size + d
+                    );
+                }
+        }
+        _tile_release();
+    }
+}
+
+/* --- LayerNorm(residual + dropout(x + bias)) ----------------------------------------------------------------------- */
+
+EXPORT void norm_forward(
+    const bf16 *x, const float *bias, const bf16 *residual, const float *weight, const float *shift, bf16 *y,
+    float *statistics, long rows, long width, float eps, int64_t seed, long site, uint32_t threshold
+) {
+    const Dropout dropout = dropout_of(seed, site, threshold);
+#pragma omp parallel
+    {
+        float *z = room_for(&own_room, width * sizeof(float));
+#pragma omp for schedule(static)
+        for (long row = 0; row < rows; row++) {
+            __m512 total = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+            __mmask16 keep;
+            for (long c = 0; c < width; c += 16) {
+                const __m512 hidden = _mm512_add_ps(load16(x + row * width + c), _mm512_loadu_ps(bias + c));
+                const __m512 sum =
+                    _mm512_add_ps(dropped16(hidden, dropout, row, c, &keep), load16(residual + row * width + c));
+                total = _mm512_add_ps(total, sum);
+                _mm512_store_ps(z + c, sum);
+            }
+            const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
+            for (long c = 0; c < width; c += 16) {
+                const __m512 centred = _mm512_sub_ps(_mm512_load_ps(z + c), mean);
+                squares = _mm512_fmadd_ps(centred, centred, squares);
+            }
+            const float rstd = 1 / sqrtf(_mm512_reduce_add_ps(squares) / width + eps);
+            for (long c = 0; c < width; c += 16) {
+                const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(z + c), mean), _mm512_set1_ps(rstd));
+                store16(y + row * width + c, _mm512_fmadd_ps(normed, _mm512_loadu_ps(weight + c), _mm512_loadu_ps(shift + c)));
+            }
+            statistics[2 * row] = _mm512_cvtss_f32(mean);
+            statistics[2 * row + 1] = rstd;
+        }
+    }
+}
+
+/* The gradient dz of a row whose normed values and arriving gradients are given, and its share of two column sums. */
+static void norm_gradient(
+    const float *normed, const float *arriving, const float *weight, float rstd, float *dz, float *dweight, float *dshift,
+    long width
+) {
+    __m512 along = _mm512_setzero_ps(), offset = _mm512_setzero_ps();
+    for (long c = 0; c < width; c += 16) {
+        const __m512 gradient = _mm512_load_ps(arriving + c), value = _mm512_load_ps(normed + c);
+        const __m512 scaled = _mm512_mul_ps(gradient, _mm512_loadu_ps(weight + c));
+        along = _mm512_fmadd_ps(scaled, value, along);
+        offset = _mm512_add_ps(offset, scaled);
+        _mm512_store_ps(dweight + c, _mm512_fmadd_ps(gradient, value, _mm512_load_ps(dweight + c)));
+        _mm512_store_ps(dshift + c, _mm512_add_ps(gradient, _mm512_load_ps(dshift + c)));
+    }
+    const __m512 slope = _mm512_set1_ps(_mm512_reduce_add_ps(along) / width);
+    const __m512 level = _mm512_set1_ps(_mm512_reduce_add_ps(offset) / width);
+    for (long c = 0; c < width; c += 16) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(arriving + c), _mm512_loadu_ps(weight + c));
+        const __m512 flat = _mm512_sub_ps(_mm512_fnmadd_ps(_mm512_load_ps(normed + c), slope, scaled), level);
+        _mm512_store_ps(dz + c, _mm512_mul_ps(flat, _mm512_set1_ps(rstd)));
+    }
+}
+
+/* Writes a row of partial sums for each thread: [threads, 3, width] of the bias, LayerNorm's weight and its shift. */
+EXPORT void norm_backward(
+    const bf16 *dy, const bf16 *second, const bf16 *x, const float *bias, const bf16 *residual, const float *weight,
+    const float *statistics, bf16 *dx, bf16 *dresidual, float *partials, long rows, long width, int64_t seed, long site,
+    uint32_t threshold
+) {
+    const Dropout dropout = dropout_of(seed, site, threshold);
+#pragma omp parallel
+    {
+        float *normed = room_for(&own_room, 6 * width * sizeof(float));
+        float *arriving = normed + width, *dz = arriving + width, *own = dz + width;
+        memset(own, 0, 3 * width * sizeof(float));
+#pragma omp for schedule(static)
+        for (long row = 0; row < rows; row++) {
+            const long at = row * width;
+            const __m512 mean = _mm512_set1_ps(statistics[2 * row]);
+            const float rstd = statistics[2 * row + 1];
+            __mmask16 keep;
+            for (long c = 0; c < width; c += 16) {
+                __m512 gradient = load16(dy + at + c);
+                if (second) gradient = _mm512_add_ps(gradient, load16(second + at + c));
+                const __m512 hidden = _mm512_add_ps(load16(x + at + c), _mm512_loadu_ps(bias + c));
+                const __m512 sum = _mm512_add_ps(dropped16(hidden, dropout, row, c, &keep), load16(residual + at + c));
+                _mm512_store_ps(arriving + c, gradient);
+                _mm512_store_ps(normed + c, _mm512_mul_ps(_mm512_sub_ps(sum, mean), _mm512_set1_ps(rstd)));
+            }
+            norm_gradient(normed, arriving, weight, rstd, dz, own + width, own + 2 * width, width);
+            for (long c = 0; c < width; c += 16) {
+                const __m512 gradient = _mm512_load_ps(dz + c);
+                const __m512 dhidden = dropped16(gradient, dropout, row, c, &keep);
+                store16(dresidual + at + c, gradient);
+                store16(dx + at + c, dhidden);
+                _mm512_store_ps(own + c, _mm512_add_ps(dhidden, _mm512_load_ps(own + c)));
+            }
+        }
+        memcpy(partials + 3 * width * omp_get_thread_num(), own, 3 * width * sizeof(float));
+    }
+}
+
+/* --- GELU(x + bias) -------------------------------------------------------------------------------------------------- */
+
+EXPORT void gelu_forward(const bf16 *x, const float *bias, bf16 *y, long rows, long width) {
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < rows; row++)
+        for (long c = 0; c < width; c += 16) {
+            const __m512 v = _mm512_add_ps(load16(x + row * width + c), _mm512_loadu_ps(bias + c));
+            store16(y + row * width + c, _mm512_mul_ps(v, distribution16(v)));
+        }
+}
+
+/* Partial sums [threads, width] of the bias's gradient. */
+EXPORT void gelu_backward(
+    const bf16 *dy, const bf16 *x, const float *bias, bf16 *dx, float *partials, long rows, long width
+) {
+#pragma omp parallel
+    {
+        float *own = room_for(&own_room, width * sizeof(float));
+        memset(own, 0, width * sizeof(float));
+#pragma omp for schedule(static)
+        for (long row = 0; row < rows; row++)
+            for (long c = 0; c < width; c += 16) {
+                const __m512 v = _mm512_add_ps(load16(x + row * width + c), _mm512_loadu_ps(bias + c));
+                const __m512 slope = _mm512_fmadd_ps(v, density16(v), distribution16(v));
+                const __m512 gradient = _mm512_mul_ps(load16(dy + row * width + c), slope);
+                store16(dx + row * width + c, gradient);
+                _mm512_store_ps(own + c, _mm512_add_ps(gradient, _mm512_load_ps(own + c)));
+            }
+        memcpy(partials + width * omp_get_thread_num(), own, width * sizeof(float));
+    }
+}
+
+/* --- embeddings: dropout(LayerNorm(word + position + segment)) ----------------------------------------------------- */
+
+typedef struct {
+    const bf16 *words;
+    const float *positions, *segments;
+    const int64_t *word_ids, *position_ids, *segment_ids;
+} Embedded;
+
+static inline __m512 embedded16(const Embedded *e, long row, long column, long width) {
+    const __m512 word = load16(e->words + e->word_ids[row] * width + column);
+    const __m512 position = _mm512_loadu_ps(e->positions + e->position_ids[row] * width + column);
+    return _mm512_add_ps(_mm512_add_ps(word, position), _mm512_loadu_ps(e->segments + e->segment_ids[row] * width + column));
+}
+
+EXPORT void embed_forward(
+    const bf16 *words, const float *positions, const float *segments, const int64_t *word_ids, const int64_t *position_ids,
+    const int64_t *segment_ids, const float *weight, const float *shift, bf16 *y, float *statistics, long rows, long width,
+    float eps, int64_t seed, long site, uint32_t threshold
+) {
+    const Embedded embedded = {words, positions, segments, word_ids, position_ids, segment_ids};
+    const Dropout dropout = dropout_of(seed, site, threshold);
+#pragma omp parallel
+    {
+        float *z = room_for(&own_room, width * sizeof(float));
+#pragma omp for schedule(static)
+        for (long row = 0; row < rows; row++) {
+            __m512 total = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+            for (long c = 0; c < width; c += 16) {
+                const __m512 sum = embedded16(&embedded, row, c, width);
+                total = _mm512_add_ps(total, sum);
+                _mm512_store_ps(z + c, sum);
+            }
+            const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
+            for (long c = 0; c < width; c += 16) {
+                const __m512 centred = _mm512_sub_ps(_mm512_load_ps(z + c), mean);
+                squares = _mm512_fmadd_ps(centred, centred, squares);
+            }
+            const float rstd = 1 / sqrtf(_mm512_reduce_add_ps(squares) / width + eps);
+            for (long c = 0; c < width; c += 16) {
+                __mmask16 keep;
+                const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(z + c), mean), _mm512_set1_ps(rstd));
+                const __m512 result = _mm512_fmadd_ps(normed, _mm512_loadu_ps(weight + c), _mm512_loadu_ps(shift + c));
+                store16(y + row * width + c, dropped16(result, dropout, row, c, &keep));
+            }
+            statistics[2 * row] = _mm512_cvtss_f32(mean);
+            statistics[2 * row + 1] = rstd;
+        }
+    }
+}
+
+/* dsum [rows, width], and partial sums [threads, 4, width]: of LayerNorm's weight and shift, of segments 0 and 1. */
+EXPORT void embed_backward(
+    const bf16 *dy, const bf16 *second, const bf16 *words, const float *positions, const float *segments,
+    const int64_t *word_ids, const int64_t *position_ids, const int64_t *segment_ids, const float *weight,
+    const float *statistics, float *dsum, float *partials, long rows, long width, int64_t seed, long site, uint32_t threshold
+) {
+    const Embedded embedded = {words, positions, segments, word_ids, position_ids, segment_ids};
+    const Dropout dropout = dropout_of(seed, site, threshold);
+#pragma omp parallel
+    {
+        float *normed = room_for(&own_room, 7 * width * sizeof(float));
+        float *arriving = normed + width, *dz = arriving + width, *own = dz + width;
+        memset(own, 0, 4 * width * sizeof(float));
+#pragma omp for schedule(static)
+        for (long row = 0; row < rows; row++) {
+            const long at = row * width;
+            const __m512 mean = _mm512_set1_ps(statistics[2 * row]), rstd = _mm512_set1_ps(statistics[2 * row + 1]);
+            for (long c = 0; c < width; c += 16) {
+                __mmask16 keep;
+                const __m512 gradient = _mm512_add_ps(load16(dy + at + c), load16(second + at + c));
+                _mm512_store_ps(arriving + c, dropped16(gradient, dropout, row, c, &keep));
+                const __m512 sum = embedded16(&embedded, row, c, width);
+                _mm512_store_ps(normed + c, _mm512_mul_ps(_mm512_sub_ps(sum, mean), rstd));
+            }
+            norm_gradient(normed, arriving, weight, statistics[2 * row + 1], dz, own, own + width, width);
+            float *of_segment = own + (2 + segment_ids[row]) * width;
+            for (long c = 0; c < width; c += 16) {
+                const __m512 gradient = _mm512_load_ps(dz + c);
+                _mm512_storeu_ps(dsum + at + c, gradient);
+                if (segment_ids[row] < 2)
+                    _mm512_store_ps(of_segment + c, _mm512_add_ps(gradient, _mm512_load_ps(of_segment + c)));
+            }
+        }
+        memcpy(partials + 4 * width * omp_get_thread_num(), own, 4 * width * sizeof(float));
+    }
+}
+
+/* Add rows to those of a table that `ids` name: each thread has columns of its own, so the order is that of the rows. */
+EXPORT void add_rows(const float *values, const int64_t *ids, float *table, long rows, long width) {
+#pragma omp parallel for schedule(static)
+    for (long strip = 0; strip < width; strip += 64)
+        for (long row = 0; row < rows; row++)
+            for (long c = strip; c < MIN(strip + 64, width); c += 16) {
+                float *place = table + ids[row] * width + c;
+                _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(values + row * width + c)));
+            }
+}
+
+/* --- cross-entropy ------------------------------------------------------------------------------------------------- */
+
+/* Turns logits [rows, pitch] into their gradient times `scale`; columns from `vocabulary` on are padding. */
+EXPORT void cross_entropy(
+    bf16 *logits, const int64_t *labels, float *losses, float *corrects, long rows, long pitch, long vocabulary, float scale
+) {
+    const __m512 log2_e = _mm512_set1_ps(1.4426950408889634f);
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < rows; row++) {
+        bf16 *here = logits + row * pitch;
+        const long label = labels[row];
+        losses[row] = corrects[row] = 0;
+        if (label < 0) {
+            memset(here, 0, pitch * sizeof(bf16));
+            continue;
+        }
+        __m512 largest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
+        for (long c = 0; c < vocabulary; c += 16)
+            largest = _mm512_mask_max_ps(largest, inside16(c, vocabulary), largest, load_some(here + c, inside16(c, vocabulary)));
+        const float maximum = _mm512_reduce_max_ps(largest);
+        const float at_label = widened(here[label]);
+        int is_first = at_label == maximum;
+        for (long c = 0; c < vocabulary; c += 16) {
+            const __mmask16 inside = inside16(c, vocabulary);
+            const __m512 values = load_some(here + c, inside);
+            if (is_first && c < label)
+                is_first = !(_mm512_cmp_ps_mask(values, _mm512_set1_ps(maximum), _CMP_EQ_OQ) & inside16(c, label));
+            sums = _mm512_add_ps(
+                sums, _mm512_maskz_mov_ps(inside, exp2_16(_mm512_mul_ps(_mm512_sub_ps(values, _mm512_set1_ps(maximum)), log2_e)))
+            );
+        }
+        const float total = _mm512_reduce_add_ps(sums);
+        const __m512 factor = _mm512_set1_ps(scale / total);
+        for (long c = 0; c < pitch; c += 16) {
+            const __mmask16 inside = inside16(c, vocabulary);
+            const __m512 above = _mm512_sub_ps(load_some(here + c, inside), _mm512_set1_ps(maximum));
+            const __m512 weight = _mm512_maskz_mul_ps(inside, exp2_16(_mm512_mul_ps(above, log2_e)), factor);
+            store_some(here + c, inside16(c, pitch), weight);
+        }
+        here[label] = rounded((expf(at_label - maximum) / total - 1) * scale);
+        losses[row] = (maximum - at_label + logf(total)) * scale;
+        corrects[row] = (float)is_first;
+    }
+}
+
+/* --- LAMB and AdamW over flat buffers --------------------------------------------------------------------------------- */
+
+/* Moments, and the update in the gradient's place; squares [chunks, 2] of weights and update. Chunks as in lamb.py. */
+EXPORT void lamb_update(
+    const float *weights, float *gradients, float *first, float *second, const int64_t *chunks, long num_chunks, long chunk_size,
+    float *squares, float clip, float decay, float beta1, float beta2, float eps, float correction1, float correction2
+) {
+#pragma omp parallel for schedule(static)
+    for (long chunk = 0; chunk < num_chunks; chunk++) {
+        const long start = chunks[4 * chunk], stop = MIN(start + chunk_size, chunks[4 * chunk + 1]);
+        const __m512 decayed = _mm512_set1_ps(chunks[4 * chunk + 2] ? decay : 0);
+        __m512 weight_squares = _mm512_setzero_ps(), update_squares = _mm512_setzero_ps();
+        for (long i = start; i < stop; i += 16) {
+            const __mmask16 inside = inside16(i, stop);
+            const __m512 weight = _mm512_maskz_loadu_ps(inside, weights + i);
+            const __m512 gradient = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside, gradients + i), _mm512_set1_ps(clip));
+            __m512 mean = _mm512_maskz_loadu_ps(inside, first + i), variance = _mm512_maskz_loadu_ps(inside, second + i);
+            mean = _mm512_fmadd_ps(_mm512_sub_ps(gradient, mean), _mm512_set1_ps(1 - beta1), mean);
+            const __m512 square = _mm512_mul_ps(_mm512_mul_ps(gradient, gradient), _mm512_set1_ps(1 - beta2));
+            variance = _mm512_fmadd_ps(variance, _mm512_set1_ps(beta2), square);
+            const __m512 deviation = _mm512_sqrt_ps(_mm512_mul_ps(variance, _mm512_set1_ps(correction2)));
+            const __m512 ratio = _mm512_div_ps(
+                _mm512_mul_ps(mean, _mm512_set1_ps(correction1)), _mm512_add_ps(deviation, _mm512_set1_ps(eps))
+            );
+            const __m512 update = _mm512_maskz_fmadd_ps(inside, decayed, weight, ratio);
+            _mm512_mask_storeu_ps(first + i, inside, mean);
+            _mm512_mask_storeu_ps(second + i, inside, variance);
+            _mm512_mask_storeu_ps(gradients + i, inside, update);
+            weight_squares = _mm512_fmadd_ps(weight, weight, weight_squares);
+            update_squares = _mm512_fmadd_ps(update, update, update_squares);
+        }
+        squares[2 * chunk] = _mm512_reduce_add_ps(weight_squares);
+        squares[2 * chunk + 1] = _mm512_reduce_add_ps(update_squares);
+    }
+}
+
+/* weights -= rates[tensor] * update, and the new weights in bf16 where a copy is kept. */
+EXPORT void lamb_apply(
+    float *weights, const float *updates, bf16 *copy, const int64_t *chunks, long num_chunks, long chunk_size, const float *rates
+) {
+#pragma omp parallel for schedule(static)
+    for (long chunk = 0; chunk < num_chunks; chunk++) {
+        const long start = chunks[4 * chunk], stop = MIN(start + chunk_size, chunks[4 * chunk + 1]);
+        const __m512 rate = _mm512_set1_ps(rates[chunks[4 * chunk + 3]]);
+        for (long i = start; i < stop; i += 16) {
+            const __mmask16 inside = inside16(i, stop);
+            const __m512 weight = _mm512_maskz_loadu_ps(inside, weights + i);
+            const __m512 changed = _mm512_fnmadd_ps(rate, _mm512_maskz_loadu_ps(inside, updates + i), weight);
+            _mm512_mask_storeu_ps(weights + i, inside, changed);
+            if (copy) store_some(copy + i, inside, changed);
+        }
+    }
+}
+
+/* --- beginning --------------------------------------------------------------------------------------------------------- */
+
+/* Ask the kernel for the tiles' registers; 0 where it grants them. */
+EXPORT int request_tiles(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return (int)syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
+}
+
+EXPORT int thread_count(void) { return omp_get_max_threads(); }
