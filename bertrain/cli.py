@@ -20,14 +20,18 @@ from bertrain.cli_mlperf import mlperf_app
 from bertrain.cli_options import (
     OVERRIDES,
     Device,
+    Instructions,
     MaxSamples,
     MaxTime,
+    Precision,
     RankCount,
     Restarts,
     RunFolder,
     SkipSteps,
     given,
+    given_precision,
     is_first_rank,
+    prepare_process,
     start_ranks,
     under_launcher,
 )
@@ -44,7 +48,6 @@ from bertrain.errors import (
     UserError,
 )
 from bertrain.settings import Settings
-from bertrain.train.isa import cap_isa
 
 EXIT_INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__  # click's own, wherever this version of typer keeps it
@@ -96,6 +99,8 @@ def pretrain(
         typer.Option("--budget", metavar="TIME", help="train.budget: the schedule ends with it, such as 20m"),
     ] = None,
     skip_steps: SkipSteps = None,
+    precision: Precision = None,
+    isa: Instructions = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
     benchmark: Annotated[
@@ -119,6 +124,7 @@ def pretrain(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
     )
+    overrides += given_precision(precision, isa)
     if telemetry:
         overrides.append(("log.telemetry", "true"))
     if deterministic:
@@ -131,7 +137,7 @@ def pretrain(
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()
-    cap_isa(resolved.train.isa)
+    prepare_process(resolved.train)
     if dry_run:
         from bertrain.train.announce import dry_run as describe
 
@@ -196,7 +202,7 @@ def resume(
 
     overrides = parse_overrides(context.args) + given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps)
     opened = Run.open(run)
-    cap_isa(config.override(opened.settings, overrides).train.isa)
+    prepare_process(config.override(opened.settings, overrides).train)
     from bertrain.launch.local import GONE_BACK
     from bertrain.train import pretrain as training
 

@@ -52,11 +52,11 @@ def mlperf_run(
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
     """
+    from bertrain.cli_options import prepare_process
     from bertrain.config import parse_overrides
-    from bertrain.train.isa import cap_isa
 
     settings = config.resolve(recipe, parse_overrides(context.args), settings_file)
-    cap_isa(settings.train.isa)
+    prepare_process(settings.train)
     beginning = str(init or "")
     if only is not None:
         _run_part(settings, data, out, only, attempt, beginning)

@@ -6,9 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from bertrain.errors import UserError
+
+if TYPE_CHECKING:
+    from bertrain.settings import TrainSettings
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
@@ -23,6 +28,35 @@ MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help=
 SkipSteps = Annotated[
     str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
 ]
+
+
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="FORMAT",
+        help="train.precision: auto, fp32, tf32, bf32, bf16, fp16, fp8; avx-fp32: without AMX",
+    ),
+]
+Instructions = Annotated[str | None, typer.Option("--isa", metavar="ISA", help="train.isa: auto, avx2, avx512, amx")]
+
+
+def prepare_process(train: TrainSettings) -> None:
+    """What has to be settled before torch is there: instructions, and who hands out memory and threads."""
+    from bertrain.launch.preload import start_again
+    from bertrain.train.isa import cap_isa
+
+    start_again(train.device, train.allocator, train.openmp)
+    cap_isa(train.isa)
+
+
+def given_precision(precision: str | None, isa: str | None) -> list[tuple[str, str]]:
+    """Two options as settings. Intel's scripts call fp32 without AMX avx-fp32."""
+    if precision == "avx-fp32":
+        if isa not in (None, "avx512"):
+            raise UserError(f"--precision avx-fp32 is fp32 up to avx512, and --isa says {isa}; leave one of them out")
+        precision, isa = "fp32", "avx512"
+    return given(precision=precision, isa=isa)
 
 
 def given(**options: str | None) -> list[tuple[str, str]]:

@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 
 from bertrain import config
 from bertrain.cli_data import AsJson, NewFolder
-from bertrain.train.isa import cap_isa
 
 
 class RunIsTheDefault(TyperGroup):
@@ -66,12 +65,12 @@ def profile_run(
 
     Example: bertrain profile run bert-tiny --steps 20 --out profiles/tiny
     """
-    from bertrain.cli_options import start_ranks, under_launcher
+    from bertrain.cli_options import prepare_process, start_ranks, under_launcher
     from bertrain.config import parse_overrides
     from bertrain.files import refuse_occupied
 
     resolved = config.resolve(recipe, parse_overrides(context.args), settings_file)
-    cap_isa(resolved.train.isa)
+    prepare_process(resolved.train)
     if nproc > 1 and not under_launcher():
         refuse_occupied(out)
         start_ranks(nproc)

@@ -12,12 +12,16 @@ from bertrain.cli_data import AsJson
 from bertrain.cli_options import (
     OVERRIDES,
     Device,
+    Instructions,
     MaxTime,
+    Precision,
     RankCount,
     Restarts,
     RunFolder,
     given,
+    given_precision,
     is_first_rank,
+    prepare_process,
     start_ranks,
     under_launcher,
 )
@@ -61,6 +65,8 @@ def finetune(
             "--budget", metavar="TIME", help="instead of train.epochs: so long, such as 20m, warm-up 50 steps"
         ),
     ] = None,
+    precision: Precision = None,
+    isa: Instructions = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
     activation_checkpointing: Annotated[
         str | None,
@@ -81,19 +87,21 @@ def finetune(
     overrides = parse_overrides(context.args) + given(
         max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing
     )
+    overrides += given_precision(precision, isa)
     if on_error:
         overrides.append(("task.on_error", on_error))
     if deterministic:
         overrides.append(("train.deterministic", "true"))
     if as_json:
         overrides.insert(0, ("log.level", "quiet"))
+    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # what it is not, settings refuse below
     from bertrain.train import finetune as tuning
 
     resolved = {
         name: tuning.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
         for name in tuning.expand_tasks(task, data)
     }
-    cap_isa(next(iter(resolved.values())).train.isa)
+    prepare_process(next(iter(resolved.values())).train)
     beginning = str(init.resolve()) if init else ""
     numbers = parse_seeds(seeds) or [next(iter(resolved.values())).train.seed]
     places = {

@@ -305,7 +305,9 @@ class TrainSettings:
         shapes_training=False,
     )
     kernels: Literal["auto", "plain"] = setting(
-        "auto", "auto: fused Triton kernels where they can run; plain: PyTorch alone", shapes_training=False
+        "auto",
+        "auto: fused kernels where they can run (Triton's on a GPU, AMX's on a CPU); plain: PyTorch alone",
+        shapes_training=False,
     )
     deterministic: bool = setting(False, "killed and resumed, the run ends bitwise equal to an undisturbed one")
     threads: int = setting(
@@ -315,6 +317,18 @@ class TrainSettings:
         "none",
         "which cores a rank keeps to. none: any; auto: those next to its GPU, or an even share of all, hyper-threads "
         "together, no rank on two NUMA nodes if it can be avoided; `bertrain launch` asks for auto",
+        shapes_training=False,
+    )
+    allocator: Literal["auto", "jemalloc", "tcmalloc", "system"] = setting(
+        "auto",
+        "who hands out memory on a CPU; loaded as the command begins. auto: jemalloc or tcmalloc, whichever is "
+        "installed, else the system's, told to keep what a step gives back",
+        shapes_training=False,
+    )
+    openmp: Literal["auto", "intel", "gnu"] = setting(
+        "auto",
+        "whose threads compute on a CPU. auto and gnu: those PyTorch came with; intel: Intel's or LLVM's runtime, "
+        "where it is installed",
         shapes_training=False,
     )
     bucket_mb: int = setting(

@@ -48,7 +48,8 @@ class Batch:
         Where padding lies between the sequences, as in the policy `padded`, it stays.
         """
         tokens, sequences, predictions = self.num_tokens, self.num_sequences, self.num_predictions
-        if self.cu_seqlens[sequences] != tokens:
+        starts, end = self.cu_seqlens[:sequences], self.cu_seqlens[sequences]
+        if end != tokens or not torch.equal(starts, self.cls_positions[:sequences].to(starts.dtype)):
             return self
         return replace(
             self,

@@ -127,7 +127,8 @@ def _call(name: str, *arguments: Any) -> None:
     values = []
     for argument in arguments:
         if isinstance(argument, Tensor):
-            assert argument.device.type == "cpu" and argument.is_contiguous(), f"{name}: a tensor in the wrong place"
+            assert argument.device.type == "cpu", f"{name}: a tensor on {argument.device}"
+            assert argument.is_contiguous(), f"{name}: a tensor with gaps"
             values.append(ctypes.c_void_p(argument.data_ptr()))
         else:
             values.append(ctypes.c_void_p() if argument is None else argument)

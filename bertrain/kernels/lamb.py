@@ -214,9 +214,10 @@ def lamb_step(
     """
     if cpu.computes(parameters):
         if apply.item() != 0:
-            numbers = {"weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "eps": eps}
-            buffers = parameters, gradients, first_moments, second_moments
-            partials = cpu.lamb_update(*buffers, table.chunks, CHUNK, clip, step, **numbers)
+            partials = cpu.lamb_update(
+                parameters, gradients, first_moments, second_moments, table.chunks, CHUNK, clip, step,
+                weight_decay=weight_decay, beta1=beta1, beta2=beta2, eps=eps,
+            )  # fmt: skip
             squares = torch.zeros(table.tensors.shape[0], 2).index_add_(0, table.chunks[:, 3], partials)
             sum_over_ranks(squares)
             norms = squares.sqrt()

@@ -12,6 +12,7 @@ from bertrain.data.balance import WORTH_MENDING, better_budget, describe_balance
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import Loader, training_rows
 from bertrain.data.source import DataSource
+from bertrain.launch import preload
 from bertrain.model.size import count_parameters
 from bertrain.observe.console import Console, warn
 from bertrain.settings import Settings
@@ -44,6 +45,8 @@ def announce(
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
     for local_rank, binding in enumerate(ranks.bindings):
         console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
+    if ranks.device.type == "cpu":
+        console.say(preload.describe())
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)

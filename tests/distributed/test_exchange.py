@@ -70,9 +70,9 @@ def check_against_ddp(data: Path, ranks: Ranks) -> None:
     model = Bert(settings.model)
     initialise(model, settings.train.seed)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.03)
-    for batch in step.bins:
+    for number, batch in enumerate(bin.without_junk() for bin in step.bins):
         torch.manual_seed(batch.dropout_seed)
-        with ddp.no_sync() if batch is not step.bins[-1] else torch.enable_grad():
+        with ddp.no_sync() if number < len(step.bins) - 1 else torch.enable_grad():
             outputs = ddp(batch)
             sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
             (ranks.world * (sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences)).backward()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bertrain.errors import UserError
-from bertrain.train import compute
+from bertrain.kernels import cpu
+from bertrain.train import compute, isa
 from bertrain.train.precision import choose_precision
 from bertrain.train.pretrain import pretrain, resume
 from tests import helpers
 
 CPU = torch.device("cpu")
+HAS_KERNELS, WHY_NOT = cpu.available()
 
 
 def precision_of(run: Path) -> str:
@@ -29,11 +30,7 @@ def test_auto_is_settled_when_a_run_begins(tmp_path: Path, capsys: pytest.Captur
     chosen, reason = choose_precision(settings.train, CPU)
     assert precision_of(run) == chosen
     said = capsys.readouterr().out
-    kernels = (
-        "fused kernels"
-        if compute.choose(replace(settings, train=replace(settings.train, precision=chosen)), CPU)[0]
-        else "plain PyTorch"
-    )
+    kernels = "fused kernels" if chosen == "bf16" and HAS_KERNELS else "plain PyTorch"
     assert f"computing with {kernels}, {chosen}" in said
     assert f"train.precision auto: {chosen} ({reason})" in said
 
@@ -63,14 +60,14 @@ def test_kernels_can_be_switched_off_and_on_again(tmp_path: Path, capsys: pytest
     pretrain(settings, data, run)
     assert "computing with plain PyTorch, bf16 (asked for)" in capsys.readouterr().out
     resume(run, [("train.kernels", "auto")])
-    assert "computing with plain PyTorch, bf16 (triton" in capsys.readouterr().out
+    kernels = "fused kernels, bf16 (AMX kernels, compiled by" if HAS_KERNELS else f"plain PyTorch, bf16 ({WHY_NOT}"
+    assert f"computing with {kernels}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"precision": "fp32"}, "the kernels work in bf16 or fp8, not in fp32"),
-        ({"precision": "bf16"}, "triton"),
+        ({"precision": "fp32"}, "the kernels work in bf16, not in fp32"),
         ({"precision": "bf16", "kernels": "plain"}, "asked for"),
     ],
 )
@@ -104,4 +101,17 @@ def test_fp8_is_refused_where_it_is_not_possible() -> None:
 )
 def test_what_the_kernels_cannot_compute_is_known(overrides: dict[str, object], reason: str) -> None:
     settings = helpers.tiny_settings(**({"train__precision": "bf16"} | overrides))
-    assert compute.why_unfit(settings) == reason
+    assert compute.why_unfit(settings, torch.device("cuda")) == reason
+
+
+def test_kernels_for_cpus_want_whole_sixteens() -> None:
+    settings = helpers.tiny_settings(train__precision="bf16", model__intermediate_size=72)
+    assert compute.why_unfit(settings, CPU) == "model.intermediate_size 72 is not a multiple of 16"
+
+
+def test_without_amx_a_cpu_computes_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in isa.CAPS["avx512"].items():
+        monkeypatch.setenv(name, value)
+    is_fused, sentence = compute.choose(helpers.tiny_settings(train__precision="bf16"), CPU)
+    assert not is_fused
+    assert sentence.startswith("plain PyTorch, bf16 (the kernels for CPUs need AMX)")

@@ -222,6 +222,6 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     broken = tmp_path / "gcc"
     broken.write_text("#!/bin/sh\necho 'cpu.c:1: error: no such flag -mamx-bf16' >&2; exit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(cpu.UnavailableError, match="gcc could not compile the kernels for CPUs: .*no such flag"):
+    with pytest.raises(cpu.UnavailableError, match=r"gcc could not compile the kernels for CPUs: .*no such flag"):
         cpu.compile_source(str(broken), "old")
     assert os.listdir(tmp_path / "bertrain") == []
