@@ -309,17 +309,42 @@ static inline void multiply(const bf16 *left, const bf16 *right, long steps, con
 /* Measured on Emerald Rapids: blocks that leave room in a second-level cache of 2 MiB. */
 enum { DEPTH = 1024, ROWS = 256, COLUMNS = 1024 };
 
+/* Both sides of a weight gradient lie across the sum: rows are k's. Unpacking two rows pairs their elements, but leaves
+   the 32 columns in an order of its own: of each eight, four in the first tile and four in the second. `add_block` puts
+   them back. */
+static inline void pair_rows(const bf16 *from, long pitch, long columns, long left, __m512i *low, __m512i *high) {
+    const __m512i even = left > 0 ? row_of_32(from, columns) : _mm512_setzero_si512();
+    const __m512i odd = left > 1 ? row_of_32(from + pitch, columns) : _mm512_setzero_si512();
+    *low = _mm512_unpacklo_epi16(even, odd);
+    *high = _mm512_unpackhi_epi16(even, odd);
+}
+
+/* A panel of [ks, columns] in that order: of the right side, or, turned, of the left side. */
+static void pack_across(bf16 *panel, const bf16 *from, long pitch, long columns, long ks, int turned) {
+    for (long k = 0; k < ks; k += 32, panel += PANEL_STEP) {
+        __m512i low[16], high[16];
+        for (int i = 0; i < 16; i++) pair_rows(from + (k + 2 * i) * pitch, pitch, columns, ks - k - 2 * i, low + i, high + i);
+        if (turned) {
+            transpose16x16(low);
+            transpose16x16(high);
+        }
+        for (int i = 0; i < 16; i++) _mm512_store_si512(panel + 32 * i, low[i]);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(panel + TILE + 32 * i, high[i]);
+    }
+}
+
 static void add_block(const float *block, float *out, long pitch, long rows, long columns, int accumulate) {
-    for (int quarter = 0; quarter < 4; quarter++) {
-        const long first_row = 16 * (quarter >> 1), first_column = 16 * (quarter & 1);
-        if (columns <= first_column) continue;
-        const long left = columns - first_column;
-        const __mmask16 inside = left >= 16 ? 0xFFFF : (1u << left) - 1;
-        for (long i = 0; i < MIN(16, rows - first_row); i++) {
-            float *place = out + (first_row + i) * pitch + first_column;
-            __m512 sum = _mm512_load_ps(block + quarter * 256 + 16 * i);
-            if (accumulate) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(inside, place));
-            _mm512_mask_storeu_ps(place, inside, sum);
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    const __mmask16 inside[2] = {inside16(0, columns), inside16(16, columns)};
+    for (long row = 0; row < MIN(32, rows); row++) {
+        const float *from = block + ((row >> 2) & 1) * 512 + ((row >> 3) * 4 + (row & 3)) * 16;
+        const __m512 low = _mm512_load_ps(from), high = _mm512_load_ps(from + 256);
+        __m512 sums[2] = {_mm512_permutex2var_ps(low, first, high), _mm512_permutex2var_ps(low, second, high)};
+        for (int half = 0; half < 2; half++) {
+            float *place = out + row * pitch + 16 * half;
+            if (accumulate) sums[half] = _mm512_add_ps(sums[half], _mm512_maskz_loadu_ps(inside[half], place));
+            _mm512_mask_storeu_ps(place, inside[half], sums[half]);
         }
     }
 }
@@ -337,7 +362,7 @@ EXPORT void weight_gradient(
         begin_tiles();
 #pragma omp for schedule(static)
         for (long p = 0; p < panels; p++)
-            pack_columns(right + p * 32 * depth, x + p * 32, x_pitch, k - p * 32, t, 0);
+            pack_across(right + p * 32 * depth, x + p * 32, x_pitch, k - p * 32, t, 0);
         const size_t left_size = (size_t)ROWS * DEPTH * sizeof(bf16), sums_size = (size_t)ROWS * COLUMNS * sizeof(float);
         bf16 *left = room_for(&own_room, left_size + sums_size);
         float *sums = (float *)((char *)left + left_size);
@@ -348,7 +373,7 @@ EXPORT void weight_gradient(
             for (long first = 0; first < t; first += DEPTH) {
                 const long ks = MIN(DEPTH, t - first);
                 for (long i = 0; i < rows; i += 32)
-                    pack_columns(left + i * DEPTH, dy + first * dy_pitch + row + i, dy_pitch, rows - i, ks, 1);
+                    pack_across(left + i * DEPTH, dy + first * dy_pitch + row + i, dy_pitch, rows - i, ks, 1);
                 for (long j = 0; j < columns; j += 32)
                     for (long i = 0; i < rows; i += 32) {
                         float *sum = sums + (i / 32 * (COLUMNS / 32) + j / 32) * BLOCK;

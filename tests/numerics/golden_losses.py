@@ -43,7 +43,8 @@ def curve_of(precision: str, seed: int, folder: Path, **overrides: object) -> li
     settings = helpers.tiny_settings(
         train__precision=precision, train__device="cpu", train__seed=seed, train__max_steps=300, log__level="quiet",
         model__hidden_size=128, model__num_heads=4, model__intermediate_size=512, model__hidden_dropout=0.1,
-        model__attention_dropout=0.1, optimizer__learning_rate=1e-3, schedule__warmup_steps=30, batch__token_budget=1024,
+        model__attention_dropout=0.1, optimizer__learning_rate=1e-3, schedule__warmup_steps=30,
+        batch__token_budget=1024,
         **overrides,
     )  # fmt: skip
     data = folder / "data"
