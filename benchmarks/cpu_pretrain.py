@@ -15,9 +15,9 @@ long as the step's real tokens), one after another into memory that is there. It
 flops it could have done; the step's own flops over those are its share. Our own product of weight gradients is not part
 of it, so a share may pass 1.
 
-Every case is a process of its own, so that its peak memory is its own, with the allocator and the OpenMP runtime that
-bertrain would choose (peers get them, too). Cases of fp32 and bf32 take half of the examples, since a step of fp32 takes
-a minute; bertrain's fp32 is run at both sizes.
+Machines are shared and noisy, so systems take turns, a step each, in processes that live side by side as far as memory
+allows; a ratio is that of their tokens per second over all turns. They have the allocator and the OpenMP runtime that
+bertrain would choose, peers too. fp32 and bf32 take half of the examples, since a step of fp32 takes long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -189,29 +188,43 @@ def transformers(case: Case, folder: Path) -> tuple[list[Any], Action]:
     return steps, act
 
 
-def products(case: Case, folder: Path) -> dict[str, Any]:
-    """The rate of torch.mm on the products of a step."""
+def products(case: Case, folder: Path) -> tuple[list[Any], Action]:
+    """Not a step, but its products: those of one layer and of the words, timed for all layers."""
     import torch
 
     if case.precision == "bf32":
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-    step = make_steps(case, folder, "budget")[0]
-    tokens, predictions = step.num_tokens, step.num_predictions
+    steps = make_steps(case, folder, "budget")
+    tokens, predictions = steps[0].num_tokens, steps[0].num_predictions
     shapes = [(tokens, 3072, 1024), (tokens, 1024, 1024), (tokens, 4096, 1024), (tokens, 1024, 4096)]
-    seconds = flops = 0.0
-    for (rows, n, k), count in [*((shape, case.layers) for shape in shapes), ((predictions, VOCABULARY, 1024), 1)]:
+    triples = []
+    for rows, n, k in [*shapes, (predictions, VOCABULARY, 1024)]:
         x, weight, dy = (torch.randn(size).to(dtype) for size in ((rows, k), (n, k), (rows, n)))
         y, dx, dweight = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(weight)
-        for left, right, out in ((x, weight.t(), y), (dy, weight, dx), (dy.t(), x, dweight)):
-            times = []
-            for _ in range(5):
+        triples.append(((x, weight.t(), y), (dy, weight, dx), (dy.t(), x, dweight)))
+
+    def act(_: int) -> float:
+        """Gigaflops per second over the products of a step."""
+        seconds = flops = 0.0
+        for number, triple in enumerate(triples):
+            count = case.layers if number < len(shapes) else 1
+            for left, right, out in triple:
                 begin = time.perf_counter()
                 torch.mm(left, right, out=out)
-                times.append(time.perf_counter() - begin)
-            seconds += count * statistics.median(times[1:])
-            flops += count * 2 * rows * n * k
-    return {"gflops_of_products": round(flops / seconds / 1e9)}
+                seconds += count * (time.perf_counter() - begin)
+                flops += count * 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return flops / seconds / 1e9
+
+    return steps, act
+
+
+SYSTEMS = {
+    "bertrain": bertrain,
+    "transformers": transformers,
+    "transformers compiled": transformers,
+    "products": products,
+}
 
 
 def flops_of(case: Case, step: Any) -> float:
@@ -221,34 +234,27 @@ def flops_of(case: Case, step: Any) -> float:
     return 6 * matrices * step.num_tokens + 12 * case.layers * 1024 * squares + 6 * words * step.num_predictions
 
 
-def run_case(case: Case, folder: Path) -> dict[str, Any]:
-    """In a process of its own: time the steps."""
-    begin = time.perf_counter()
+def serve(case: Case, folder: Path) -> None:
+    """In a process of its own: get ready, then do a step for each line that arrives, and say how long it took."""
     import torch
 
+    begin = time.perf_counter()
     torch.set_num_threads(case.threads)
-    if case.system == "products":
-        return products(case, folder)
-    steps, act = (bertrain if case.system == "bertrain" else transformers)(case, folder)
+    steps, act = SYSTEMS[case.system](case, folder)
     loss = act(0)
-    start_up, seconds = time.perf_counter() - begin, []
-    for number in range(1, case.steps):
+    print(json.dumps({"start_up_s": round(time.perf_counter() - begin, 1)}), flush=True)
+    for number, _ in enumerate(sys.stdin, start=1):
+        step = steps[number % len(steps)]
         begin = time.perf_counter()
-        loss = act(number)
-        seconds.append(time.perf_counter() - begin)
-    tokens = sum(step.num_tokens for step in steps[1:])
-    rates = [step.num_tokens / time for step, time in zip(steps[1:], seconds, strict=True)]
-    return {
-        "ms_per_step": round(1e3 * statistics.median(seconds), 1),
-        "real_tokens_per_step": round(tokens / len(seconds)),
-        "real_share": round(tokens / len(seconds) / case.rows / case.max_seq_length, 3),
-        "real_tokens_per_s": round(statistics.median(rates), 1),
-        "best_tokens_per_s": round(max(rates), 1),
-        "gflops": round(sum(flops_of(case, step) for step in steps[1:]) / sum(seconds) / 1e9),
-        "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
-        "start_up_s": round(start_up, 1),
-        "last_loss": round(loss, 3),
-    }
+        loss = act(number % len(steps))
+        told = {
+            "seconds": time.perf_counter() - begin,
+            "tokens": step.num_tokens,
+            "flops": flops_of(case, step),
+            "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
+            "loss": round(loss, 3),
+        }
+        print(json.dumps(told), flush=True)
 
 
 # --- ranks, through the command line --------------------------------------------------------------------------------
@@ -283,31 +289,76 @@ def environment() -> dict[str, str]:
     return {**os.environ, **choose("auto", "auto").environment, "OMP_WAIT_POLICY": "passive"}
 
 
-def measure(case: Case, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(asdict(case)), "--data", str(folder)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    if told.returncode:
-        return {"failed": f"{told.returncode}: {told.stderr.strip()[-200:]}"}
-    return json.loads(told.stdout.splitlines()[-1])
+class Server:
+    """A process that does steps when it is asked to."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.told, self.start_up_s = case, list[dict[str, Any]](), 0.0
+        command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(asdict(case)), "--data", str(folder)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment(), **pipes)
+        self.start_up_s = self._read()["start_up_s"]
+
+    def _read(self) -> dict[str, Any]:
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{self.case.system} ended with {self.process.wait()}: for want of memory, if that is -9")
+
+    def step(self) -> None:
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        self.told.append(self._read())
+
+    def end(self) -> dict[str, Any]:
+        """What it reached, over all of its steps."""
+        self.process.stdin.close()
+        self.process.wait()
+        if self.case.system == "products":
+            rates = [one["loss"] for one in self.told]
+            return {"gflops_of_products": round(len(rates) / sum(1 / rate for rate in rates)), "rounds": len(rates)}
+        seconds, tokens = (sum(one[name] for one in self.told) for name in ("seconds", "tokens"))
+        rates = [one["tokens"] / one["seconds"] for one in self.told]
+        return {
+            "ms_per_step": round(1e3 * seconds / len(self.told), 1),
+            "real_tokens_per_step": round(tokens / len(self.told)),
+            "real_share": round(tokens / len(self.told) / self.case.rows / self.case.max_seq_length, 3),
+            "real_tokens_per_s": round(tokens / seconds, 1),
+            "slowest_and_fastest": [round(min(rates), 1), round(max(rates), 1)],
+            "gflops": round(sum(one["flops"] for one in self.told) / seconds / 1e9),
+            "peak_memory_gib": self.told[-1]["peak_memory_gib"],
+            "start_up_s": self.start_up_s,
+            "rounds": len(self.told),
+        }
 
 
-def plan(threads: int, layers: int, *, quick: bool) -> list[Case]:
-    """Everything, the headline first; `quick` leaves out what is slow."""
-    cases = []
-    for length, rows in ((512, 8), (128, 32)):
+def side_by_side(cases: list[Case], folder: Path, limit_s: float) -> list[dict[str, Any]]:
+    """Step by step in turns, so that what else the machine does slows all of them alike."""
+    servers = [Server(case, folder) for case in cases]
+    begin, rounds = time.perf_counter(), 0
+    while rounds < 2 or (time.perf_counter() - begin < limit_s and rounds < 40):
+        for server in servers:
+            server.step()
+        rounds += 1
+    return [server.end() for server in servers]
 
-        def case(system: str, precision: str, rows: int = rows, steps: int = 4, length: int = length) -> Case:
-            return Case(system, length, precision, rows, steps, threads, layers)
 
-        cases += [case("products", "bf16"), case("bertrain", "bf16", steps=7), case("transformers", "bf16")]
-        cases += [case("transformers compiled", "bf16"), case("bertrain", "bf16", steps=7)]
-        if quick:
-            continue
-        cases.append(case("bertrain", "fp32", steps=3))
+def plan(threads: int, layers: int, *, quick: bool) -> list[list[Case]]:
+    """Groups of cases that are run side by side, the headline first; `quick` leaves out all but bf16."""
+
+    def group(systems: list[str], length: int, precision: str, rows: int) -> list[Case]:
+        return [Case(system, length, precision, rows, 12, threads, layers) for system in systems]
+
+    sizes = ((512, 8), (128, 32))
+    peers = ("transformers", "transformers compiled")
+    groups = [group(["bertrain", "products", peer], *size, "bf16", rows) for *size, rows in sizes for peer in peers]
+    if quick:
+        return groups
+    for length, rows in sizes:
+        groups.append([*group(["bertrain"], length, "bf16", rows), *group(["bertrain"], length, "fp32", rows)])
         for precision in ("fp32", "bf32"):
-            for system in ("products", "bertrain", "transformers", "transformers compiled"):
-                cases.append(case(system, precision, rows // 2, 3))
-    return cases
+            groups += [group(["bertrain", "products", peer], length, precision, rows // 2) for peer in peers]
+    return groups
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -328,26 +379,20 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """A table; ratios to the better peer of the same workload and precision, shares of the products' rate."""
-
-    def like(one: dict[str, Any], system: str) -> list[dict[str, Any]]:
-        keys = ("max_seq_length", "precision", "rows")
-        return [o for o in results if o["system"].startswith(system) and all(o.get(k) == one.get(k) for k in keys)]
-
-    print(
-        f"{'system':<24}{'length':>7}{'rows':>6}{'prec.':>6}{'s/step':>9}{'tokens/s':>10}{'GiB':>6}{'ratio':>7}{'share':>7}"
-    )
+    """A table; ratios and shares are within a group, whose members took turns."""
+    columns = f"{'length':>7}{'rows':>6}{'prec.':>6}{'s/step':>9}{'tokens/s':>10}{'GiB':>6}{'first is':>10}{'share':>7}"
+    print(f"{'system':<24}{columns}")
     for one in results:
+        group = [other for other in results if other.get("group", -1) == one.get("group", -2)]
+        ceilings = [other["gflops_of_products"] for other in group if "gflops_of_products" in other]
         if "real_tokens_per_s" not in one:
             continue
-        peers = [o["real_tokens_per_s"] for o in like(one, "transformers") if "real_tokens_per_s" in o]
-        ceilings = [o["gflops_of_products"] for o in like(one, "products") if "gflops_of_products" in o]
-        ratio = f"{one['real_tokens_per_s'] / max(peers):>7.2f}" if peers else f"{'':>7}"
-        share = f"{one['gflops'] / max(ceilings):>7.2f}" if ceilings and "gflops" in one else ""
+        ratio = f"{group[0]['real_tokens_per_s'] / one['real_tokens_per_s']:.2f} x" if group else ""
+        share = f"{one['gflops'] / ceilings[0]:.2f}" if ceilings else ""
         print(
             f"{one['system']:<24}{one['max_seq_length']:>7}{one['rows']:>6}{one['precision']:>6}"
             f"{one['ms_per_step'] / 1e3:>9.2f}{one['real_tokens_per_s']:>10,.0f}{one.get('peak_memory_gib', 0):>6.1f}"
-            f"{ratio}{share}"
+            f"{ratio:>10}{share:>7}"
         )
 
 
@@ -357,11 +402,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--quick", action="store_true", help="bf16 only")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for each group, once it is ready")
+    parser.add_argument("--groups", type=int, nargs="+", help="only these groups, by number, and no ranks")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        print(json.dumps(run_case(Case(**json.loads(arguments.case)), arguments.data)))
+        serve(Case(**json.loads(arguments.case)), arguments.data)
         return
     results: list[dict[str, Any]] = []
     about = machine(arguments.threads)
@@ -375,12 +422,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for length, count in ((512, 400), (128, 1000)):
             write_examples(Path(folder) / str(length), length, count)
-        for case in plan(arguments.threads, arguments.layers, quick=arguments.quick):
-            note(case, measure(case, Path(folder) / str(case.max_seq_length)))
-        if arguments.threads > 1:
+        for number, group in enumerate(plan(arguments.threads, arguments.layers, quick=arguments.quick)):
+            if arguments.groups and number not in arguments.groups:
+                continue
+            figures = side_by_side(group, Path(folder) / str(group[0].max_seq_length), arguments.limit)
+            for case, one in zip(group, figures, strict=True):
+                note(case, one, group=number)
+        if arguments.threads > 1 and not arguments.groups:
             case = Case("bertrain", 512, "bf16", 8, 6, arguments.threads, arguments.layers)
             for ranks in (1, arguments.threads, 1, arguments.threads):
-                figures = ranks_case(Path(folder) / "512", ranks, case)
+                reached = ranks_case(Path(folder) / "512", ranks, case)
                 note(
                     replace(case, system="bertrain --benchmark", threads=arguments.threads // ranks),
                     figures,
