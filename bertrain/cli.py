@@ -177,6 +177,7 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
     print(f"{figures['computing_with']} on {figures['device']}, {figures['ranks']} rank(s)")
     print(f"{figures['ms_per_step']:.2f} ms a step, median of {steps} after {warm_up} ({phases})")
     print(f"{figures['real_tokens_per_s']:,.0f} real tokens/s, {figures['sequences_per_s']:,.1f} sequences/s")
+    print(f"{figures['peak_memory_gib']:.1f} GiB at most on the first rank")
 
 
 @app.command(context_settings=OVERRIDES)

@@ -119,8 +119,10 @@ def _gpus() -> list[Finding]:
 def _compiler() -> Finding:
     found = [name for name in ("cc", "gcc", "clang", "c++", "g++") if shutil.which(name)]
     if found:
-        return Finding("compilers", " ".join(found), "ok", "Triton kernels and torch.compile can build what they need")
-    return Finding("compilers", "none", "note", "nothing here needs one; Triton kernels on a GPU would: install gcc")
+        return Finding("compilers", " ".join(found), "ok", "kernels for GPUs and for CPUs with AMX can be built")
+    return Finding(
+        "compilers", "none", "note", "plain PyTorch needs none; kernels for GPUs and for CPUs with AMX do: install gcc"
+    )
 
 
 def _triton() -> Finding:

@@ -314,9 +314,15 @@ class TrainSettings:
         0, "CPU threads per rank; 0: the cores shared out among the local ranks", minimum=0, shapes_training=False
     )
     binding: Literal["none", "auto"] = setting(
-        "none",
+        "auto",
         "which cores a rank keeps to. none: any; auto: those next to its GPU, or an even share of all, hyper-threads "
-        "together, no rank on two NUMA nodes if it can be avoided; `bertrain launch` asks for auto",
+        "together, no rank on two NUMA nodes if it can be avoided",
+        shapes_training=False,
+    )
+    backend: Literal["auto", "gloo", "nccl", "mpi", "ccl"] = setting(
+        "auto",
+        "who carries gradients between ranks. auto: nccl where each has a GPU of its own, else gloo; mpi, ccl (oneCCL) "
+        "where PyTorch was built with them",
         shapes_training=False,
     )
     allocator: Literal["auto", "jemalloc", "tcmalloc", "system"] = setting(

@@ -1,8 +1,9 @@
 /* The kernels for CPUs with AVX-512 and AMX: what the Triton kernels compute on a GPU, in bf16 with sums in float32.
 
    cpu.py compiles this file with the user's compiler and calls it through ctypes; tensors arrive as pointers. Widths of
-   rows are multiples of 16, but for those of logits. Each function's twin, which says what it computes, is the Triton kernel's. Sums over tokens
-   are written in parts and added in a fixed order, so two runs of as many threads are bitwise equal.
+   rows are multiples of 16, but for those of logits. Each function's twin, which says what it computes, is the Triton
+   kernel's. Sums over tokens are written in parts and added in a fixed order, so two runs of as many threads are bitwise
+   equal.
 
    Contents: arithmetic, dropout, tiles, products, attention, LayerNorm, GELU, embeddings, cross-entropy, LAMB. */
 
@@ -26,7 +27,9 @@ typedef uint16_t bf16;
 /* --- arithmetic ---------------------------------------------------------------------------------------------- */
 
 static inline __m512 load16(const bf16 *place) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)place)), 16));
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)place)), 16)
+    );
 }
 
 static inline void store16(bf16 *place, __m512 values) {
@@ -47,11 +50,11 @@ static inline __mmask16 inside16(long first, long end) {
     return first + 16 <= end ? 0xFFFF : first >= end ? 0 : (1u << (end - first)) - 1;
 }
 
-static inline float widened(bf16 value) {
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)value << 16)));
-}
+static inline float widened(bf16 value) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)value << 16))); }
 
-static inline bf16 rounded(float value) { return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0); }
+static inline bf16 rounded(float value) {
+    return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0);
+}
 
 /* 2 ** x to 2e-7, for any x; below -126 it is 0, above 126 it stays there. */
 static inline __m512 exp2_16(__m512 x) {
@@ -138,7 +141,8 @@ static inline __mmask16 keep_in_row(Dropout dropout, uint32_t row, uint32_t colu
 static inline __mmask16 keep_in_scores(uint32_t key, uint32_t threshold, uint32_t row, uint32_t column) {
     const __m512i eights = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
     const uint32_t *pair = MULTIPLIERS + ((row >> 3) & 1) * 2;
-    const __m512i multipliers = _mm512_mask_mov_epi32(_mm512_set1_epi32((int)pair[0]), 0xFF00, _mm512_set1_epi32((int)pair[1]));
+    const __m512i multipliers =
+        _mm512_mask_mov_epi32(_mm512_set1_epi32((int)pair[0]), 0xFF00, _mm512_set1_epi32((int)pair[1]));
     const uint32_t corner = key + ((row & 7) + (row >> 4) * 8) * ROW_STEP + (column >> 1) * GOLDEN;
     const __m512i counters =
         _mm512_add_epi32(_mm512_mullo_epi32(eights, _mm512_set1_epi32((int)GOLDEN)), _mm512_set1_epi32((int)corner));
@@ -272,10 +276,12 @@ static void pack_rows(bf16 *panel, const bf16 *from, long pitch, long rows, long
 static void pack_columns(bf16 *panel, const bf16 *from, long pitch, long columns, long ks, int turned) {
     for (long k = 0; k < ks; k += 32, panel += PANEL_STEP)
         for (int half = 0; half < 2; half++)
-            tile_from_columns(panel + half * TILE, from + k * pitch + 16 * half, pitch, columns - 16 * half, ks - k, turned);
+            tile_from_columns(
+                panel + half * TILE, from + k * pitch + 16 * half, pitch, columns - 16 * half, ks - k, turned
+            );
 }
 
-/* A 32 x 32 block of a product, as four tiles of 16 x 16: the panels' product over `steps` times 32 k's, plus `from`. */
+/* A 32 x 32 block of a product, as four tiles of 16 x 16: that of two panels over `steps` times 32 k's, plus `from`. */
 static inline void multiply(const bf16 *left, const bf16 *right, long steps, const float *from, float *to) {
     if (from) {
         _tile_loadd(0, from, 64);
@@ -323,7 +329,8 @@ static inline void pair_rows(const bf16 *from, long pitch, long columns, long le
 static void pack_across(bf16 *panel, const bf16 *from, long pitch, long columns, long ks, int turned) {
     for (long k = 0; k < ks; k += 32, panel += PANEL_STEP) {
         __m512i low[16], high[16];
-        for (int i = 0; i < 16; i++) pair_rows(from + (k + 2 * i) * pitch, pitch, columns, ks - k - 2 * i, low + i, high + i);
+        for (int i = 0; i < 16; i++)
+            pair_rows(from + (k + 2 * i) * pitch, pitch, columns, ks - k - 2 * i, low + i, high + i);
         if (turned) {
             transpose16x16(low);
             transpose16x16(high);
@@ -361,9 +368,9 @@ EXPORT void weight_gradient(
     {
         begin_tiles();
 #pragma omp for schedule(static)
-        for (long p = 0; p < panels; p++)
-            pack_across(right + p * 32 * depth, x + p * 32, x_pitch, k - p * 32, t, 0);
-        const size_t left_size = (size_t)ROWS * DEPTH * sizeof(bf16), sums_size = (size_t)ROWS * COLUMNS * sizeof(float);
+        for (long p = 0; p < panels; p++) pack_across(right + p * 32 * depth, x + p * 32, x_pitch, k - p * 32, t, 0);
+        const size_t left_size = (size_t)ROWS * DEPTH * sizeof(bf16),
+                     sums_size = (size_t)ROWS * COLUMNS * sizeof(float);
         bf16 *left = room_for(&own_room, left_size + sums_size);
         float *sums = (float *)((char *)left + left_size);
 #pragma omp for schedule(dynamic, 1)
@@ -460,7 +467,8 @@ EXPORT void attention_forward(
     {
         begin_tiles();
         const size_t side = (size_t)longest * depth; /* elements of a packed query, key or value */
-        bf16 *query = room_for(&own_room, (3 * side + 32 * longest) * sizeof(bf16) + (32 * (longest + depth)) * sizeof(float));
+        bf16 *query =
+            room_for(&own_room, (3 * side + 32 * longest) * sizeof(bf16) + (32 * (longest + depth)) * sizeof(float));
         bf16 *key = query + side, *value = key + side, *weights = value + side;
         float *scores = (float *)(weights + 32 * longest), *result = scores + 32 * longest;
 #pragma omp for schedule(dynamic, 1)
@@ -511,9 +519,10 @@ static inline void store_pairs(bf16 *place, __m512 even, __m512 odd) {
     _mm512_store_si512(place, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 
-/* The gradient of keys or values, which comes turned (blocks of 32 of a head's columns x 32 keys): rows of dqkv, and the
-   sum of them for the bias. */
-static void store_turned(const float *block, bf16 *out, long pitch, long rows, long columns, float factor, float *sums) {
+/* The gradient of keys or values, which comes turned (blocks of 32 of a head's columns x 32 keys): rows of dqkv, and
+   the sum of them for the bias. */
+static void
+store_turned(const float *block, bf16 *out, long pitch, long rows, long columns, float factor, float *sums) {
     for (int half = 0; half < 2 && 16 * half < columns; half++) {
         __m512 sum = _mm512_loadu_ps(sums + 16 * half);
         for (int quarter = 0; quarter < 2; quarter++) {
@@ -594,11 +603,13 @@ EXPORT void attention_backward(
                                 threshold ? keep_in_scores(item.key, threshold, row + i + r, j) : (__mmask16)0xFFFF;
                             const __m512 inverse = _mm512_maskz_mov_ps(keep, _mm512_set1_ps(a.dropout.inverse_keep));
                             dropped[r] = _mm512_mul_ps(weight, inverse);
-                            const __m512 arrived = _mm512_mul_ps(_mm512_load_ps(of_blocks(dweights, i + r, j)), inverse);
+                            const __m512 arrived =
+                                _mm512_mul_ps(_mm512_load_ps(of_blocks(dweights, i + r, j)), inverse);
                             dscore[r] = _mm512_mul_ps(weight, _mm512_sub_ps(arrived, _mm512_set1_ps(delta[r])));
                             store16(dscores_rows + j / 32 * PANEL_STEP + (i + r) * 32 + (j & 16), dscore[r]);
                         }
-                        const long pair = (j / 32 * (padded / 32) + row / 32) * PANEL_STEP + ((j >> 4) & 1) * TILE + i * 16;
+                        const long pair =
+                            (j / 32 * (padded / 32) + row / 32) * PANEL_STEP + ((j >> 4) & 1) * TILE + i * 16;
                         store_pairs(weights + pair, dropped[0], dropped[1]);
                         store_pairs(dscores + pair, dscore[0], dscore[1]);
                     }
@@ -621,7 +632,9 @@ EXPORT void attention_backward(
                     const bf16 *weight_panel = weights + j * padded, *dscore_panel = dscores + j * padded;
                     bf16 *key_gradient = gradient + j * pitch + heads * size + d;
                     multiply(query_turned + d * padded, dscore_panel, padded / 32, NULL, result);
-                    store_turned(result, key_gradient, pitch, length - j, size - d, gradient_scale, sum + heads * size + d);
+                    store_turned(
+                        result, key_gradient, pitch, length - j, size - d, gradient_scale, sum + heads * size + d
+                    );
                     multiply(arriving_turned + d * padded, weight_panel, padded / 32, NULL, result);
                     store_turned(
                         result, key_gradient + heads * size, pitch, length - j, size - d, 1, sum + 2 * heads * size + d
@@ -632,7 +645,25 @@ EXPORT void attention_backward(
     }
 }
 
-/* --- LayerNorm(residual + dropout(x + bias)) ----------------------------------------------------------------------- */
+/* --- LayerNorm(residual + dropout(x + bias)) --------------------------------------------------------------------- */
+
+/* A row, whose sum is known, after LayerNorm, in its own place; its mean and 1 / deviation. */
+static inline void
+normalise(float *z, float total, const float *weight, const float *shift, float eps, long width, float *statistics) {
+    const __m512 mean = _mm512_set1_ps(total / width);
+    __m512 squares = _mm512_setzero_ps();
+    for (long c = 0; c < width; c += 16) {
+        const __m512 centred = _mm512_sub_ps(_mm512_load_ps(z + c), mean);
+        squares = _mm512_fmadd_ps(centred, centred, squares);
+    }
+    const float rstd = 1 / sqrtf(_mm512_reduce_add_ps(squares) / width + eps);
+    for (long c = 0; c < width; c += 16) {
+        const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(z + c), mean), _mm512_set1_ps(rstd));
+        _mm512_store_ps(z + c, _mm512_fmadd_ps(normed, _mm512_loadu_ps(weight + c), _mm512_loadu_ps(shift + c)));
+    }
+    statistics[0] = total / width;
+    statistics[1] = rstd;
+}
 
 EXPORT void norm_forward(
     const bf16 *x, const float *bias, const bf16 *residual, const float *weight, const float *shift, bf16 *y,
@@ -644,7 +675,7 @@ EXPORT void norm_forward(
         float *z = room_for(&own_room, width * sizeof(float));
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++) {
-            __m512 total = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+            __m512 total = _mm512_setzero_ps();
             __mmask16 keep;
             for (long c = 0; c < width; c += 16) {
                 const __m512 hidden = _mm512_add_ps(load16(x + row * width + c), _mm512_loadu_ps(bias + c));
@@ -653,26 +684,16 @@ EXPORT void norm_forward(
                 total = _mm512_add_ps(total, sum);
                 _mm512_store_ps(z + c, sum);
             }
-            const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
-            for (long c = 0; c < width; c += 16) {
-                const __m512 centred = _mm512_sub_ps(_mm512_load_ps(z + c), mean);
-                squares = _mm512_fmadd_ps(centred, centred, squares);
-            }
-            const float rstd = 1 / sqrtf(_mm512_reduce_add_ps(squares) / width + eps);
-            for (long c = 0; c < width; c += 16) {
-                const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(z + c), mean), _mm512_set1_ps(rstd));
-                store16(y + row * width + c, _mm512_fmadd_ps(normed, _mm512_loadu_ps(weight + c), _mm512_loadu_ps(shift + c)));
-            }
-            statistics[2 * row] = _mm512_cvtss_f32(mean);
-            statistics[2 * row + 1] = rstd;
+            normalise(z, _mm512_reduce_add_ps(total), weight, shift, eps, width, statistics + 2 * row);
+            for (long c = 0; c < width; c += 16) store16(y + row * width + c, _mm512_load_ps(z + c));
         }
     }
 }
 
 /* The gradient dz of a row whose normed values and arriving gradients are given, and its share of two column sums. */
 static void norm_gradient(
-    const float *normed, const float *arriving, const float *weight, float rstd, float *dz, float *dweight, float *dshift,
-    long width
+    const float *normed, const float *arriving, const float *weight, float rstd, float *dz, float *dweight,
+    float *dshift, long width
 ) {
     __m512 along = _mm512_setzero_ps(), offset = _mm512_setzero_ps();
     for (long c = 0; c < width; c += 16) {
@@ -731,7 +752,7 @@ EXPORT void norm_backward(
     }
 }
 
-/* --- GELU(x + bias) -------------------------------------------------------------------------------------------------- */
+/* --- GELU(x + bias) ---------------------------------------------------------------------------------------------- */
 
 EXPORT void gelu_forward(const bf16 *x, const float *bias, bf16 *y, long rows, long width) {
 #pragma omp parallel for schedule(static)
@@ -743,9 +764,8 @@ EXPORT void gelu_forward(const bf16 *x, const float *bias, bf16 *y, long rows, l
 }
 
 /* Partial sums [threads, width] of the bias's gradient. */
-EXPORT void gelu_backward(
-    const bf16 *dy, const bf16 *x, const float *bias, bf16 *dx, float *partials, long rows, long width
-) {
+EXPORT void
+gelu_backward(const bf16 *dy, const bf16 *x, const float *bias, bf16 *dx, float *partials, long rows, long width) {
 #pragma omp parallel
     {
         float *own = room_for(&own_room, width * sizeof(float));
@@ -763,7 +783,7 @@ EXPORT void gelu_backward(
     }
 }
 
-/* --- embeddings: dropout(LayerNorm(word + position + segment)) ----------------------------------------------------- */
+/* --- embeddings: dropout(LayerNorm(word + position + segment)) --------------------------------------------------- */
 
 typedef struct {
     const bf16 *words;
@@ -774,13 +794,15 @@ typedef struct {
 static inline __m512 embedded16(const Embedded *e, long row, long column, long width) {
     const __m512 word = load16(e->words + e->word_ids[row] * width + column);
     const __m512 position = _mm512_loadu_ps(e->positions + e->position_ids[row] * width + column);
-    return _mm512_add_ps(_mm512_add_ps(word, position), _mm512_loadu_ps(e->segments + e->segment_ids[row] * width + column));
+    return _mm512_add_ps(
+        _mm512_add_ps(word, position), _mm512_loadu_ps(e->segments + e->segment_ids[row] * width + column)
+    );
 }
 
 EXPORT void embed_forward(
-    const bf16 *words, const float *positions, const float *segments, const int64_t *word_ids, const int64_t *position_ids,
-    const int64_t *segment_ids, const float *weight, const float *shift, bf16 *y, float *statistics, long rows, long width,
-    float eps, int64_t seed, long site, uint32_t threshold
+    const bf16 *words, const float *positions, const float *segments, const int64_t *word_ids,
+    const int64_t *position_ids, const int64_t *segment_ids, const float *weight, const float *shift, bf16 *y,
+    float *statistics, long rows, long width, float eps, int64_t seed, long site, uint32_t threshold
 ) {
     const Embedded embedded = {words, positions, segments, word_ids, position_ids, segment_ids};
     const Dropout dropout = dropout_of(seed, site, threshold);
@@ -789,26 +811,17 @@ EXPORT void embed_forward(
         float *z = room_for(&own_room, width * sizeof(float));
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++) {
-            __m512 total = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+            __m512 total = _mm512_setzero_ps();
             for (long c = 0; c < width; c += 16) {
                 const __m512 sum = embedded16(&embedded, row, c, width);
                 total = _mm512_add_ps(total, sum);
                 _mm512_store_ps(z + c, sum);
             }
-            const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
-            for (long c = 0; c < width; c += 16) {
-                const __m512 centred = _mm512_sub_ps(_mm512_load_ps(z + c), mean);
-                squares = _mm512_fmadd_ps(centred, centred, squares);
-            }
-            const float rstd = 1 / sqrtf(_mm512_reduce_add_ps(squares) / width + eps);
+            normalise(z, _mm512_reduce_add_ps(total), weight, shift, eps, width, statistics + 2 * row);
             for (long c = 0; c < width; c += 16) {
                 __mmask16 keep;
-                const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(z + c), mean), _mm512_set1_ps(rstd));
-                const __m512 result = _mm512_fmadd_ps(normed, _mm512_loadu_ps(weight + c), _mm512_loadu_ps(shift + c));
-                store16(y + row * width + c, dropped16(result, dropout, row, c, &keep));
+                store16(y + row * width + c, dropped16(_mm512_load_ps(z + c), dropout, row, c, &keep));
             }
-            statistics[2 * row] = _mm512_cvtss_f32(mean);
-            statistics[2 * row + 1] = rstd;
         }
     }
 }
@@ -817,7 +830,8 @@ EXPORT void embed_forward(
 EXPORT void embed_backward(
     const bf16 *dy, const bf16 *second, const bf16 *words, const float *positions, const float *segments,
     const int64_t *word_ids, const int64_t *position_ids, const int64_t *segment_ids, const float *weight,
-    const float *statistics, float *dsum, float *partials, long rows, long width, int64_t seed, long site, uint32_t threshold
+    const float *statistics, float *dsum, float *partials, long rows, long width, int64_t seed, long site,
+    uint32_t threshold
 ) {
     const Embedded embedded = {words, positions, segments, word_ids, position_ids, segment_ids};
     const Dropout dropout = dropout_of(seed, site, threshold);
@@ -850,22 +864,25 @@ EXPORT void embed_backward(
     }
 }
 
-/* Add rows to those of a table that `ids` name: each thread has columns of its own, so the order is that of the rows. */
+/* Add rows to those of a table that `ids` name. Each thread has columns of its own, so the order is that of the rows. */
 EXPORT void add_rows(const float *values, const int64_t *ids, float *table, long rows, long width) {
 #pragma omp parallel for schedule(static)
     for (long strip = 0; strip < width; strip += 64)
         for (long row = 0; row < rows; row++)
             for (long c = strip; c < MIN(strip + 64, width); c += 16) {
                 float *place = table + ids[row] * width + c;
-                _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(values + row * width + c)));
+                _mm512_storeu_ps(
+                    place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(values + row * width + c))
+                );
             }
 }
 
-/* --- cross-entropy ------------------------------------------------------------------------------------------------- */
+/* --- cross-entropy ----------------------------------------------------------------------------------------------- */
 
 /* Turns logits [rows, pitch] into their gradient times `scale`; columns from `vocabulary` on are padding. */
 EXPORT void cross_entropy(
-    bf16 *logits, const int64_t *labels, float *losses, float *corrects, long rows, long pitch, long vocabulary, float scale
+    bf16 *logits, const int64_t *labels, float *losses, float *corrects, long rows, long pitch, long vocabulary,
+    float scale
 ) {
     const __m512 log2_e = _mm512_set1_ps(1.4426950408889634f);
 #pragma omp parallel for schedule(static)
@@ -879,7 +896,9 @@ EXPORT void cross_entropy(
         }
         __m512 largest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
         for (long c = 0; c < vocabulary; c += 16)
-            largest = _mm512_mask_max_ps(largest, inside16(c, vocabulary), largest, load_some(here + c, inside16(c, vocabulary)));
+            largest = _mm512_mask_max_ps(
+                largest, inside16(c, vocabulary), largest, load_some(here + c, inside16(c, vocabulary))
+            );
         const float maximum = _mm512_reduce_max_ps(largest);
         const float at_label = widened(here[label]);
         int is_first = at_label == maximum;
@@ -889,7 +908,9 @@ EXPORT void cross_entropy(
             if (is_first && c < label)
                 is_first = !(_mm512_cmp_ps_mask(values, _mm512_set1_ps(maximum), _CMP_EQ_OQ) & inside16(c, label));
             sums = _mm512_add_ps(
-                sums, _mm512_maskz_mov_ps(inside, exp2_16(_mm512_mul_ps(_mm512_sub_ps(values, _mm512_set1_ps(maximum)), log2_e)))
+                sums, _mm512_maskz_mov_ps(
+                          inside, exp2_16(_mm512_mul_ps(_mm512_sub_ps(values, _mm512_set1_ps(maximum)), log2_e))
+                      )
             );
         }
         const float total = _mm512_reduce_add_ps(sums);
@@ -906,12 +927,13 @@ EXPORT void cross_entropy(
     }
 }
 
-/* --- LAMB and AdamW over flat buffers --------------------------------------------------------------------------------- */
+/* --- LAMB and AdamW over flat buffers ---------------------------------------------------------------------------- */
 
 /* Moments, and the update in the gradient's place; squares [chunks, 2] of weights and update. Chunks as in lamb.py. */
 EXPORT void lamb_update(
-    const float *weights, float *gradients, float *first, float *second, const int64_t *chunks, long num_chunks, long chunk_size,
-    float *squares, float clip, float decay, float beta1, float beta2, float eps, float correction1, float correction2
+    const float *weights, float *gradients, float *first, float *second, const int64_t *chunks, long num_chunks,
+    long chunk_size, float *squares, float clip, float decay, float beta1, float beta2, float eps, float correction1,
+    float correction2
 ) {
 #pragma omp parallel for schedule(static)
     for (long chunk = 0; chunk < num_chunks; chunk++) {
@@ -922,7 +944,8 @@ EXPORT void lamb_update(
             const __mmask16 inside = inside16(i, stop);
             const __m512 weight = _mm512_maskz_loadu_ps(inside, weights + i);
             const __m512 gradient = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside, gradients + i), _mm512_set1_ps(clip));
-            __m512 mean = _mm512_maskz_loadu_ps(inside, first + i), variance = _mm512_maskz_loadu_ps(inside, second + i);
+            __m512 mean = _mm512_maskz_loadu_ps(inside, first + i),
+                   variance = _mm512_maskz_loadu_ps(inside, second + i);
             mean = _mm512_fmadd_ps(_mm512_sub_ps(gradient, mean), _mm512_set1_ps(1 - beta1), mean);
             const __m512 square = _mm512_mul_ps(_mm512_mul_ps(gradient, gradient), _mm512_set1_ps(1 - beta2));
             variance = _mm512_fmadd_ps(variance, _mm512_set1_ps(beta2), square);
@@ -944,7 +967,8 @@ EXPORT void lamb_update(
 
 /* weights -= rates[tensor] * update, and the new weights in bf16 where a copy is kept. */
 EXPORT void lamb_apply(
-    float *weights, const float *updates, bf16 *copy, const int64_t *chunks, long num_chunks, long chunk_size, const float *rates
+    float *weights, const float *updates, bf16 *copy, const int64_t *chunks, long num_chunks, long chunk_size,
+    const float *rates
 ) {
 #pragma omp parallel for schedule(static)
     for (long chunk = 0; chunk < num_chunks; chunk++) {
@@ -960,7 +984,7 @@ EXPORT void lamb_apply(
     }
 }
 
-/* --- beginning --------------------------------------------------------------------------------------------------------- */
+/* --- beginning --------------------------------------------------------------------------------------------------- */
 
 /* Ask the kernel for the tiles' registers; 0 where it grants them. */
 EXPORT int request_tiles(void) {

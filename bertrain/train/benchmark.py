@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import tempfile
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from bertrain.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.train import compute, parallel
 from bertrain.train.examples import open_for
+from bertrain.train.isa import cpu_name
 from bertrain.train.loop import train
 from bertrain.train.runs import Run
 from bertrain.train.settle import draw_seed, find_token_budget, settle
@@ -44,6 +46,8 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
         timed = [line for line in lines if line["kind"] == "step"][warm_up:]
         on_gpu = ranks.device.type == "cuda"
         seconds = [sum(line["seconds"].values()) for line in timed]
+        in_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        peak = torch.cuda.max_memory_allocated(ranks.device) if on_gpu else in_process
         samples = timed[-1]["samples"] - timed[0]["samples"]
         return {
             "ms_per_step": 1e3 * statistics.median(seconds),
@@ -56,10 +60,10 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
             "warm_up_steps": warm_up,
             "ranks": ranks.world,
             "threads": torch.get_num_threads(),
-            "device": torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu",
+            "device": torch.cuda.get_device_name(ranks.device) if on_gpu else cpu_name(),
             "computing_with": compute.choose(settings, ranks.device)[1],
             "precision": settings.train.precision,
             "token_budget": settings.batch.token_budget,
-            "peak_memory_gib": torch.cuda.max_memory_allocated(ranks.device) / 2**30 if on_gpu else None,
+            "peak_memory_gib": peak / 2**30,
             "last_loss": timed[-1]["loss"],
         }

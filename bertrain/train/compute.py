@@ -410,7 +410,7 @@ def choose(settings: Settings, device: torch.device) -> tuple[bool, str]:
         usable, reason = False, f"{torch.cuda.get_device_name(device)} has no FP8"
     if precision == "fp8" and not usable:
         raise UserError(f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16")
-    instructions = f"; {isa.describe(settings.train.isa)}" if device.type == "cpu" else ""
+    instructions = f"; {isa.describe(settings.train.isa, precision)}" if device.type == "cpu" else ""
     return usable, f"{'fused kernels' if usable else 'plain PyTorch'}, {precision} ({reason}){instructions}"
 
 

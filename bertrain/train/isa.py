@@ -90,8 +90,10 @@ def cap_isa(wish: Wish) -> None:
     os.environ.update(cap)
 
 
-def describe(wish: Wish) -> str:
-    """What products on this CPU may use, and by whose word."""
+def describe(wish: Wish, precision: str = "") -> str:
+    """What products on this CPU may use, and by whose word; what they cannot use in this precision."""
     newest = usable(wish)
+    if precision == "fp16" and newest == "amx" and "amx_fp16" not in cpu_flags():
+        return "instructions up to avx512 (this CPU has no AMX for fp16)"
     reason = "train.isa" if wish != "auto" else "the environment's cap" if _capped_outside() else "all this CPU has"
     return f"instructions up to {newest} ({reason})" if newest else "no vector instructions that we know of"

@@ -6,6 +6,7 @@ between CPUs. A run that no launcher started is one rank, and never touches torc
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import platform
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertrain.errors import LostRankError, SaidElsewhereError, UserError
+from bertrain.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
 from bertrain.launch.binding import Binding, bind, node_of_pci_device
 from bertrain.notation import parse_duration
 from bertrain.settings import TrainSettings
@@ -160,6 +161,26 @@ def gpu_nodes(local_world: int) -> list[int | None]:
     return nodes
 
 
+def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
+    """Who carries tensors between ranks; UserError where PyTorch, or a rank without a GPU of its own, cannot."""
+    # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
+    has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
+    if wish == "auto":
+        return "nccl" if has_own_gpu else "gloo"
+    if wish == "nccl" and not has_own_gpu:
+        raise AgreedError("train.backend nccl needs a GPU for each rank; use --train.backend auto")
+    if wish == "ccl":
+        try:
+            importlib.import_module("oneccl_bindings_for_pytorch")  # makes itself known to PyTorch
+        except ImportError:
+            raise AgreedError(
+                "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo"
+            ) from None
+    if not dist.is_backend_available(wish):
+        raise AgreedError(f"train.backend {wish}: this PyTorch was built without it; use --train.backend gloo")
+    return wish
+
+
 def count_ranks() -> int:
     """The ranks of this run, by its launcher's word."""
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -187,10 +208,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
         if store is None:
             yield Ranks(0, 1, device, whereabouts=whereabouts, bindings=bindings)
         else:
-            # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
-            has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
-            backend = "nccl" if has_own_gpu else "gloo"
-            with _connected(backend, store, rank, world):
+            with _connected(choose_backend(settings.backend, device, local_world), store, rank, world):
                 control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
                 store.set(BEGUN, "1")  # here every rank is connected with every other, so none has yet to look for it
                 yield Ranks(rank, world, device, control, store, whereabouts, bindings)

@@ -88,3 +88,12 @@ def test_the_command_line_caps_a_run_and_says_so(tmp_path_factory: pytest.TempPa
         "pretrain", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run", *arguments
     )
     assert "instructions up to avx2 (train.isa)" in done.stdout
+
+
+def test_fp16_without_its_own_amx_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2", "avx512bw", "amx_tile", "amx_bf16"})
+    monkeypatch.setattr(isa, "_capped_outside", lambda: None)
+    assert isa.describe("auto", "fp16") == "instructions up to avx512 (this CPU has no AMX for fp16)"
+    assert isa.describe("auto", "bf16") == "instructions up to amx (all this CPU has)"
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2", "avx512bw", "amx_tile", "amx_fp16"})
+    assert isa.describe("auto", "fp16") == "instructions up to amx (all this CPU has)"

@@ -121,3 +121,13 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     unknown = words.count(shards.vocabulary.id_of("[UNK]"))
     assert unknown > 0
     assert bertrain.data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))
+
+
+def test_precision_as_intels_scripts_name_it(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    command = ("pretrain", "bert-tiny", "--data", data, "--dry-run", *helpers.tiny_arguments(train__max_steps=2))
+    said = helpers.bertrain(*command, "--precision", "avx-fp32").stdout
+    assert "fp32" in said
+    refused = helpers.bertrain(*command, "--precision", "avx-fp32", "--isa", "amx", check=False)
+    assert refused.returncode == 2
+    assert "--precision avx-fp32 is fp32 up to avx512, and --isa says amx" in refused.stderr
