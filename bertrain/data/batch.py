@@ -48,8 +48,7 @@ class Batch:
         Where padding lies between the sequences, as in the policy `padded`, it stays.
         """
         tokens, sequences, predictions = self.num_tokens, self.num_sequences, self.num_predictions
-        starts, end = self.cu_seqlens[:sequences], self.cu_seqlens[sequences]
-        if end != tokens or not torch.equal(starts, self.cls_positions[:sequences].to(starts.dtype)):
+        if self.cu_seqlens[sequences] != tokens or (self.nsp_labels[:sequences] == IGNORED).any():
             return self
         return replace(
             self,

@@ -2,8 +2,8 @@
 
    cpu.py compiles this file with the user's compiler and calls it through ctypes; tensors arrive as pointers. Widths of
    rows are multiples of 16, but for those of logits. Each function's twin, which says what it computes, is the Triton
-   kernel's. Sums over tokens are written in parts and added in a fixed order, so two runs of as many threads are bitwise
-   equal.
+   kernel's. Sums over tokens are written in parts and added in a fixed order, so two runs of as many threads are equal
+   bit for bit.
 
    Contents: arithmetic, dropout, tiles, products, attention, LayerNorm, GELU, embeddings, cross-entropy, LAMB. */
 
@@ -864,7 +864,7 @@ EXPORT void embed_backward(
     }
 }
 
-/* Add rows to those of a table that `ids` name. Each thread has columns of its own, so the order is that of the rows. */
+/* Add rows to those of a table that `ids` name. Each thread has columns of its own: rows are added in their order. */
 EXPORT void add_rows(const float *values, const int64_t *ids, float *table, long rows, long width) {
 #pragma omp parallel for schedule(static)
     for (long strip = 0; strip < width; strip += 64)
@@ -932,7 +932,7 @@ EXPORT void cross_entropy(
 /* Moments, and the update in the gradient's place; squares [chunks, 2] of weights and update. Chunks as in lamb.py. */
 EXPORT void lamb_update(
     const float *weights, float *gradients, float *first, float *second, const int64_t *chunks, long num_chunks,
-    long chunk_size, float *squares, float clip, float decay, float beta1, float beta2, float eps, float correction1,
+    long chunk_size, float *squares, float clip, float decay, double beta1, double beta2, float eps, float correction1,
     float correction2
 ) {
 #pragma omp parallel for schedule(static)
@@ -946,9 +946,9 @@ EXPORT void lamb_update(
             const __m512 gradient = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside, gradients + i), _mm512_set1_ps(clip));
             __m512 mean = _mm512_maskz_loadu_ps(inside, first + i),
                    variance = _mm512_maskz_loadu_ps(inside, second + i);
-            mean = _mm512_fmadd_ps(_mm512_sub_ps(gradient, mean), _mm512_set1_ps(1 - beta1), mean);
-            const __m512 square = _mm512_mul_ps(_mm512_mul_ps(gradient, gradient), _mm512_set1_ps(1 - beta2));
-            variance = _mm512_fmadd_ps(variance, _mm512_set1_ps(beta2), square);
+            mean = _mm512_fmadd_ps(_mm512_sub_ps(gradient, mean), _mm512_set1_ps((float)(1 - beta1)), mean);
+            const __m512 square = _mm512_mul_ps(_mm512_mul_ps(gradient, gradient), _mm512_set1_ps((float)(1 - beta2)));
+            variance = _mm512_fmadd_ps(variance, _mm512_set1_ps((float)beta2), square);
             const __m512 deviation = _mm512_sqrt_ps(_mm512_mul_ps(variance, _mm512_set1_ps(correction2)));
             const __m512 ratio = _mm512_div_ps(
                 _mm512_mul_ps(mean, _mm512_set1_ps(correction1)), _mm512_add_ps(deviation, _mm512_set1_ps(eps))

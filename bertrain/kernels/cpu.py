@@ -29,7 +29,8 @@ FLAGS = (
     *("-std=c11", "-O3", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-fopenmp"),
     *("-march=skylake-avx512", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 )
-FLOAT, LONG, INT, BITS, SEED = ctypes.c_float, ctypes.c_long, ctypes.c_int, ctypes.c_uint32, ctypes.c_int64
+FLOAT, DOUBLE, LONG, INT = ctypes.c_float, ctypes.c_double, ctypes.c_long, ctypes.c_int
+BITS, SEED = ctypes.c_uint32, ctypes.c_int64
 
 
 def computes(tensor: Tensor) -> bool:
@@ -293,11 +294,12 @@ def lamb_update(
 ) -> Tensor:  # fmt: skip
     """Moments, and the update in the gradient's place; squares [chunks, 2] of weights and updates."""
     squares = torch.empty(len(chunks), 2)
-    corrections = (1 / (1 - beta ** step.item()) for beta in (beta1, beta2))
-    numbers = float(clip), weight_decay, beta1, beta2, eps, *corrections
+    corrections = (FLOAT(1 / (1 - beta ** step.item())) for beta in (beta1, beta2))
+    # 1 - beta loses half its digits in float32, so these travel in float64.
+    numbers = FLOAT(float(clip)), FLOAT(weight_decay), DOUBLE(beta1), DOUBLE(beta2), FLOAT(eps), *corrections
     _call(
         "lamb_update", parameters, gradients, first, second, chunks, LONG(len(chunks)), LONG(chunk_size), squares,
-        *map(FLOAT, numbers),
+        *numbers,
     )  # fmt: skip
     return squares
 

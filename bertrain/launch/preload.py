@@ -114,15 +114,17 @@ def computes_on_cpu(device: str) -> bool:
 
 def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
     """Begin this command anew with the libraries it works best with, unless it has them or computes on a GPU."""
-    is_command = Path(sys.argv[0]).name in ("bertrain", "__main__.py")  # not a program that uses the package
+    # `python [-u] -m bertrain`, or the script that pip made; not a program that uses the package.
+    is_command = any(Path(word).name == "bertrain" for word in sys.orig_argv[1:4])
     if not is_command or not computes_on_cpu(device) or sys.platform != "linux":
         return
     environment = {} if STARTED_AGAIN in os.environ else choose(allocator, openmp).environment
     if environment:
         sys.stdout.flush()
         sys.stderr.flush()
-        command = [sys.executable, "-m", "bertrain", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **environment, STARTED_AGAIN: "1"})
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **environment, STARTED_AGAIN: "1"}
+        )
     if "malloc" not in os.environ.get("LD_PRELOAD", ""):
         keep_memory()
 
