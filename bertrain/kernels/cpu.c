@@ -24,6 +24,8 @@
 
 typedef uint16_t bf16;
 
+enum { DONE = 0, NO_MEMORY = 1 }; /* what every kernel returns */
+
 /* --- arithmetic ---------------------------------------------------------------------------------------------- */
 
 static inline __m512 load16(const bf16 *place) {
@@ -164,13 +166,15 @@ typedef struct {
 
 static const size_t HUGE_PAGE = (size_t)2 << 20;
 
-/* At least `size` bytes in huge pages, kept from call to call: tiles are read in strides that small pages slow down. */
-static void *room_for(Room *room, size_t size) {
-    if (size <= room->size) return room->place;
+/* At least `size` bytes in huge pages, kept from call to call: tiles are read in strides that small pages slow down.
+   NULL where the system has no memory to give. */
+static char *room_for(Room *room, size_t size) {
+    if (room->place && size <= room->size) return room->place;
     if (room->place) munmap(room->place, room->size);
-    size = ROUND_UP(size, HUGE_PAGE);
+    *room = (Room){NULL, 0};
+    size = ROUND_UP(size + 1, HUGE_PAGE); /* an empty bin wants a place, too */
     char *raw = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED) abort();
+    if (raw == MAP_FAILED) return NULL;
     char *aligned = (char *)ROUND_UP((uintptr_t)raw, HUGE_PAGE);
     if (aligned > raw) munmap(raw, aligned - raw);
     munmap(aligned + size, raw + HUGE_PAGE - aligned);
@@ -179,8 +183,16 @@ static void *room_for(Room *room, size_t size) {
     return aligned;
 }
 
-static Room shared_room;
-static __thread Room own_room;
+static Room shared_room, thread_rooms;
+
+/* Room for each thread of the next parallel region, huge pages of its own, which `own_room` finds in there. */
+static char *rooms_for(size_t size_each) {
+    return room_for(&thread_rooms, ROUND_UP(size_each, HUGE_PAGE) * omp_get_max_threads());
+}
+
+static inline void *own_room(size_t size_each) {
+    return thread_rooms.place + ROUND_UP(size_each, HUGE_PAGE) * omp_get_thread_num();
+}
 
 /* --- tiles ------------------------------------------------------------------------------------------------------
 
@@ -358,26 +370,26 @@ static void add_block(const float *block, float *out, long pitch, long rows, lon
 
 /* gradient [n, k] (+)= dy [t, n]' x [t, k], in float32: what PyTorch's products of bf16 on a CPU have no form of, and
    are slow at, since both sides lie across the sum. */
-EXPORT void weight_gradient(
+EXPORT int weight_gradient(
     const bf16 *dy, long dy_pitch, const bf16 *x, long x_pitch, float *gradient, long n, long k, long t, int accumulate
 ) {
     const long panels = (k + 31) / 32, depth = ROUND_UP(t, 32);
     const long row_blocks = (n + ROWS - 1) / ROWS, column_blocks = (k + COLUMNS - 1) / COLUMNS;
-    bf16 *right = room_for(&shared_room, panels * 32 * depth * sizeof(bf16));
+    const size_t left_size = (size_t)ROWS * DEPTH * sizeof(bf16), sums_size = (size_t)ROWS * COLUMNS * sizeof(float);
+    bf16 *right = (bf16 *)room_for(&shared_room, panels * 32 * depth * sizeof(bf16));
+    if (!right || !rooms_for(left_size + sums_size)) return NO_MEMORY;
 #pragma omp parallel
     {
         begin_tiles();
 #pragma omp for schedule(static)
         for (long p = 0; p < panels; p++) pack_across(right + p * 32 * depth, x + p * 32, x_pitch, k - p * 32, t, 0);
-        const size_t left_size = (size_t)ROWS * DEPTH * sizeof(bf16),
-                     sums_size = (size_t)ROWS * COLUMNS * sizeof(float);
-        bf16 *left = room_for(&own_room, left_size + sums_size);
+        bf16 *left = own_room(left_size + sums_size);
         float *sums = (float *)((char *)left + left_size);
 #pragma omp for schedule(dynamic, 1)
         for (long task = 0; task < row_blocks * column_blocks; task++) {
             const long row = task / column_blocks * ROWS, column = task % column_blocks * COLUMNS;
             const long rows = MIN(ROWS, n - row), columns = MIN(COLUMNS, k - column);
-            for (long first = 0; first < t; first += DEPTH) {
+            for (long first = 0; first == 0 || first < t; first += DEPTH) { /* once for no tokens: zeros are written */
                 const long ks = MIN(DEPTH, t - first);
                 for (long i = 0; i < rows; i += 32)
                     pack_across(left + i * DEPTH, dy + first * dy_pitch + row + i, dy_pitch, rows - i, ks, 1);
@@ -393,6 +405,7 @@ EXPORT void weight_gradient(
         }
         _tile_release();
     }
+    return DONE;
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------
@@ -456,19 +469,20 @@ static void store_rows(const float *blocks, bf16 *out, long pitch, long rows, lo
         }
 }
 
-EXPORT void attention_forward(
+EXPORT int attention_forward(
     const bf16 *qkv, const int32_t *bounds, long sequences, long heads, long size, bf16 *out, float *lse, long tokens,
     int64_t seed, long site, uint32_t threshold
 ) {
     const Attention a = {qkv, bounds, sequences, heads, size, dropout_of(seed, site, threshold)};
     const long longest = ROUND_UP(longest_of(&a), 32), depth = ROUND_UP(size, 32), pitch = 3 * heads * size;
     const float scale = 1.4426950408889634f / sqrtf((float)size);
+    const size_t side = (size_t)longest * depth; /* elements of a packed query, key or value */
+    const size_t room = (3 * side + 32 * longest) * sizeof(bf16) + (32 * (longest + depth)) * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
         begin_tiles();
-        const size_t side = (size_t)longest * depth; /* elements of a packed query, key or value */
-        bf16 *query =
-            room_for(&own_room, (3 * side + 32 * longest) * sizeof(bf16) + (32 * (longest + depth)) * sizeof(float));
+        bf16 *query = own_room(room);
         bf16 *key = query + side, *value = key + side, *weights = value + side;
         float *scores = (float *)(weights + 32 * longest), *result = scores + 32 * longest;
 #pragma omp for schedule(dynamic, 1)
@@ -510,6 +524,7 @@ EXPORT void attention_forward(
         }
         _tile_release();
     }
+    return DONE;
 }
 
 /* Two rows of a panel of the right side, whose rows are k's: 16 columns as pairs. */
@@ -540,7 +555,7 @@ store_turned(const float *block, bf16 *out, long pitch, long rows, long columns,
 }
 
 /* Writes dqkv, and the sums of its rows over each sequence [sequences, 3, heads, size]. */
-EXPORT void attention_backward(
+EXPORT int attention_backward(
     const bf16 *qkv, const int32_t *bounds, long sequences, long heads, long size, const bf16 *out, const float *lse,
     const bf16 *dout, bf16 *dqkv, float *sums, long tokens, int64_t seed, long site, uint32_t threshold
 ) {
@@ -549,12 +564,14 @@ EXPORT void attention_backward(
     const float scale = 1.4426950408889634f / sqrtf((float)size);
     const float gradient_scale = 1 / sqrtf((float)size);
     memset(sums, 0, sequences * pitch * sizeof(float));
+    const size_t side = (size_t)longest * depth, square = (size_t)longest * longest;
+    const size_t halves = 7 * side + 2 * square + 32 * longest, wholes = 64 * longest + 32 * depth;
+    const size_t room = halves * sizeof(bf16) + wholes * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
         begin_tiles();
-        const size_t side = (size_t)longest * depth, square = (size_t)longest * longest;
-        const size_t halves = 7 * side + 2 * square + 32 * longest, wholes = 64 * longest + 32 * depth;
-        bf16 *query = room_for(&own_room, halves * sizeof(bf16) + wholes * sizeof(float));
+        bf16 *query = own_room(room);
         bf16 *key = query + side, *value = key + side, *arriving = value + side; /* for scores and their gradient */
         bf16 *key_columns = arriving + side;                                     /* for the gradient of queries */
         bf16 *query_turned = key_columns + side, *arriving_turned = query_turned + side; /* of keys and values */
@@ -643,6 +660,7 @@ EXPORT void attention_backward(
         }
         _tile_release();
     }
+    return DONE;
 }
 
 /* --- LayerNorm(residual + dropout(x + bias)) --------------------------------------------------------------------- */
@@ -665,14 +683,16 @@ normalise(float *z, float total, const float *weight, const float *shift, float 
     statistics[1] = rstd;
 }
 
-EXPORT void norm_forward(
+EXPORT int norm_forward(
     const bf16 *x, const float *bias, const bf16 *residual, const float *weight, const float *shift, bf16 *y,
     float *statistics, long rows, long width, float eps, int64_t seed, long site, uint32_t threshold
 ) {
     const Dropout dropout = dropout_of(seed, site, threshold);
+    const size_t room = width * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
-        float *z = room_for(&own_room, width * sizeof(float));
+        float *z = own_room(room);
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++) {
             __m512 total = _mm512_setzero_ps();
@@ -688,6 +708,7 @@ EXPORT void norm_forward(
             for (long c = 0; c < width; c += 16) store16(y + row * width + c, _mm512_load_ps(z + c));
         }
     }
+    return DONE;
 }
 
 /* The gradient dz of a row whose normed values and arriving gradients are given, and its share of two column sums. */
@@ -714,15 +735,17 @@ static void norm_gradient(
 }
 
 /* Writes a row of partial sums for each thread: [threads, 3, width] of the bias, LayerNorm's weight and its shift. */
-EXPORT void norm_backward(
+EXPORT int norm_backward(
     const bf16 *dy, const bf16 *second, const bf16 *x, const float *bias, const bf16 *residual, const float *weight,
     const float *statistics, bf16 *dx, bf16 *dresidual, float *partials, long rows, long width, int64_t seed, long site,
     uint32_t threshold
 ) {
     const Dropout dropout = dropout_of(seed, site, threshold);
+    const size_t room = 6 * width * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
-        float *normed = room_for(&own_room, 6 * width * sizeof(float));
+        float *normed = own_room(room);
         float *arriving = normed + width, *dz = arriving + width, *own = dz + width;
         memset(own, 0, 3 * width * sizeof(float));
 #pragma omp for schedule(static)
@@ -750,25 +773,29 @@ EXPORT void norm_backward(
         }
         memcpy(partials + 3 * width * omp_get_thread_num(), own, 3 * width * sizeof(float));
     }
+    return DONE;
 }
 
 /* --- GELU(x + bias) ---------------------------------------------------------------------------------------------- */
 
-EXPORT void gelu_forward(const bf16 *x, const float *bias, bf16 *y, long rows, long width) {
+EXPORT int gelu_forward(const bf16 *x, const float *bias, bf16 *y, long rows, long width) {
 #pragma omp parallel for schedule(static)
     for (long row = 0; row < rows; row++)
         for (long c = 0; c < width; c += 16) {
             const __m512 v = _mm512_add_ps(load16(x + row * width + c), _mm512_loadu_ps(bias + c));
             store16(y + row * width + c, _mm512_mul_ps(v, distribution16(v)));
         }
+    return DONE;
 }
 
 /* Partial sums [threads, width] of the bias's gradient. */
-EXPORT void
+EXPORT int
 gelu_backward(const bf16 *dy, const bf16 *x, const float *bias, bf16 *dx, float *partials, long rows, long width) {
+    const size_t room = width * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
-        float *own = room_for(&own_room, width * sizeof(float));
+        float *own = own_room(room);
         memset(own, 0, width * sizeof(float));
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++)
@@ -781,6 +808,7 @@ gelu_backward(const bf16 *dy, const bf16 *x, const float *bias, bf16 *dx, float 
             }
         memcpy(partials + width * omp_get_thread_num(), own, width * sizeof(float));
     }
+    return DONE;
 }
 
 /* --- embeddings: dropout(LayerNorm(word + position + segment)) --------------------------------------------------- */
@@ -799,16 +827,18 @@ static inline __m512 embedded16(const Embedded *e, long row, long column, long w
     );
 }
 
-EXPORT void embed_forward(
+EXPORT int embed_forward(
     const bf16 *words, const float *positions, const float *segments, const int64_t *word_ids,
     const int64_t *position_ids, const int64_t *segment_ids, const float *weight, const float *shift, bf16 *y,
     float *statistics, long rows, long width, float eps, int64_t seed, long site, uint32_t threshold
 ) {
     const Embedded embedded = {words, positions, segments, word_ids, position_ids, segment_ids};
     const Dropout dropout = dropout_of(seed, site, threshold);
+    const size_t room = width * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
-        float *z = room_for(&own_room, width * sizeof(float));
+        float *z = own_room(room);
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++) {
             __m512 total = _mm512_setzero_ps();
@@ -824,10 +854,11 @@ EXPORT void embed_forward(
             }
         }
     }
+    return DONE;
 }
 
 /* dsum [rows, width], and partial sums [threads, 4, width]: of LayerNorm's weight and shift, of segments 0 and 1. */
-EXPORT void embed_backward(
+EXPORT int embed_backward(
     const bf16 *dy, const bf16 *second, const bf16 *words, const float *positions, const float *segments,
     const int64_t *word_ids, const int64_t *position_ids, const int64_t *segment_ids, const float *weight,
     const float *statistics, float *dsum, float *partials, long rows, long width, int64_t seed, long site,
@@ -835,9 +866,11 @@ EXPORT void embed_backward(
 ) {
     const Embedded embedded = {words, positions, segments, word_ids, position_ids, segment_ids};
     const Dropout dropout = dropout_of(seed, site, threshold);
+    const size_t room = 7 * width * sizeof(float);
+    if (!rooms_for(room)) return NO_MEMORY;
 #pragma omp parallel
     {
-        float *normed = room_for(&own_room, 7 * width * sizeof(float));
+        float *normed = own_room(room);
         float *arriving = normed + width, *dz = arriving + width, *own = dz + width;
         memset(own, 0, 4 * width * sizeof(float));
 #pragma omp for schedule(static)
@@ -862,10 +895,11 @@ EXPORT void embed_backward(
         }
         memcpy(partials + 4 * width * omp_get_thread_num(), own, 4 * width * sizeof(float));
     }
+    return DONE;
 }
 
 /* Add rows to those of a table that `ids` name. Each thread has columns of its own: rows are added in their order. */
-EXPORT void add_rows(const float *values, const int64_t *ids, float *table, long rows, long width) {
+EXPORT int add_rows(const float *values, const int64_t *ids, float *table, long rows, long width) {
 #pragma omp parallel for schedule(static)
     for (long strip = 0; strip < width; strip += 64)
         for (long row = 0; row < rows; row++)
@@ -875,12 +909,13 @@ EXPORT void add_rows(const float *values, const int64_t *ids, float *table, long
                     place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(values + row * width + c))
                 );
             }
+    return DONE;
 }
 
 /* --- cross-entropy ----------------------------------------------------------------------------------------------- */
 
 /* Turns logits [rows, pitch] into their gradient times `scale`; columns from `vocabulary` on are padding. */
-EXPORT void cross_entropy(
+EXPORT int cross_entropy(
     bf16 *logits, const int64_t *labels, float *losses, float *corrects, long rows, long pitch, long vocabulary,
     float scale
 ) {
@@ -925,12 +960,13 @@ EXPORT void cross_entropy(
         losses[row] = (maximum - at_label + logf(total)) * scale;
         corrects[row] = (float)is_first;
     }
+    return DONE;
 }
 
 /* --- LAMB and AdamW over flat buffers ---------------------------------------------------------------------------- */
 
 /* Moments, and the update in the gradient's place; squares [chunks, 2] of weights and update. Chunks as in lamb.py. */
-EXPORT void lamb_update(
+EXPORT int lamb_update(
     const float *weights, float *gradients, float *first, float *second, const int64_t *chunks, long num_chunks,
     long chunk_size, float *squares, float clip, float decay, double beta1, double beta2, float eps, float correction1,
     float correction2
@@ -963,10 +999,11 @@ EXPORT void lamb_update(
         squares[2 * chunk] = _mm512_reduce_add_ps(weight_squares);
         squares[2 * chunk + 1] = _mm512_reduce_add_ps(update_squares);
     }
+    return DONE;
 }
 
 /* weights -= rates[tensor] * update, and the new weights in bf16 where a copy is kept. */
-EXPORT void lamb_apply(
+EXPORT int lamb_apply(
     float *weights, const float *updates, bf16 *copy, const int64_t *chunks, long num_chunks, long chunk_size,
     const float *rates
 ) {
@@ -982,6 +1019,7 @@ EXPORT void lamb_apply(
             if (copy) store_some(copy + i, inside, changed);
         }
     }
+    return DONE;
 }
 
 /* --- beginning --------------------------------------------------------------------------------------------------- */

@@ -31,6 +31,7 @@ FLAGS = (
 )
 FLOAT, DOUBLE, LONG, INT = ctypes.c_float, ctypes.c_double, ctypes.c_long, ctypes.c_int
 BITS, SEED = ctypes.c_uint32, ctypes.c_int64
+DONE = 0
 
 
 def computes(tensor: Tensor) -> bool:
@@ -133,7 +134,8 @@ def _call(name: str, *arguments: Any) -> None:
             values.append(ctypes.c_void_p(argument.data_ptr()))
         else:
             values.append(ctypes.c_void_p() if argument is None else argument)
-    getattr(_load()[0], name)(*values)
+    if getattr(_load()[0], name)(*values) != DONE:
+        raise MemoryError(f"the kernel {name} can't allocate memory to work in")
 
 
 def _partials(*shape: int) -> Tensor:

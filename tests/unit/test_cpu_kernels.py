@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,42 @@ def test_lamb_matches_twin(padding: int) -> None:
     first.step(3, apply=False)
     for one, other in zip(first.buffers[::2], second.buffers[::2], strict=True):
         assert torch.equal(one, other), "a step that is not applied leaves all as it was"
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+LIMITED = """
+import resource, torch
+from pathlib import Path
+from bertrain.kernels import cpu
+cpu.available()
+torch.set_num_threads(1)
+x, gradient = torch.zeros(4096, 4096, dtype=torch.bfloat16), torch.zeros(4096, 4096)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20),) * 2)
+try:
+    cpu.weight_gradient(x, x, gradient, accumulate=False)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@needs_kernels
+def test_want_of_memory_is_an_error_of_python() -> None:
+    told = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    assert told.stdout == "the kernel weight_gradient can't allocate memory to work in\n"
+
+
+@needs_kernels
+def test_empty_bins() -> None:
+    empty, bounds, seed = random(0, 3, 4, 64), torch.zeros(3, dtype=torch.int32), torch.tensor([1])
+    out, sums = cpu.attention_forward(empty, bounds, 0.1, seed, 0)
+    dqkv, partials = cpu.attention_backward(empty, out, sums, out, bounds, 0.1, seed, 0)
+    assert len(dqkv) == 0
+    assert not partials.any()
+    gradient = torch.ones(64, 32)
+    cpu.weight_gradient(random(0, 64), random(0, 32), gradient, accumulate=False)
+    assert not gradient.any()
 
 
 # --- compiling ------------------------------------------------------------------------------------------------------
