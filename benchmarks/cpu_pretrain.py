@@ -415,14 +415,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--quick", action="store_true", help="bf16 only")
     parser.add_argument("--limit", type=float, default=120, help="seconds for each group, once it is ready")
-    parser.add_argument("--groups", type=int, nargs="+", help="only these groups, by number, and no ranks")
+    parser.add_argument("--groups", type=int, nargs="+", help="only these, by number; the others stay in the output")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         serve(Case(**json.loads(arguments.case)), arguments.data)
         return
+    groups = plan(arguments.threads, arguments.layers, quick=arguments.quick)
+    numbers = arguments.groups or list(range(len(groups) + 1))  # the last one is that of ranks
     results: list[dict[str, Any]] = []
+    if arguments.groups and arguments.output and arguments.output.exists():
+        results = [one for one in json.loads(arguments.output.read_text()) if one["group"] not in numbers]
     about = machine(arguments.threads)
 
     def note(case: Case, figures: dict[str, Any], **more: Any) -> None:
@@ -434,21 +438,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for length, count in ((512, 400), (128, 1000)):
             write_examples(Path(folder) / str(length), length, count)
-        for number, group in enumerate(plan(arguments.threads, arguments.layers, quick=arguments.quick)):
-            if arguments.groups and number not in arguments.groups:
+        for number in numbers:
+            if number < len(groups):
+                data = Path(folder) / str(groups[number][0].max_seq_length)
+                for case, figures in zip(
+                    groups[number], side_by_side(groups[number], data, arguments.limit), strict=True
+                ):
+                    note(case, figures, group=number)
                 continue
-            figures = side_by_side(group, Path(folder) / str(group[0].max_seq_length), arguments.limit)
-            for case, one in zip(group, figures, strict=True):
-                note(case, one, group=number)
-        if arguments.threads > 1 and not arguments.groups:
             case = Case("bertrain", 512, "bf16", 16, 5, arguments.threads, arguments.layers)
-            for ranks in (1, arguments.threads, 1, arguments.threads):
-                reached = ranks_case(Path(folder) / "512", ranks, case)
-                note(
-                    replace(case, system="bertrain --benchmark", threads=arguments.threads // ranks),
-                    reached,
-                    ranks=ranks,
-                )
+            for ranks in (1, arguments.threads) * 3:
+                one = replace(case, system="bertrain --benchmark", threads=arguments.threads // ranks)
+                note(one, ranks_case(Path(folder) / "512", ranks, case), group=number, ranks=ranks)
     show(results)
 
 
