@@ -8,8 +8,9 @@ next sentence, exact loss, LAMB with float32 masters, gradients clipped to norm 
 a Batch in pinned host memory to updated weights, and is `bertrain.train.loop.train_step`, which the trainer calls.
 Sequences per second are real tokens per second over 254.5, the mean length of MLPerf's Wikipedia set.
 
-Peer: Transformers' BertForPreTraining, bf16 autocast, sdpa attention, torch.compile, padded to 512, fused AdamW (which
-computes less than LAMB), the same examples in the same order.
+Peers: Transformers' BertForPreTraining, bf16 autocast, torch.compile, fused AdamW (which computes less than LAMB), on
+the same examples in the same order: padded to 512 with sdpa attention, which is how it comes; and its layers on our
+flat bins with the flash attention that PyTorch has built in, for which one has to write the code.
 
 NVIDIA's published 1,095 sequences/s per H200 and 1,141 per H100 include the all-reduce of 8 and 4 GPUs, overlapped;
 here is one GPU.
@@ -217,23 +218,47 @@ def breakdown(action: Any, steps: list[Step]) -> None:
         print(f"{per_step:8.3f} ms {row.count / len(steps):7.1f} x  {row.key[:100]}")
 
 
-def transformers_padded(shards: Shards, workload: Workload, budget: int, count: int) -> dict[str, Any]:
-    """BertForPreTraining, compiled, on the same examples: as many padded rows as the bin has tokens for."""
+def transformers_model(attention: str) -> Any:
     from transformers import BertConfig, BertForPreTraining
 
-    settings = settings_for(workload, budget, "bf16")
-    rows = budget // workload.max_seq_length
     config = BertConfig(
         vocab_size=30528, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     )
-    config._attn_implementation = "sdpa"
-    model = BertForPreTraining(config).to(DEVICE).train()
+    config._attn_implementation = attention
+    return BertForPreTraining(config).to(DEVICE).train()
+
+
+def time_peer(
+    system: str, workload: Workload, budget: int, count: int, model: Any, loss_of: Any, given: list[tuple[Step, Any]]
+) -> dict[str, Any]:
+    """A peer's steps from pinned memory to updated weights; `given` are steps with its own form of their tensors."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
-    compiled = torch.compile(model)
+    compiled = torch.compile(loss_of)
+    by_number = [given[i % len(given)] for i in range(count)]
+    queue = iter(by_number)
+
+    def action(_: Step) -> None:
+        _, tensors = next(queue)
+        on_device = {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in tensors.items()}
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = compiled(**on_device)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ms, tokens, start_up = time_steps(action, [step for step, _ in by_number], 8)
+    return figures(system, workload, budget, "bf16", ms, tokens, start_up)
+
+
+def transformers_padded(shards: Shards, workload: Workload, budget: int, count: int) -> dict[str, Any]:
+    """BertForPreTraining as it is: as many padded rows as the bin has tokens for."""
+    settings = settings_for(workload, budget, "bf16")
+    rows, model = budget // workload.max_seq_length, transformers_model("sdpa")
     loader = Loader(shards, replace(settings, batch=replace(settings.batch, tokens=0, sequences=rows, policy="padded")))
-    steps = [loader.step(i, i * rows) for i in range(min(count, 24))]
-    inputs = []
-    for step in steps:
+    given = []
+    for number in range(min(count, 24)):
+        step = loader.step(number, number * rows)
         batch, grid = step.bins[0], (rows, workload.max_seq_length)
         labels = torch.full((budget,), IGNORED)
         real = batch.mlm_labels != IGNORED
@@ -246,22 +271,61 @@ def transformers_padded(shards: Shards, workload: Workload, budget: int, count: 
             "labels": labels.view(grid),
             "next_sentence_label": batch.nsp_labels[batch.nsp_labels != IGNORED],
         }
-        inputs.append({name: tensor.pin_memory() for name, tensor in tensors.items()})
-    by_number = [(steps[i % len(steps)], inputs[i % len(steps)]) for i in range(count)]
-    queue = iter(by_number)
+        given.append((step, {name: tensor.pin_memory() for name, tensor in tensors.items()}))
 
-    def action(_: Step) -> None:
-        _, given = next(queue)
-        on_device = {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in given.items()}
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = compiled(**on_device).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss_of(**tensors: torch.Tensor) -> torch.Tensor:
+        return model(**tensors).loss
 
-    ms, tokens, start_up = time_steps(action, [step for step, _ in by_number], 8)
-    return figures("transformers, compiled, padded", workload, budget, "bf16", ms, tokens, start_up)
+    return time_peer("transformers, compiled, padded", workload, budget, count, model, loss_of, given)
+
+
+def flash_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    *,
+    dropout: float,
+    scaling: float,
+    bounds: torch.Tensor,
+    longest: int,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """PyTorch's own flash attention over sequences one after another, as an attention of Transformers."""
+    flat = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    limits = (bounds, bounds, longest, longest)
+    out = torch.ops.aten._flash_attention_forward(*flat, *limits, dropout, False, False, scale=scaling)
+    return out[0][None], None
+
+
+def transformers_flattened(shards: Shards, workload: Workload, budget: int, count: int) -> dict[str, Any]:
+    """Their model on our bins: no padding, flash attention, and words looked up for masked rows alone."""
+    from torch.nn.functional import cross_entropy
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("ragged_of_torch", flash_attention)
+    model = transformers_model("ragged_of_torch")
+    settings = settings_for(workload, budget, "bf16")
+    steps = make_steps(shards, settings, min(count, 24))
+
+    def loss_of(**given: torch.Tensor) -> torch.Tensor:
+        (hidden,) = model.bert(
+            input_ids=given["input_ids"][None],
+            token_type_ids=given["segment_ids"][None],
+            position_ids=given["position_ids"][None],
+            bounds=given["cu_seqlens"],
+            longest=workload.max_seq_length,
+        ).last_hidden_state
+        pooled = model.bert.pooler(hidden[given["cls_positions"]][:, None])
+        words = model.cls.predictions(hidden[given["mlm_positions"]])
+        masked = cross_entropy(words, given["mlm_labels"], ignore_index=IGNORED)
+        return masked + cross_entropy(model.cls.seq_relationship(pooled), given["nsp_labels"], ignore_index=IGNORED)
+
+    names = ("input_ids", "segment_ids", "position_ids", "cu_seqlens", "cls_positions", "mlm_positions")
+    names += ("mlm_labels", "nsp_labels")
+    given = [(step, {name: getattr(step.bins[0], name) for name in names}) for step in steps]
+    return time_peer("transformers, compiled, flattened", workload, budget, count, model, loss_of, given)
 
 
 def versions() -> dict[str, Any]:
@@ -309,15 +373,16 @@ def main() -> None:
                     note(bertrain(shards, workload, budget, precision, arguments.steps, profile=arguments.profile))
                 if not arguments.without_peers and budget == budgets[0]:
                     note(transformers_padded(shards, workload, budget, arguments.steps))
-    peers = {(one["workload"], one["token_budget"]): one for one in results if one["system"] != "bertrain"}
+                    note(transformers_flattened(shards, workload, budget, arguments.steps))
+    peers = {(one["workload"], one["token_budget"]): one for one in results if one["system"].endswith("padded")}
     print(
-        f"{'system':<32}{'rows':>5}{'tokens':>8}{'prec.':>6}{'ms':>9}{'tokens/s':>10}{'seq/s':>8}{'GiB':>7}{'ratio':>7}"
+        f"{'system':<35}{'rows':>5}{'tokens':>8}{'prec.':>6}{'ms':>9}{'tokens/s':>10}{'seq/s':>8}{'GiB':>7}{'padded':>7}"
     )
     for one in results:
         peer = peers.get((one["workload"], one["token_budget"]))
         ratio = f"{one['real_tokens_per_s'] / peer['real_tokens_per_s']:>7.2f}" if peer else ""
         print(
-            f"{one['system']:<32}{one['max_seq_length']:>5}{one['token_budget']:>8}{one['precision']:>6}"
+            f"{one['system']:<35}{one['max_seq_length']:>5}{one['token_budget']:>8}{one['precision']:>6}"
             f"{one['ms_per_step']:>9.2f}{one['real_tokens_per_s']:>10,}{one['sequences_per_s']:>8.0f}"
             f"{one['peak_memory_gib']:>7.1f}{ratio}"
         )

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
@@ -99,7 +100,7 @@ def run_once(nproc: int, arguments: list[str], meeting: Meeting | None = None) -
         max_restarts=0,  # torchrun's agent would also start ranks again that ended in a sentence
         monitor_interval=0.2,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        shutdown_timeout=SAVING_S,
+        **_time_to_save(LaunchConfig),
     )
     try:
         elastic_launch(config, sys.executable)("-u", *arguments)
@@ -107,6 +108,11 @@ def run_once(nproc: int, arguments: list[str], meeting: Meeting | None = None) -
         in_order = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         return {rank: failure.exitcode for rank, failure in in_order}
     return {}
+
+
+def _time_to_save(config: type[Any]) -> dict[str, Any]:
+    """How long ranks may save after a signal; before PyTorch 2.13 it is 30 seconds and cannot be set."""
+    return {"shutdown_timeout": SAVING_S} if "shutdown_timeout" in {field.name for field in fields(config)} else {}
 
 
 def what_befell(codes: Mapping[int, int]) -> str:
