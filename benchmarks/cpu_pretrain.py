@@ -1,6 +1,6 @@
 """BERT-Large pre-training on a CPU: bertrain's own step against Transformers, same examples, same cores, one run.
 
-    python benchmarks/cpu_pretrain.py [--output benchmarks/results/cpu_pretrain.json] [--quick]
+    python benchmarks/cpu_pretrain.py [--output benchmarks/results/cpu_pretrain.json] [--ipex PYTHON]
 
 The measure: 24 layers of 1024, 16 heads, vocabulary padded to 30,528, hidden and attention dropout 0.1, masked words
 and next sentence, AdamW with float32 masters, gradients clipped to norm 1. Two workloads with the lengths of Wikipedia
@@ -10,6 +10,8 @@ A step runs from a Batch in memory to updated weights, and is `bertrain.train.lo
 Peer: Transformers' BertForPreTraining in the same precision, sdpa attention, padded, torch's fused AdamW, the same
 examples in the same steps, eager and through torch.compile. In bf16 it has 1,024 slots at a time and bertrain 2,048
 tokens, for which it needs less memory; in fp32 and bf32 both have 512, as two of them have to fit into 24 GiB.
+With an environment for it (torch 2.8.0, intel-extension-for-pytorch 2.8.0, transformers 4.51.3, and what bertrain
+imports), also what Intel's extension makes of it: by `ipex.optimize`, and by `ipex.fast_bert` without padding.
 
 The ceiling is what torch.mm reaches on the products of a step (all layers and the words, forward and backward, as
 long as the step's real tokens), one after another into memory that is there. Its rate times the step's time are the
@@ -47,7 +49,7 @@ Action = Callable[[int], float]
 class Case:
     """One process: a system, a workload, a precision, and how many examples make an update."""
 
-    system: str  # bertrain, transformers, transformers compiled, or products
+    system: str  # one of SYSTEMS
     max_seq_length: int
     precision: str
     rows: int
@@ -161,9 +163,11 @@ def transformers(case: Case, folder: Path) -> tuple[list[Any], Action]:
         num_attention_heads=16,
         intermediate_size=4096,
     )
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "eager" if case.system == "ipex fast_bert" else "sdpa"  # it reads eager's masks alone
     model = BertForPreTraining(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=not case.system.startswith("ipex"))
+    if case.system.startswith("ipex"):
+        model, optimizer = by_intel(case.system, model, optimizer)
     called = torch.compile(model) if case.system.endswith("compiled") else model
     steps, inputs = make_steps(case, folder, "padded"), []
     for step in steps:
@@ -196,6 +200,19 @@ def transformers(case: Case, folder: Path) -> tuple[list[Any], Action]:
         return total
 
     return steps, act
+
+
+def by_intel(system: str, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """What Intel's extension makes of them: all that it has for any model, or its own BERT without padding."""
+    import intel_extension_for_pytorch as ipex
+    import torch
+
+    if system == "ipex":
+        return ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True)
+    torch.manual_seed(1)
+    model, _ = ipex.fast_bert(model, dtype=torch.bfloat16, optimizer=optimizer, unpad=True)
+    # Its own AdamW ends in a segmentation fault (2.8.0), so PyTorch's, without float32 masters, which is less to do.
+    return model, torch.optim.AdamW(model.parameters(), 1e-5, foreach=False)
 
 
 def products(case: Case, folder: Path) -> tuple[list[Any], Action]:
@@ -233,6 +250,8 @@ SYSTEMS = {
     "bertrain": bertrain,
     "transformers": transformers,
     "transformers compiled": transformers,
+    "ipex": transformers,
+    "ipex fast_bert": transformers,
     "products": products,
 }
 
@@ -252,7 +271,9 @@ def serve(case: Case, folder: Path) -> None:
     torch.set_num_threads(case.threads)
     steps, act = SYSTEMS[case.system](case, folder)
     loss = act(0)
-    print(json.dumps({"start_up_s": round(time.perf_counter() - begin, 1)}), flush=True)
+    packages = ("torch", "transformers", "intel_extension_for_pytorch")
+    versions = {name: str(sys.modules[name].__version__) for name in packages if name in sys.modules}
+    print(json.dumps({"start_up_s": round(time.perf_counter() - begin, 1)} | versions), flush=True)
     for number, _ in enumerate(sys.stdin, start=1):
         step = steps[number % len(steps)]
         begin = time.perf_counter()
@@ -297,20 +318,21 @@ def environment(system: str) -> dict[str, str]:
     from bertrain.launch.preload import choose
 
     chosen = choose("auto", "auto").environment
-    if system.startswith("transformers"):
+    if system not in ("bertrain", "products"):
         chosen.pop("MALLOC_CONF", None)  # to keep all that was given back would take memory which it needs
-    return {**os.environ, **chosen, "OMP_WAIT_POLICY": "passive"}
+    path = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return {**os.environ, **chosen, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": path}
 
 
 class Server:
     """A process that does steps when it is asked to."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
-        self.case, self.told, self.start_up_s = case, list[dict[str, Any]](), 0.0
-        command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(asdict(case)), "--data", str(folder)]
+    def __init__(self, case: Case, folder: Path, python: str) -> None:
+        self.case, self.told = case, list[dict[str, Any]]()
+        command = [python, "-W", "ignore", __file__, "--case", json.dumps(asdict(case)), "--data", str(folder)]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment(case.system), **pipes)
-        self.start_up_s = self._read()["start_up_s"]
+        self.about = self._read()
 
     def _read(self) -> dict[str, Any]:
         for line in self.process.stdout:
@@ -340,14 +362,14 @@ class Server:
             "slowest_and_fastest": [round(min(rates), 1), round(max(rates), 1)],
             "gflops": round(sum(one["flops"] for one in self.told) / seconds / 1e9),
             "peak_memory_gib": self.told[-1]["peak_memory_gib"],
-            "start_up_s": self.start_up_s,
             "rounds": len(self.told),
-        }
+        } | self.about
 
 
-def side_by_side(cases: list[Case], folder: Path, limit_s: float) -> list[dict[str, Any]]:
+def side_by_side(cases: list[Case], folder: Path, limit_s: float, ipex: str) -> list[dict[str, Any]]:
     """Step by step in turns, so that what else the machine does slows all of them alike."""
-    servers = [Server(case, folder) for case in cases]
+    pythons = [ipex if case.system.startswith("ipex") else sys.executable for case in cases]
+    servers = [Server(case, folder, python) for case, python in zip(cases, pythons, strict=True)]
     begin, rounds = time.perf_counter(), 0
     while rounds < 2 or (time.perf_counter() - begin < limit_s and rounds < 40):
         for server in servers:
@@ -356,8 +378,8 @@ def side_by_side(cases: list[Case], folder: Path, limit_s: float) -> list[dict[s
     return [server.end() for server in servers]
 
 
-def plan(threads: int, layers: int, *, quick: bool) -> list[list[Case]]:
-    """Groups of cases that are run side by side, the headline first; `quick` leaves out all but bf16."""
+def plan(threads: int, layers: int) -> list[list[Case]]:
+    """Groups of cases that are run side by side, the headline first; the one for ranks is empty."""
 
     def group(systems: list[str], length: int, precision: str, rows: int, at_once: int = 2048) -> list[Case]:
         return [Case(system, length, precision, rows, 12, threads, layers, at_once) for system in systems]
@@ -365,12 +387,13 @@ def plan(threads: int, layers: int, *, quick: bool) -> list[list[Case]]:
     sizes = ((512, 16), (128, 64))
     peers = ("transformers", "transformers compiled")
     groups = [group(["bertrain", "products", peer], *size, "bf16", rows) for *size, rows in sizes for peer in peers]
-    if quick:
-        return groups
     for length, rows in sizes:
         groups.append([*group(["bertrain"], length, "bf16", rows), *group(["bertrain"], length, "fp32", rows, 1024)])
         for precision in ("fp32", "bf32"):
             groups += [group(["bertrain", "products", peer], length, precision, rows // 4, 512) for peer in peers]
+    groups.append([])
+    for length, rows in sizes:
+        groups += [group(["bertrain", peer], length, "bf16", rows) for peer in ("ipex fast_bert", "ipex")]
     return groups
 
 
@@ -414,7 +437,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--quick", action="store_true", help="bf16 only")
+    parser.add_argument("--ipex", default="", help="the python of an environment with intel-extension-for-pytorch")
     parser.add_argument("--limit", type=float, default=120, help="seconds for each group, once it is ready")
     parser.add_argument("--groups", type=int, nargs="+", help="only these, by number; the others stay in the output")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -423,15 +446,18 @@ def main() -> None:
     if arguments.case:
         serve(Case(**json.loads(arguments.case)), arguments.data)
         return
-    groups = plan(arguments.threads, arguments.layers, quick=arguments.quick)
-    numbers = arguments.groups or list(range(len(groups) + 1))  # the last one is that of ranks
+    groups = plan(arguments.threads, arguments.layers)
+    possible = [number for number, group in enumerate(groups) if arguments.ipex or "ipex" not in str(group)]
+    numbers = arguments.groups or possible
+    if set(numbers) - set(possible):
+        raise SystemExit(f"groups are numbered 0 to {len(groups) - 1}, and those of Intel's extension want --ipex")
     results: list[dict[str, Any]] = []
     if arguments.groups and arguments.output and arguments.output.exists():
         results = [one for one in json.loads(arguments.output.read_text()) if one["group"] not in numbers]
     about = machine(arguments.threads)
 
     def note(case: Case, figures: dict[str, Any], **more: Any) -> None:
-        results.append(asdict(case) | more | figures | about)
+        results.append(about | asdict(case) | more | figures)
         print(json.dumps(asdict(case) | more | figures), flush=True)
         if arguments.output:
             arguments.output.write_text(json.dumps(results, indent=1) + "\n")
@@ -440,11 +466,10 @@ def main() -> None:
         for length, count in ((512, 400), (128, 1000)):
             write_examples(Path(folder) / str(length), length, count)
         for number in numbers:
-            if number < len(groups):
-                data = Path(folder) / str(groups[number][0].max_seq_length)
-                for case, figures in zip(
-                    groups[number], side_by_side(groups[number], data, arguments.limit), strict=True
-                ):
+            if group := groups[number]:
+                data = Path(folder) / str(group[0].max_seq_length)
+                reached = side_by_side(group, data, arguments.limit, arguments.ipex)
+                for case, figures in zip(group, reached, strict=True):
                     note(case, figures, group=number)
                 continue
             case = Case("bertrain", 512, "bf16", 16, 5, arguments.threads, arguments.layers)
