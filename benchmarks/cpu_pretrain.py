@@ -26,7 +26,6 @@ bertrain would choose, peers too. fp32 and bf32 take a quarter of the examples, 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import platform
@@ -35,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,25 +72,14 @@ class Case:
 
 def write_examples(folder: Path, max_seq_length: int, count: int) -> None:
     """Examples of random words with Wikipedia's lengths."""
-    import numpy as np
+    from workload import random_examples
 
     from bertrain.data.tokenizer import Vocabulary
-    from bertrain.data.write import Example, write_shards
+    from bertrain.data.write import write_shards
 
-    with open(HERE / f"wikipedia-{max_seq_length}.csv") as file:
-        rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
-    lengths, weights = np.array([row for row in rows if row[0] >= 5], dtype=np.float64).T
-    draw, vocabulary = np.random.default_rng(0), Vocabulary.load()
-    start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
-
-    def examples() -> Iterator[Example]:
-        for length in draw.choice(lengths.astype(np.int64), count, p=weights / weights.sum()).tolist():
-            tokens = draw.integers(1000, len(vocabulary.words), length)
-            middle = int(draw.integers(2, length - 2))
-            tokens[[0, middle, -1]] = start, separator, separator
-            yield Example(tokens.tolist(), middle + 1, bool(draw.random() < 0.5))
-
-    write_shards(folder, examples(), vocabulary, preparation={}, rows_per_shard=65536)
+    vocabulary = Vocabulary.load()
+    examples = random_examples(count, vocabulary, max_seq_length)
+    write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
 
 
 def settings_for(case: Case, policy: str = "budget") -> Any:
@@ -151,8 +139,7 @@ def transformers(case: Case, folder: Path) -> tuple[list[Any], Action]:
     """BertForPreTraining on the same examples, padded."""
     import torch
     from transformers import BertConfig, BertForPreTraining
-
-    from bertrain.data.batch import IGNORED
+    from workload import padded_inputs
 
     if case.precision == "bf32":
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
@@ -171,19 +158,7 @@ def transformers(case: Case, folder: Path) -> tuple[list[Any], Action]:
     called = torch.compile(model) if case.system.endswith("compiled") else model
     steps, inputs = make_steps(case, folder, "padded"), []
     for step in steps:
-        batch, grid = step.bins[0], (case.rows, case.max_seq_length)
-        slots = case.rows * case.max_seq_length
-        labels = torch.full((slots,), IGNORED)
-        real = batch.mlm_labels != IGNORED
-        labels[batch.mlm_positions[real]] = batch.mlm_labels[real]
-        ids = batch.input_ids[:slots].view(grid)
-        given = {
-            "input_ids": ids,
-            "attention_mask": (ids != 0).long(),
-            "token_type_ids": batch.segment_ids[:slots].view(grid),
-            "labels": labels.view(grid),
-            "next_sentence_label": batch.nsp_labels[batch.nsp_labels != IGNORED],
-        }
+        given = padded_inputs(step.bins[0], case.rows, case.max_seq_length)
         parts = {name: tensor.split(case.rows_at_once) for name, tensor in given.items()}
         inputs.append([dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)])
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from gpu_kernels import median_us
-from loader import random_examples, wikipedia_lengths
+from workload import padded_inputs, random_examples, wikipedia_lengths
 
 from bertrain.config import resolve
 from bertrain.data.batch import IGNORED
@@ -259,18 +259,7 @@ def transformers_padded(shards: Shards, workload: Workload, budget: int, count: 
     given = []
     for number in range(min(count, 24)):
         step = loader.step(number, number * rows)
-        batch, grid = step.bins[0], (rows, workload.max_seq_length)
-        labels = torch.full((budget,), IGNORED)
-        real = batch.mlm_labels != IGNORED
-        labels[batch.mlm_positions[real]] = batch.mlm_labels[real]
-        ids = batch.input_ids[:budget].view(grid)
-        tensors = {
-            "input_ids": ids,
-            "attention_mask": (ids != 0).long(),
-            "token_type_ids": batch.segment_ids[:budget].view(grid),
-            "labels": labels.view(grid),
-            "next_sentence_label": batch.nsp_labels[batch.nsp_labels != IGNORED],
-        }
+        tensors = padded_inputs(step.bins[0], rows, workload.max_seq_length)
         given.append((step, {name: tensor.pin_memory() for name, tensor in tensors.items()}))
 
     def loss_of(**tensors: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ cache is warm. Writes benchmarks/results/loader.json.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -17,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from workload import random_examples
 
 from bertrain.config import resolve
 from bertrain.data.batching import choose_policy
@@ -29,29 +28,11 @@ from bertrain.data.loader import Loader
 from bertrain.data.masking import count_predictions
 from bertrain.data.shards import Shards
 from bertrain.data.tokenizer import Vocabulary
-from bertrain.data.write import Example, write_shards
+from bertrain.data.write import write_shards
 from bertrain.train.isa import cpu_name
 
 HERE = Path(__file__).parent
 STEP = 768
-
-
-def wikipedia_lengths(count: int, seed: int) -> np.ndarray[Any, Any]:
-    """Lengths drawn from the published histogram; the few under five tokens cannot hold a pair."""
-    with open(HERE / "wikipedia-512.csv") as file:
-        rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
-    lengths, weights = np.array([row for row in rows if row[0] >= 5], dtype=np.float64).T
-    return np.random.default_rng(seed).choice(lengths.astype(np.int64), count, p=weights / weights.sum())
-
-
-def random_examples(count: int, vocabulary: Vocabulary) -> Iterator[Example]:
-    draw = np.random.default_rng(1)
-    start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
-    for length in wikipedia_lengths(count, seed=0).tolist():
-        tokens = draw.integers(1000, len(vocabulary.words), length)
-        middle = int(draw.integers(2, length - 2))
-        tokens[[0, middle, -1]] = start, separator, separator
-        yield Example(tokens.tolist(), middle + 1, bool(draw.random() < 0.5))
 
 
 def median_seconds(action: Callable[[int], object], repeats: int) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loader import random_examples
+from workload import random_examples
 
 from bertrain.config import resolve
 from bertrain.data.shards import Shards

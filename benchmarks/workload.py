@@ -1,0 +1,51 @@
+"""What benchmarks train on: random words in Wikipedia's lengths, and the same batch as Transformers wants it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertrain.data.batch import IGNORED, Batch
+from bertrain.data.tokenizer import Vocabulary
+from bertrain.data.write import Example
+
+HERE = Path(__file__).parent
+
+
+def wikipedia_lengths(count: int, seed: int, max_seq_length: int = 512) -> np.ndarray[Any, Any]:
+    """Lengths drawn from the published histogram for 512 tokens or 128; the few under five cannot hold a pair."""
+    with open(HERE / f"wikipedia-{max_seq_length}.csv") as file:
+        rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
+    lengths, weights = np.array([row for row in rows if row[0] >= 5], dtype=np.float64).T
+    return np.random.default_rng(seed).choice(lengths.astype(np.int64), count, p=weights / weights.sum())
+
+
+def random_examples(count: int, vocabulary: Vocabulary, max_seq_length: int = 512) -> Iterator[Example]:
+    draw = np.random.default_rng(1)
+    start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
+    for length in wikipedia_lengths(count, seed=0, max_seq_length=max_seq_length).tolist():
+        tokens = draw.integers(1000, len(vocabulary.words), length)
+        middle = int(draw.integers(2, length - 2))
+        tokens[[0, middle, -1]] = start, separator, separator
+        yield Example(tokens.tolist(), middle + 1, bool(draw.random() < 0.5))
+
+
+def padded_inputs(batch: Batch, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """A bin of the policy `padded` under the names that Transformers' BertForPreTraining knows."""
+    slots = rows * columns
+    labels = torch.full((slots,), IGNORED)
+    real = batch.mlm_labels != IGNORED
+    labels[batch.mlm_positions[real]] = batch.mlm_labels[real]
+    ids = batch.input_ids[:slots].view(rows, columns)
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "token_type_ids": batch.segment_ids[:slots].view(rows, columns),
+        "labels": labels.view(rows, columns),
+        "next_sentence_label": batch.nsp_labels[batch.nsp_labels != IGNORED],
+    }
