@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
 
 from bertrain.kernels.backend import INTERPRETED
 
@@ -134,7 +135,10 @@ def _call(name: str, *arguments: Any) -> None:
             values.append(ctypes.c_void_p(argument.data_ptr()))
         else:
             values.append(ctypes.c_void_p() if argument is None else argument)
-    if getattr(_load()[0], name)(*values) != DONE:
+    # A profiler sees what PyTorch computes, and this as another operator, with its tensors' sizes.
+    with _RecordFunctionFast(f"_{name}", [one for one in arguments if isinstance(one, Tensor)]):
+        code = getattr(_load()[0], name)(*values)
+    if code != DONE:
         raise MemoryError(f"the kernel {name} can't allocate memory to work in")
 
 

@@ -202,12 +202,13 @@ def _measure(
     with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.most_steps)) as steps:
         work = Work(state, settings, ranks, steps, Stopwatch(device))
         is_fused = isinstance(state.compute, compute.FusedCompute)
+        in_graphs = is_fused and device.type == "cuda"
         one_by_one: Recording | None = None
-        if is_fused:  # inside of a graph nobody knows which operator launched a kernel, so first without
+        if in_graphs:  # inside of a graph nobody knows which operator launched a kernel, so first without
             state.compute.uses_graphs = False  # type: ignore[attr-defined]
             work.run(EAGER_WARM_UP)
             one_by_one = work.record(plan.recorded, folder, with_sizes=True)
-            state.compute.uses_graphs = device.type == "cuda"  # type: ignore[attr-defined]
+            state.compute.uses_graphs = True  # type: ignore[attr-defined]
         ceilings = measure_ceilings(device, settings.train.precision)
         work.run(plan.warm_up)
         ranks.from_first(0)
@@ -216,7 +217,7 @@ def _measure(
             telemetry.wait_until_begun()
             records = work.run(plan.steps)
             iterations = work.rows_of(records)
-            recording = work.record(plan.recorded, folder, with_sizes=not is_fused, keep=plan.with_trace)
+            recording = work.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
         finally:
             telemetry.stop()
         if not recording.launches:

@@ -30,11 +30,12 @@ IDLE = "idle between launches"
 
 KERNEL_PARTS = {
     "_plan_kernel": ATTENTION, "_attention_": ATTENTION, "_backward_query": ATTENTION, "_backward_key": ATTENTION,
-    "_norm_": NORM, "_gelu_": GELU, "_embed_": EMBEDDINGS, "_position_kernel": EMBEDDINGS, "_rows_kernel": HEADS,
-    "_lamb_": OPTIMIZER, "_column_sum": SUMS, "_turn_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
+    "_norm_": NORM, "_gelu_": GELU, "_embed_": EMBEDDINGS, "_position_kernel": EMBEDDINGS, "_add_rows": EMBEDDINGS,
+    "_rows_kernel": HEADS, "_cross_entropy": HEADS, "_lamb_": OPTIMIZER, "_column_sum": SUMS,
+    "_turn_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
 }  # fmt: skip
 """Kernels of our own by how their names begin."""
-PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear"}
+PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
 OPERATOR_PARTS = {
     "bmm": ATTENTION, "baddbmm": ATTENTION, "_softmax": ATTENTION, "_softmax_backward_data": ATTENTION,
     "index_select": ATTENTION, "_log_softmax": HEADS, "_log_softmax_backward_data": HEADS, "nll_loss_forward": HEADS,

@@ -23,7 +23,8 @@ REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"
 """What places of the loop (`watchdog.PLACES`) are called in a trace; forward and backward are told apart below."""
 BOTH, FORWARD, BACKWARD = "forward and backward", "forward", "backward"
 DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
-FIRST_OF_FORWARD, LAST_OF_FORWARD = "_plan_kernel", "_rows_kernel"  # the fused path's: tiles, and the words' loss
+FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: the attention's tiles; on a CPU, embeddings
+LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the words' loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +214,10 @@ def _sizes(operator: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
 def _split_forward_and_backward(launches: list[Launch]) -> list[Launch]:
     """What was launched as both is one of the two.
 
-    The fused path launches them as one graph, which the kernels of the attention's plan and of the words' loss divide.
+    The fused path marks neither: its first kernel and that of the words' loss divide them.
     The plain path marks its forward passes; what else it launches meanwhile is backward.
     """
-    is_fused = any(launch.name == LAST_OF_FORWARD for launch in launches)
+    is_fused = any(launch.name in LAST_OF_FORWARD for launch in launches)
     current, found = "data", []
     for launch in launches:
         region = launch.region
@@ -225,10 +226,10 @@ def _split_forward_and_backward(launches: list[Launch]) -> list[Launch]:
         elif launch.kind == "copy" and "HtoD" in launch.name:
             region = "data"
         elif region == BOTH:
-            if launch.name == FIRST_OF_FORWARD:
+            if launch.name in FIRST_OF_FORWARD:
                 current = FORWARD
             region = current if is_fused else BACKWARD
-            if launch.name == LAST_OF_FORWARD:
+            if launch.name in LAST_OF_FORWARD:
                 current = BACKWARD
         else:
             current = "data"

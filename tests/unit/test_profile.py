@@ -15,6 +15,7 @@ import pytest
 
 from bertrain.cli import app
 from bertrain.errors import UserError
+from bertrain.kernels import cpu
 from bertrain.observe.console import PHASES
 from bertrain.observe.profile import profile, settings_to_profile
 from bertrain.observe.profile_report import profile_report, read_roofline
@@ -107,6 +108,26 @@ def test_the_roofline_accounts_for_the_step(profiled: Path, capsys: pytest.Captu
     assert parts["query, key, value"].measured_ms > 0
     assert parts["attention"].measured_ms > 0
     assert facts["ceilings"]["operations_per_s"] > 0
+
+
+@pytest.mark.skipif(not cpu.available()[0], reason=cpu.available()[1])
+def test_kernels_for_cpus_are_seen(tmp_path: Path) -> None:
+    """In C, and no operators of PyTorch's, yet in the tables under the part of the model they belong to."""
+    wide = helpers.tiny_settings(
+        model__hidden_size=64, model__num_heads=2, model__intermediate_size=256, train__precision="bf16"
+    )
+    profile(wide, tmp_path / "out", steps=3, warm_up=2)
+    calls = {line["name"]: int(line["calls"]) for line in read_csv(next(tmp_path.rglob("kernels.csv")))}
+    layers, recorded = wide.model.num_layers, calls["_embed_forward"]
+    assert calls["_attention_forward"] == calls["_attention_backward"] == layers * recorded
+    assert calls["_norm_forward"] == calls["_norm_backward"] >= 2 * layers * recorded
+    launches = read_csv(next(tmp_path.rglob("launches.csv.gz")))
+    regions = {line["name"]: line["region"] for line in launches if line["name"].startswith("_")}
+    assert regions["_gelu_forward"] == "forward"
+    assert regions["_gelu_backward"] == regions["_weight_gradient"] == "backward"
+    assert regions["_lamb_update"] == "optimizer"
+    measured = {one.part: one.measured_ms for one in read_roofline(tmp_path / "out")[0]}
+    assert all(measured[part] > 0 for part in ("attention", "GELU", "feed-forward", "query, key, value"))
 
 
 class Whole(HTMLParser):
