@@ -7,12 +7,12 @@ with the same values as fp32. `--glue` and `--squad` are the folders that `bertr
 
 Both train in bf16 with AdamW on what JOBS says, from the same tokens, and are scored by bertrain's figures of the
 task; theirs are worked out of the logits that `Trainer.predict` gives. Ours goes through `finetune_many`. Theirs pads
-each batch to its longest row, a multiple of 8, loads with 4 workers, and neither logs nor saves. Its figures are from
-eager runs; its speed also from a short compiled one, and the better of the two is compared with.
+each batch to its longest row, a multiple of 8, loads with 4 workers, and neither logs nor saves.
 
-Speed is taken by one clock: a mark on the device as each step begins. `steady` is by the median from one step to the
-next, `whole` by all steps and the time before the first (weights, kernels, workers), without the evaluation. What it
-takes to read and tokenise is the same for both, and left out. Memory is the run's peak, evaluation included.
+Figures come first, from whole runs, several at a time in processes of their own (`--together`), as most of them wait
+for the host. Then speeds, one short run at a time with the machine to itself, theirs eager and compiled, of which the
+better is compared with: the median from one step to the next in the second half of SPEED_STEPS, by marks on the device.
+Reading and tokenising is the same for both, and left out. Memory is the peak of that short run.
 
 A row is written as soon as there is one; those that FILE holds already are not run again.
 """
@@ -24,7 +24,10 @@ import gc
 import json
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,9 +48,10 @@ from bertrain.train.examples import open_task, words_for
 from bertrain.train.finetune import finetune_many, resolve_task
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-BATCH, EVALUATION_BATCH, WORKERS = 32, 128, 4
-COMPILED_STEPS = 200  # of which the second half is measured
+EVALUATION_BATCH, WORKERS = 128, 4
 OURS, THEIRS, COMPILED = "bertrain", "trainer", "trainer, compiled"
+SPEED_STEPS = {OURS: 400, THEIRS: 150, COMPILED: 200}  # of which the second half is measured
+SECONDS_PER_STEP = {OURS: 0.004, THEIRS: 0.04}  # to share out runs by, roughly
 NOT_OF_THE_TASK = ("examples", "latency", "train_")  # how the names of figures about speed begin
 
 
@@ -60,6 +64,8 @@ class Job:
     learning_rate: float
     epochs: float
     goal: float = 0.0
+    batch: int = 32
+    dropout: float = 0.1  # of hidden states and attention; before the last layer it stays 0.1
 
 
 JOBS = {  # what is worth most comes first, as the time may run out
@@ -86,7 +92,9 @@ class Work:
 def prepare(job: Job, weights: Path, data: Path, runs: Path, max_steps: int) -> Work:
     length = {"train.epochs": 0, "train.max_steps": max_steps} if max_steps else {"train.epochs": job.epochs}
     overrides = length | {
-        "batch.sequences": BATCH,
+        "batch.sequences": job.batch,
+        "model.hidden_dropout": job.dropout,
+        "model.attention_dropout": job.dropout,
         "optimizer.learning_rate": job.learning_rate,
         "train.precision": "bf16" if DEVICE.type == "cuda" else "fp32",
         "evaluate.every_epochs": 0,  # at the end
@@ -115,6 +123,7 @@ def described(work: Work) -> dict[str, Any]:
         "weight_decay": settings.optimizer.weight_decay,
         "epsilon": settings.optimizer.epsilon,
         "clip_norm": settings.optimizer.clip_norm,
+        "dropout": settings.model.hidden_dropout,
         "max_seq_length": settings.data.max_seq_length,
         "precision": settings.train.precision,
     }
@@ -150,7 +159,7 @@ def at_each_step(mark: Callable[[], None]) -> Iterator[None]:
 
 
 def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bool = False) -> dict[str, float]:
-    """A run of Transformers' Trainer; returns its figures, if it is not compiled to measure its speed alone."""
+    """A run of Transformers' Trainer; returns its figures, if it is no short one for the speed alone."""
     from transformers import (
         AutoTokenizer,
         DataCollatorWithPadding,
@@ -167,9 +176,6 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
 
     settings = work.settings
     optimizer, train = settings.optimizer, settings.train
-    max_steps = -1 if train.epochs else train.max_steps  # -1: by epochs
-    if compiled:
-        max_steps = min(COMPILED_STEPS, train.max_steps) if max_steps > 0 else COMPILED_STEPS
     set_seed(seed)
     model = their_model(work)
     with tempfile.TemporaryDirectory() as folder:
@@ -178,7 +184,7 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
             per_device_train_batch_size=settings.batch.sequences,
             per_device_eval_batch_size=EVALUATION_BATCH,
             num_train_epochs=train.epochs or 1,
-            max_steps=max_steps,
+            max_steps=-1 if train.epochs else train.max_steps,  # -1: by epochs
             learning_rate=optimizer.learning_rate,
             lr_scheduler_type="linear",
             warmup_steps=settings.schedule.warmup_share,  # below 1 it is a share
@@ -211,7 +217,7 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        if compiled:
+        if not train.epochs:
             return {}
         figures: dict[str, float] = {}
         for name, split in work.task.held_out().items():
@@ -224,12 +230,19 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
 def their_model(work: Work) -> Any:
     from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
+    dropout = work.settings.model.hidden_dropout
+    common: dict[str, Any] = {
+        "dtype": torch.float32,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+        "classifier_dropout": work.settings.model.head_dropout,
+    }
     if work.task.head == "span":
-        return AutoModelForQuestionAnswering.from_pretrained(work.weights, dtype=torch.float32)
+        return AutoModelForQuestionAnswering.from_pretrained(work.weights, **common)
     is_number = work.task.head == "regress"
     return AutoModelForSequenceClassification.from_pretrained(
         work.weights,
-        dtype=torch.float32,
+        **common,
         num_labels=1 if is_number else len(work.task.labels),
         problem_type="regression" if is_number else "single_label_classification",
     )
@@ -272,8 +285,8 @@ def flat_outputs(predictions: Any, block: Block) -> Outputs:
 # --- measuring ----------------------------------------------------------------------------------------------
 
 
-def measure(work: Work, system: str, seed: int) -> dict[str, Any]:
-    """One run as a row of the result."""
+def measure(work: Work, system: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One run: its figures, and how fast it was."""
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
@@ -284,93 +297,83 @@ def measure(work: Work, system: str, seed: int) -> dict[str, Any]:
     else:
         figures = run_trainer(work, seed, watch.mark, compiled=system == COMPILED)
     start_up, *steps = watch.seconds(watch.lap())  # of all steps but the last, which the evaluation follows
-    whole = time.perf_counter() - began
-    usual = steps[len(steps) // 2 :] if system == COMPILED else steps
     if system == COMPILED:
         torch.compiler.reset()
-    return {
-        "task": work.task.name,
-        "system": system,
+    about = {"task": work.task.name, "system": system, "settings": described(work)}
+    usual = statistics.median(steps[len(steps) // 2 :])
+    return about | {
         "seed": seed,
-        "settings": described(work),
         "main_figure": work.task.main_figure,
         "figures": figures,
         "steps": len(steps) + 1,
-        "ms_per_step": round(1e3 * statistics.median(usual), 3),
-        "steady_per_s": round(BATCH / statistics.median(usual), 1),
-        "whole_per_s": round(BATCH * len(steps) / (start_up + sum(steps)), 1),
+        "seconds": round(time.perf_counter() - began, 1),
+    }, about | {
+        "steps": len(steps) + 1,
+        "ms_per_step": round(1e3 * usual, 3),
+        "steady_per_s": round(work.settings.batch.sequences / usual, 1),
         "start_up_s": round(start_up, 2),
-        "steps_s": round(sum(steps), 2),
-        "rest_s": round(whole - start_up - sum(steps), 2),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if DEVICE.type == "cuda" else None,
     }
 
 
-def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarise(figures: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line for each task: both systems' main figure, of 100, and speed."""
     summary = []
     for name, job in JOBS.items():
-        ours, theirs, compiled = (
-            [row for row in rows if row["task"] == job.task and row["system"] == system]
-            for system in (OURS, THEIRS, COMPILED)
-        )
-        if not ours and not theirs:
-            continue
-        line: dict[str, Any] = {"task": name, "figure": (ours or theirs)[0]["main_figure"], "goal": job.goal}
-        for system, some in ((OURS, ours), (THEIRS, theirs)):
-            if some:
-                line[system] = of_seeds(some)
-        if compiled:
-            line[COMPILED] = {"steady_per_s": compiled[0]["steady_per_s"]}
-        if ours and theirs:
+        line: dict[str, Any] = {"task": name, "goal": job.goal}
+        for system in (OURS, THEIRS, COMPILED):
+            rows = [row for row in figures if (row["task"], row["system"]) == (job.task, system)]
+            speed = [row for row in speeds if (row["task"], row["system"]) == (job.task, system)]
+            line[system] = (of_seeds(rows) if rows else {}) | (speed[0] if speed else {})
+            if rows:
+                line["figure"] = rows[0]["main_figure"]
+        if line[OURS] and line[THEIRS]:
             line |= compare(line)
-        summary.append(line)
+        if line[OURS] or line[THEIRS]:
+            summary.append(line)
     return summary
 
 
 def of_seeds(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard error of the main figure; medians of what speed and memory were."""
+    """Mean and standard error of the main figure."""
     scale = 1 if rows[0]["task"].startswith("squad") else 100  # SQuAD's figures are in percent as they come
     values = [scale * row["figures"][row["main_figure"]] for row in rows]
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    speeds = {name: round(statistics.median(row[name] for row in rows), 1) for name in ("steady_per_s", "whole_per_s")}
-    peak = max((row["peak_memory_gib"] or 0.0) for row in rows)
-    return {"mean": statistics.fmean(values), "standard_error": error, "values": values, "peak_gib": peak} | speeds
+    return {"mean": statistics.fmean(values), "standard_error": error, "values": values}
 
 
 def compare(line: dict[str, Any]) -> dict[str, Any]:
     """How far ours lies above theirs, in standard errors of the difference, and how much faster it is."""
-    ours, theirs = line[OURS], line[THEIRS]
-    errors = [ours["standard_error"], theirs["standard_error"]]
-    error = None if None in errors else math.hypot(*errors)
-    best = max(theirs["steady_per_s"], line.get(COMPILED, {}).get("steady_per_s", 0.0))
-    return {
-        "difference": ours["mean"] - theirs["mean"],
-        "difference_in_errors": (ours["mean"] - theirs["mean"]) / error if error else None,
-        "steady_ratio": round(ours["steady_per_s"] / best, 2),
-        "whole_ratio": round(ours["whole_per_s"] / theirs["whole_per_s"], 2),
-    }
+    ours, theirs, compiled = line[OURS], line[THEIRS], line[COMPILED]
+    found: dict[str, Any] = {}
+    if "mean" in ours and "mean" in theirs:
+        errors = [ours["standard_error"], theirs["standard_error"]]
+        error = None if None in errors else math.hypot(*errors)
+        found["difference"] = ours["mean"] - theirs["mean"]
+        found["difference_in_errors"] = found["difference"] / error if error else None
+    if "steady_per_s" in ours and "steady_per_s" in theirs:
+        best = max(theirs["steady_per_s"], compiled.get("steady_per_s", 0.0))
+        found["ratio"] = round(ours["steady_per_s"] / best, 2)
+    return found
 
 
 def show(summary: list[dict[str, Any]]) -> None:
     print(
         f"{'task':<6}{'figure':<10}{'goal':>5} |{'bertrain':>15}{'Trainer':>15}{'diff/se':>8} |"
-        f"{'steady/s':>9}{'eager':>8}{'compiled':>9}{'ratio':>6} |{'whole/s':>8}{'theirs':>8}{'ratio':>6} |"
-        f"{'GiB':>6}{'theirs':>7}"
+        f"{'per s':>9}{'eager':>8}{'compiled':>9}{'ratio':>6} |{'GiB':>6}{'theirs':>7}"
     )
     for line in summary:
-        ours, theirs, compiled = (line.get(system, {}) for system in (OURS, THEIRS, COMPILED))
+        ours, theirs, compiled = (line[system] for system in (OURS, THEIRS, COMPILED))
         print(
-            f"{line['task']:<6}{line['figure']:<10}{line['goal'] or '':>5} |{spread(ours):>15}{spread(theirs):>15}"
-            f"{number(line, 'difference_in_errors', 1):>8} |{number(ours, 'steady_per_s'):>9}"
-            f"{number(theirs, 'steady_per_s'):>8}{number(compiled, 'steady_per_s'):>9}"
-            f"{number(line, 'steady_ratio', 2):>6} |{number(ours, 'whole_per_s'):>8}{number(theirs, 'whole_per_s'):>8}"
-            f"{number(line, 'whole_ratio', 2):>6} |{number(ours, 'peak_gib', 1):>6}{number(theirs, 'peak_gib', 1):>7}"
+            f"{line['task']:<6}{line.get('figure', ''):<10}{line['goal'] or '':>5} |{spread(ours):>15}"
+            f"{spread(theirs):>15}{number(line, 'difference_in_errors', 1):>8} |{number(ours, 'steady_per_s'):>9}"
+            f"{number(theirs, 'steady_per_s'):>8}{number(compiled, 'steady_per_s'):>9}{number(line, 'ratio', 2):>6} |"
+            f"{number(ours, 'peak_memory_gib', 1):>6}{number(theirs, 'peak_memory_gib', 1):>7}"
         )
 
 
 def spread(one: dict[str, Any]) -> str:
-    return f"{number(one, 'mean', 2)} +- {number(one, 'standard_error', 2)}" if one else "-"
+    return f"{number(one, 'mean', 2)} +- {number(one, 'standard_error', 2)}" if "mean" in one else "-"
 
 
 def number(one: dict[str, Any], name: str, digits: int = 0) -> str:
@@ -378,6 +381,32 @@ def number(one: dict[str, Any], name: str, digits: int = 0) -> str:
 
 
 # --- all of it ----------------------------------------------------------------------------------------------
+
+Run = tuple[str, str, int]  # the name of a job, a system, a seed
+
+
+def share_out(runs: list[Run], lanes: int) -> list[list[Run]]:
+    """Runs for each of so many processes, which should end at about the same time."""
+    rows = {"mrpc": 3668, "stsb": 5749, "sst2": 67349, "squad": 4500, "mnli": 10000}
+    cost = {run: JOBS[run[0]].epochs * rows[run[0]] / JOBS[run[0]].batch * SECONDS_PER_STEP[run[1]] for run in runs}
+    shared: list[list[Run]] = [[] for _ in range(lanes)]
+    for run in sorted(runs, key=lambda run: -cost[run]):
+        min(shared, key=lambda lane: sum(cost[one] for one in lane)).append(run)
+    return [lane for lane in shared if lane]
+
+
+def run_lane(runs: list[Run], places: dict[str, Path]) -> None:
+    """In a process of its own: print the row of each run."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in dict.fromkeys(name for name, _, _ in runs):
+            work = prepare(JOBS[name], places["weights"], place_of(name, places), Path(folder), 0)
+            for other, system, seed in runs:
+                if other == name:
+                    print(json.dumps(measure(work, system, seed)[0]), flush=True)
+
+
+def place_of(name: str, places: dict[str, Path]) -> Path:
+    return places["squad" if name == "squad" else "glue"]
 
 
 def machine() -> dict[str, str]:
@@ -392,6 +421,52 @@ def machine() -> dict[str, str]:
     }
 
 
+class Results:
+    """The rows of a file, written anew with each one that comes; lanes add theirs from threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock, self._about = path, threading.Lock(), machine()
+        known = json.loads(path.read_text()) if path.is_file() else {}
+        self.figures: list[dict[str, Any]] = known.get("figures", [])
+        self.speeds: list[dict[str, Any]] = known.get("speeds", [])
+
+    def add(self, rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+        with self._lock:
+            rows.append(row)
+            about = self._about | {"summary": summarise(self.figures, self.speeds)}
+            content = about | {"figures": self.figures, "speeds": self.speeds}
+            self._path.write_text(json.dumps(content, indent=1) + "\n")
+            value = row.get("figures", {}).get(row.get("main_figure"))
+            told = f"{value:.4f} after {row['seconds']} s" if value is not None else f"{row.get('steady_per_s')}/s"
+            print(f"{row['task']} {row['system']} seed {row.get('seed', '-')}: {told}", flush=True)
+
+
+def gather_figures(results: Results, wanted: list[Run], together: int, deadline: float) -> None:
+    """Run in several processes what the file does not have; none outlives the deadline."""
+    done = {(row["task"], row["system"], row["seed"]) for row in results.figures}
+    runs = [run for run in wanted if (JOBS[run[0]].task, *run[1:]) not in done]
+    words = [word for word in sys.argv[1:] if word]
+
+    def follow(lane: list[Run]) -> None:
+        command = [sys.executable, "-W", "ignore", __file__, *words, "--lane", json.dumps(lane)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
+            timer.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    results.add(results.figures, json.loads(line))
+            timer.cancel()
+        if process.wait():
+            print(f"a process with {len(lane)} runs ended with {process.returncode}", flush=True)
+
+    threads = [threading.Thread(target=follow, args=(lane,)) for lane in share_out(runs, together)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True)
@@ -401,55 +476,33 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--systems", nargs="+", choices=(OURS, THEIRS), default=[OURS, THEIRS])
     parser.add_argument("--seeds", type=int, default=0, help="of each task; without it, what the table in here says")
-    parser.add_argument("--max-steps", type=int, default=0, help="of each run, for a quick look")
-    parser.add_argument("--without-compiled", action="store_true", help="leave out the short compiled runs")
-    parser.add_argument("--deadline", type=float, default=math.inf, help="seconds, after which no run may end")
+    parser.add_argument("--together", type=int, default=8, help="so many processes work out figures at a time")
+    parser.add_argument("--deadline", type=float, default=math.inf, help="seconds, after which no figures are awaited")
+    parser.add_argument("--without-speeds", action="store_true")
+    parser.add_argument("--lane", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     silence()
-    began = time.perf_counter()
-    rows: list[dict[str, Any]] = []
-    if arguments.output.is_file():
-        rows = json.loads(arguments.output.read_text())["rows"]
-        print(f"{arguments.output} has {len(rows)} rows, which are not run again", flush=True)
-    lasted: dict[tuple[str, str], float] = {}
-
-    def do(work: Work, system: str, seed: int) -> None:
-        wanted = {"task": work.task.name, "system": system, "seed": seed}
-        if any(wanted.items() <= row.items() for row in rows):
-            return
-        elapsed = time.perf_counter() - began
-        longest = max(lasted.values(), default=0.0)
-        if elapsed + lasted.get((work.task.name, system), longest) > arguments.deadline:
-            print(f"{elapsed:6.1f} s  {work.task.name} {system} seed {seed}: left out, no time", flush=True)
-            return
-        row = measure(work, system, seed)
-        rows.append(row)
-        now = time.perf_counter() - began
-        lasted[work.task.name, system] = now - elapsed
-        main_figure = row["figures"].get(row["main_figure"])
-        print(
-            f"{now:6.1f} s  {work.task.name} {system} seed {seed}: {row['main_figure']} "
-            f"{'-' if main_figure is None else f'{main_figure:.4f}'}, {row['steady_per_s']:,.0f}/s steady, "
-            f"{row['start_up_s']} + {row['steps_s']} + {row['rest_s']} s",
-            flush=True,
-        )
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        result = machine() | {"summary": summarise(rows), "rows": rows}
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-
-    with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.tasks:
-            job = JOBS[name]
-            data = arguments.squad if job.task.startswith("squad") else arguments.glue
-            work = prepare(job, arguments.weights, data, Path(folder), arguments.max_steps)
-            if any(row["task"] == job.task and row["settings"] != described(work) for row in rows):
-                raise SystemExit(f"{arguments.output} has rows of {job.task} with other settings; name another file")
-            for seed in range(1, (arguments.seeds or job.seeds) + 1):
-                for system in arguments.systems:
-                    do(work, system, seed)
-            if THEIRS in arguments.systems and not arguments.without_compiled:
-                do(work, COMPILED, 1)
-    show(summarise(rows))
+    places = {"weights": arguments.weights, "glue": arguments.glue, "squad": arguments.squad}
+    if arguments.lane:
+        run_lane([tuple(run) for run in json.loads(arguments.lane)], places)
+        return
+    began, results = time.monotonic(), Results(arguments.output)
+    wanted = [
+        (name, system, seed)
+        for name in arguments.tasks
+        for system in arguments.systems
+        for seed in range(1, (arguments.seeds or JOBS[name].seeds) + 1)
+    ]
+    gather_figures(results, wanted, arguments.together, began + arguments.deadline)
+    if not arguments.without_speeds:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in arguments.tasks:
+                for system, steps in SPEED_STEPS.items():
+                    if any((row["task"], row["system"]) == (JOBS[name].task, system) for row in results.speeds):
+                        continue
+                    work = prepare(JOBS[name], places["weights"], place_of(name, places), Path(folder) / system, steps)
+                    results.add(results.speeds, measure(work, system, 1)[1])
+    show(summarise(results.figures, results.speeds))
 
 
 def silence() -> None:
