@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from bertrain.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -28,6 +31,20 @@ def replacing(path: Path) -> Iterator[TextIO]:
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a file of tensors that others may read as they may any new file here."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None  # its writer wraps the system's error in text
+    path.chmod(mode)  # it writes a passing file, which is for the owner alone
 
 
 def sync(folder: Path) -> None:

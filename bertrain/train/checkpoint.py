@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertrain.errors import UserError
-from bertrain.files import file_digest, write_atomically
+from bertrain.files import file_digest, save_tensors, write_atomically
 
 if TYPE_CHECKING:  # whoever only looks at what lies there need not wait for torch
     from torch import Tensor
@@ -103,19 +103,13 @@ def step_of(checkpoint: Path) -> int:
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
     """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     final = folder / checkpoint_name(snapshot.progress.step)
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        try:
-            save_file(snapshot.model, partial / MODEL)
-            save_file(snapshot.optimizer, partial / OPTIMIZER)
-        except SafetensorError as error:
-            raise OSError(f"{error}") from None  # its writer wraps the system's error in text
+        save_tensors(snapshot.model, partial / MODEL)
+        save_tensors(snapshot.optimizer, partial / OPTIMIZER)
         state = {"schema_version": SCHEMA_VERSION} | asdict(snapshot.progress) | {"settings": settings or {}}
         (partial / STATE).write_text(json.dumps(state, indent=1) + "\n")
         manifest = {name: dict(zip(("bytes", "sha256"), file_digest(partial / name), strict=True)) for name in FILES}

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertrain.config import BERT_CONFIG_KEYS
 from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
 from bertrain.errors import UserError
-from bertrain.files import new_folder, refuse_occupied
+from bertrain.files import new_folder, refuse_occupied, save_tensors
 from bertrain.settings import ModelSettings
 from bertrain.weights import torch_files
 from bertrain.weights.companions import (
@@ -182,10 +181,7 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     settings = replace(weights.settings, vocab_size=rows)
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
-        try:
-            save_file(tensors, folder / MODEL, metadata=metadata)
-        except SafetensorError as error:
-            raise OSError(str(error)) from None  # its writer wraps the system's error in text
+        save_tensors(tensors, folder / MODEL, metadata)
         config = {"architectures": [_architecture(weights)], "model_type": "bert"} | bert_config(settings)
         config |= _described_head(weights)
         if weights.vocabulary is not None:

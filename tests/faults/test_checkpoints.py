@@ -138,7 +138,7 @@ def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
 def test_a_saver_that_breaks_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure of ours in the background is not lost: it comes out with its traceback."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken writer")
 
     monkeypatch.setattr("safetensors.torch.save_file", broken)

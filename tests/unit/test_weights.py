@@ -68,6 +68,12 @@ def test_what_comes_back_is_bitwise_what_went_out(run: Path, exported: Path) -> 
     assert back.left_over == ()
 
 
+def test_weights_are_for_whom_other_files_are(run: Path, exported: Path) -> None:
+    """Not for their owner alone, as the library that writes tensors has it."""
+    for folder in (exported, *(run / "checkpoints").glob("step-*")):
+        assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
+
+
 def test_tokenizers_agree(run: Path, exported: Path) -> None:
     from transformers import AutoTokenizer
 
