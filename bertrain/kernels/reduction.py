@@ -11,6 +11,8 @@ import torch
 from bertrain.kernels import cpu
 from bertrain.kernels.backend import jit, tl
 
+ROWS_AT_ONCE = 256
+
 
 @jit
 def _column_sum_kernel(
@@ -53,3 +55,13 @@ def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate:
     _column_sum_kernel[grid](
         partials, *rows, num_rows, width, count * width, ROWS=64, COLUMNS=16, ACCUMULATE=accumulate, num_warps=4
     )
+
+
+def row_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum of 16-bit rows in float32. On a CPU PyTorch makes all of them float32 first, so it gets some at a time."""
+    if not cpu.computes(x):
+        return x.sum(0, dtype=torch.float32)
+    total = torch.zeros(x.shape[1])
+    for rows in x.split(ROWS_AT_ONCE):
+        total += rows.sum(0, dtype=torch.float32)
+    return total

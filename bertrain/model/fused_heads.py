@@ -12,6 +12,7 @@ from torch import Tensor
 from bertrain.data.batch import IGNORED, Batch
 from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.random import rows_keep_mask
+from bertrain.kernels.reduction import row_sum
 from bertrain.model.fused_layer import Matrix, Operand, Run, add
 from bertrain.model.heads import by_sequence
 from bertrain.optim.arena import Arena
@@ -68,7 +69,7 @@ class FusedHeads:
         loss, correct = cross_entropy(logits, labels, self.settings.vocab_size, scale)
 
         dlogits = Operand(logits)  # turned into their gradient in place
-        add(self._gradient(f"{name}.bias"), logits.sum(0, dtype=torch.float32), accumulate)
+        add(self._gradient(f"{name}.bias"), row_sum(logits), accumulate)
         words.weight_gradient(dlogits, Operand(normed), accumulate)
         dnormed = words.input_gradient(dlogits)
         norm = self._copy(f"{name}.norm.weight"), self._copy(f"{name}.norm.bias")
@@ -78,7 +79,7 @@ class FusedHeads:
         add(self._gradient(f"{name}.norm.weight"), dweight, accumulate)
         add(self._gradient(f"{name}.norm.bias"), dbias, accumulate)
         dhidden = aten.gelu_backward(dactivated, hidden)
-        add(self._gradient(f"{name}.transform.bias"), dhidden.sum(0, dtype=torch.float32), accumulate)
+        add(self._gradient(f"{name}.transform.bias"), row_sum(dhidden), accumulate)
         dhidden_operand = Operand(dhidden)
         transform.weight_gradient(dhidden_operand, Operand(x), accumulate)
         return (loss, correct), transform.input_gradient(dhidden_operand)
