@@ -58,7 +58,7 @@ def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate:
 
 
 def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum of 16-bit rows in float32. On a CPU PyTorch makes all of them float32 first, so it gets some at a time."""
+    """The sum of 16-bit rows in float32. On a CPU PyTorch makes all of them float32 first, so it gets parts of them."""
     if not cpu.computes(x):
         return x.sum(0, dtype=torch.float32)
     total = torch.zeros(x.shape[1])
