@@ -111,7 +111,7 @@ def run_once(nproc: int, arguments: list[str], meeting: Meeting | None = None) -
 
 
 def _time_to_save(config: type[Any]) -> dict[str, Any]:
-    """How long ranks may save after a signal; before PyTorch 2.13 it is 30 seconds and cannot be set."""
+    """How long ranks may save after a signal; PyTorch 2.11 gives them 30 seconds, and cannot be told otherwise."""
     return {"shutdown_timeout": SAVING_S} if "shutdown_timeout" in {field.name for field in fields(config)} else {}
 
 
