@@ -158,8 +158,10 @@ def at_each_step(mark: Callable[[], None]) -> Iterator[None]:
         loop.train_step = train_step
 
 
-def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bool = False) -> dict[str, float]:
-    """A run of Transformers' Trainer; returns its figures, if it is no short one for the speed alone."""
+def run_trainer(
+    work: Work, seed: int, mark: Callable[[], None], *, compiled: bool, for_speed: bool
+) -> dict[str, float]:
+    """A run of Transformers' Trainer; returns its figures, unless it is for the speed alone."""
     from transformers import (
         AutoTokenizer,
         DataCollatorWithPadding,
@@ -217,7 +219,7 @@ def run_trainer(work: Work, seed: int, mark: Callable[[], None], *, compiled: bo
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        if not train.epochs:
+        if for_speed:
             return {}
         figures: dict[str, float] = {}
         for name, split in work.task.held_out().items():
@@ -285,7 +287,7 @@ def flat_outputs(predictions: Any, block: Block) -> Outputs:
 # --- measuring ----------------------------------------------------------------------------------------------
 
 
-def measure(work: Work, system: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure(work: Work, system: str, seed: int, *, for_speed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """One run: its figures, and how fast it was."""
     gc.collect()
     if DEVICE.type == "cuda":
@@ -295,7 +297,7 @@ def measure(work: Work, system: str, seed: int) -> tuple[dict[str, Any], dict[st
     if system == OURS:
         figures = run_bertrain(work, seed, watch.mark)
     else:
-        figures = run_trainer(work, seed, watch.mark, compiled=system == COMPILED)
+        figures = run_trainer(work, seed, watch.mark, compiled=system == COMPILED, for_speed=for_speed)
     start_up, *steps = watch.seconds(watch.lap())  # of all steps but the last, which the evaluation follows
     if system == COMPILED:
         torch.compiler.reset()
@@ -395,14 +397,14 @@ def share_out(runs: list[Run], lanes: int) -> list[list[Run]]:
     return [lane for lane in shared if lane]
 
 
-def run_lane(runs: list[Run], places: dict[str, Path]) -> None:
+def run_lane(runs: list[Run], places: dict[str, Path], max_steps: int) -> None:
     """In a process of its own: print the row of each run."""
     with tempfile.TemporaryDirectory() as folder:
         for name in dict.fromkeys(name for name, _, _ in runs):
-            work = prepare(JOBS[name], places["weights"], place_of(name, places), Path(folder), 0)
+            work = prepare(JOBS[name], places["weights"], place_of(name, places), Path(folder), max_steps)
             for other, system, seed in runs:
                 if other == name:
-                    print(json.dumps(measure(work, system, seed)[0]), flush=True)
+                    print(json.dumps(measure(work, system, seed, for_speed=False)[0]), flush=True)
 
 
 def place_of(name: str, places: dict[str, Path]) -> Path:
@@ -477,14 +479,15 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=(OURS, THEIRS), default=[OURS, THEIRS])
     parser.add_argument("--seeds", type=int, default=0, help="of each task; without it, what the table in here says")
     parser.add_argument("--together", type=int, default=8, help="so many processes work out figures at a time")
-    parser.add_argument("--deadline", type=float, default=math.inf, help="seconds, after which no figures are awaited")
+    parser.add_argument("--deadline", type=float, default=86400.0, help="seconds, after which no figures are awaited")
+    parser.add_argument("--max-steps", type=int, default=0, help="of each run, for a quick look")
     parser.add_argument("--without-speeds", action="store_true")
     parser.add_argument("--lane", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     silence()
     places = {"weights": arguments.weights, "glue": arguments.glue, "squad": arguments.squad}
     if arguments.lane:
-        run_lane([tuple(run) for run in json.loads(arguments.lane)], places)
+        run_lane([tuple(run) for run in json.loads(arguments.lane)], places, arguments.max_steps)
         return
     began, results = time.monotonic(), Results(arguments.output)
     wanted = [
@@ -497,11 +500,12 @@ def main() -> None:
     if not arguments.without_speeds:
         with tempfile.TemporaryDirectory() as folder:
             for name in arguments.tasks:
-                for system, steps in SPEED_STEPS.items():
+                for system, most in SPEED_STEPS.items():
                     if any((row["task"], row["system"]) == (JOBS[name].task, system) for row in results.speeds):
                         continue
+                    steps = min(most, arguments.max_steps or most)
                     work = prepare(JOBS[name], places["weights"], place_of(name, places), Path(folder) / system, steps)
-                    results.add(results.speeds, measure(work, system, 1)[1])
+                    results.add(results.speeds, measure(work, system, 1, for_speed=True)[1])
     show(summarise(results.figures, results.speeds))
 
 
