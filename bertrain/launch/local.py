@@ -87,6 +87,7 @@ def run_once(nproc: int, arguments: list[str], meeting: Meeting | None = None) -
     usable = os.sched_getaffinity(0)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable) // nproc)))
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store that does not answer for a moment is no news
     os.environ[USABLE] = write_cpu_list(usable)
     nodes = 1 if meeting is None else meeting.nodes
     config = LaunchConfig(

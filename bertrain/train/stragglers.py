@@ -16,12 +16,11 @@ import platform
 import queue
 import statistics
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
 from bertrain.observe.console import PHASES, warn
@@ -98,14 +97,13 @@ class RankTimes:
 
     def _wait_for(self, keys: list[str]) -> bool:
         """Whether all have come. An interval that a rank never tells of is left out."""
-        a_while, waited = 0.2, 0.0
-        while waited < (LAST_WAIT_S if self._ending.is_set() else MOST_WAIT_S):
-            try:
-                self._store.wait(keys, timedelta(seconds=a_while))
-                return True
-            except DistStoreError:
-                waited += a_while
-        return False
+        a_while, waited = 0.1, 0.0
+        while not self._store.check(keys):  # PyTorch warns of each time that a store has waited in vain
+            if waited >= (LAST_WAIT_S if self._ending.is_set() else MOST_WAIT_S):
+                return False
+            time.sleep(a_while)
+            waited += a_while
+        return True
 
     def _warn(self, times: Sequence[dict[str, Any]]) -> None:
         slow = slow_ranks(times, self._factor) if self._factor else {}
