@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bertrain.optim.clipping import norms
 from bertrain.optim.optimizer import Optimizer
 
 
@@ -54,8 +55,8 @@ class Lamb(AdamW):
         # A tensor's norms are those of all its parts, in whichever rank's shard they lie.
         squares = torch.zeros(len(self.arena.segments), 2, device=self.values.device)
         if updates:
-            norms = [torch.stack(torch._foreach_norm(parts)) for parts in (self.slices(self.values), updates)]
-            squares[self._numbers] = torch.stack(norms, 1).square_()
+            lengths = [norms(parts) for parts in (self.slices(self.values), updates)]
+            squares[self._numbers] = torch.stack(lengths, 1).square_()
         self.sum_over_ranks(squares)
         if updates:
             torch._foreach_mul_(updates, list(trust_ratios(squares)[self._numbers].unbind()))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_factor
+from bertrain.optim.clipping import clip_factor, norm
 from bertrain.settings import Settings
 from bertrain.train.parallel import Ranks
 
@@ -111,18 +111,18 @@ class Exchange:
         self._next += 1
 
     def _clip(self, share: Tensor, parts: int) -> None:
-        norm = torch.linalg.vector_norm(share) * self._ranks.world
-        share.mul_(clip_factor(norm, self.loss_scale * (self._limit / parts**0.5)))
+        length = norm(share) * self._ranks.world
+        share.mul_(clip_factor(length, self.loss_scale * (self._limit / parts**0.5)))
 
     def norm_and_factor(self) -> tuple[Tensor, Tensor]:
         """Norm of the gradient as the optimizer is to see it before it is clipped, and what to multiply it by."""
         own = self._arena.gradients[self.span.start : self.span.stop]
-        norm = torch.linalg.vector_norm(own)
+        length = norm(own)
         if self.is_sharded:
-            squares = norm.square()
+            squares = length.square()
             self._ranks.sum(squares)
-            norm = squares.sqrt()
-        norm = norm / self.loss_scale
+            length = squares.sqrt()
+        length = length / self.loss_scale
         if self._clipping != "global" or self._limit == 0:
-            return norm, 1 / self.loss_scale
-        return norm, clip_factor(norm, self._limit) / self.loss_scale
+            return length, 1 / self.loss_scale
+        return length, clip_factor(length, self._limit) / self.loss_scale

@@ -1,4 +1,4 @@
-"""Heads to fine-tune against Transformers' models: what they say, the loss, and the gradient of every parameter."""
+"""Fine-tuning against Transformers' models: heads, losses, the gradient of every parameter, and a whole run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from bertrain.data.batching import step_by_sequences
 from bertrain.data.loader import Loader
 from bertrain.data.shards import Shards
 from bertrain.model.bert import Bert
 from bertrain.model.heads import answer_sums, by_sequence
 from bertrain.settings import ModelSettings
+from bertrain.train.examples import open_task
+from bertrain.train.finetune import finetune
+from bertrain.train.runs import Run
 from bertrain.weights.names import huggingface_names
-from tests import helpers, whole_model
+from tests import helpers, miniature_tasks, whole_model
 
 transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5
@@ -114,3 +118,52 @@ def test_heads_equal_those_of_transformers(tmp_path: Path, head: str) -> None:
             assert helpers.relative_error(gradient, parameter.grad) <= TOLERANCE, name
         compared.add(place.ours)
     assert compared == set(gradients)
+
+
+def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path) -> None:
+    """Order of rows, rates, clipping and weight decay included: 40 steps, over two passes."""
+    mini, steps, warm_up = miniature_tasks.make_miniature(tmp_path), 40, 4
+    settings = miniature_tasks.settings_for(
+        batch__sequences=16, train__seed=3, optimizer__learning_rate=1e-3, optimizer__weight_decay=0.1,
+        optimizer__clip_norm=1.5, schedule__warmup_share=0, schedule__warmup_steps=warm_up,
+        schedule__decay_start=warm_up, train__max_steps=steps, schedule__decay_steps=steps,
+        **{name.replace(".", "__"): value for name, value in miniature_tasks.NO_DROPOUT.items()},
+    )  # fmt: skip
+    # The rate of the first step is 0, so that a run of one step holds what both begin with.
+    for run, length in ((tmp_path / "one", 1), (tmp_path / "whole", steps)):
+        finetune(replace(settings, train=replace(settings.train, max_steps=length)), mini.table, run, init=str(mini.base))
+    opened = Run.open(tmp_path / "whole")
+    model = Bert(opened.settings.model)
+    model.load_state_dict(helpers.final_weights(tmp_path / "one"))
+    twin = twin_of(model)
+    twin.config.problem_type = "single_label_classification"
+    block = open_task(mini.table, opened.settings, opened.vocabulary()).training().block
+    assert block.answers is not None
+
+    matrices = [parameter for parameter in twin.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in twin.parameters() if parameter.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, eps=settings.optimizer.epsilon)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, warm_up, steps)
+    starts, lengths = torch.from_numpy(block.offsets[:-1]), torch.from_numpy(block.lengths)
+    tokens, their_losses, was_clipped = torch.from_numpy(block.tokens.astype("int64")), [], 0
+    for step in range(steps):
+        _, rows = step_by_sequences(16 * step, 16, len(block), seed=3)
+        inside = torch.arange(int(lengths[rows].max()))[None, :] < lengths[rows][:, None]
+        ids = padded(tokens, starts[rows], lengths[rows].tolist())
+        labels = torch.from_numpy(block.answers[rows, 0]).long()
+        loss = twin(input_ids=ids, attention_mask=inside.long(), labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        was_clipped += int(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.5) > 1.5)
+        optimizer.step()
+        schedule.step()
+        their_losses.append(loss.item())
+    assert 0 < was_clipped < steps, "some steps clipped, some not"
+    ours = helpers.losses(tmp_path / "whole")
+    assert ours == pytest.approx(their_losses, rel=1e-3)
+    assert ours[-1] < 0.8 * ours[0], "it learnt something"
+    names, weights = huggingface_names(model.settings.num_layers, head="classify"), helpers.final_weights(opened.folder)
+    for name, parameter in twin.named_parameters():
+        if not name.endswith("key.bias"):  # its gradient is zero, up to rounding, which Adam makes large
+            assert helpers.relative_error(names[name].within(weights[names[name].ours]), parameter) <= 1e-3, name

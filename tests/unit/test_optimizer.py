@@ -11,7 +11,7 @@ from torch import nn
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initial import initialise
 from bertrain.optim.arena import Arena
-from bertrain.optim.clipping import clip_factor, is_finite
+from bertrain.optim.clipping import clip_factor, is_finite, norm, norms
 from bertrain.optim.rules import RULES, build_optimizer
 from bertrain.settings import OptimizerSettings
 from tests import helpers
@@ -116,3 +116,16 @@ def test_arena_views_are_the_models_own_memory() -> None:
     for start, shape in arena.places.values():
         assert start % 64 == 0
         assert shape.numel() > 0
+
+
+def test_the_norm_of_many_values_is_not_too_short() -> None:
+    """PyTorch's own is 0.1 % short of 20 million values on a CPU, and 1 % of BERT-Base's 110 million."""
+    values = torch.randn(20_000_001, generator=torch.Generator().manual_seed(1))
+    exact = float(values.double().norm())
+    assert float(norm(values)) == pytest.approx(exact, rel=2e-4)
+    few = [values[:0], values[:5], values[:4096], values[:10_000]]
+    assert norms(few).tolist() == pytest.approx([float(part.double().norm()) for part in few], rel=1e-6)
+    values[-1] = float("inf")
+    assert norm(values).isinf()
+    values[-1] = float("nan")
+    assert norm(values).isnan()
