@@ -122,8 +122,10 @@ def finetune(
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":
         for one in shown:
-            answered = {str(place): tuning.predict(place, data, place / "predictions") for place in places[one["task"]]}
-            one["predictions"] = answered
+            one["predictions"] = {
+                str(place): tuning.predict(place, data, place / "predictions", which=tuning.checkpoint_of(place))
+                for place in places[one["task"]]
+            }
     if not is_first_rank():
         return
     if as_json:

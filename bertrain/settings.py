@@ -418,7 +418,8 @@ class CheckpointSettings:
     )
     keep_best: bool = setting(
         False,
-        "save at each evaluation that is the best yet, by masked-word accuracy, and keep it besides the newest",
+        "save at each evaluation that is the best yet, by masked-word accuracy or a task's main figure, and keep it "
+        "besides the newest; a fine-tuned run's figures are then the best's",
         shapes_training=False,
     )
     keep: int = setting(

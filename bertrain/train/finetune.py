@@ -176,7 +176,9 @@ class Outcome:
     task: str
     seeds: tuple[int, ...]
     figures: dict[str, tuple[float, ...]]
-    """The last evaluation's figures, one for each seed."""
+    """One for each seed."""
+    keeps_best: bool = False
+    """Whether they are of each run's best evaluation, whose checkpoint it keeps, instead of the last."""
 
     def mean(self, name: str) -> float:
         return statistics.fmean(self.figures[name])
@@ -190,6 +192,7 @@ class Outcome:
         return {
             "task": self.task,
             "seeds": list(self.seeds),
+            "evaluation": "best" if self.keeps_best else "last",
             "figures": {
                 name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": list(values)}
                 for name, values in self.figures.items()
@@ -217,10 +220,10 @@ def finetune_many(
             place = run_folder(run, name, seed, len(settings), len(seeds))
             seeded = replace(of_task, train=replace(of_task.train, seed=seed))
             _finetune(seeded, data, place, init)
-            found.append(last_figures(place))
+            found.append(figures_of(place))
             names = [key for key in found[0] if all(key in figures for figures in found)]
             figures = {key: tuple(one[key] for one in found) for key in names}
-            outcome = Outcome(name, tuple(seeds[: len(found)]), figures)
+            outcome = Outcome(name, tuple(seeds[: len(found)]), figures, of_task.checkpoint.keep_best)
             if parallel.is_first_process():
                 write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)
@@ -245,7 +248,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             for name in outcome.figures
             if not name.startswith("latency")
         ]
-        lines.append(f"{outcome.task:<12}{seeds} {'  '.join(figures)}")
+        best = "  at the best evaluation" if outcome.keeps_best else ""
+        lines.append(f"{outcome.task:<12}{seeds} {'  '.join(figures)}{best}")
     return "\n".join(lines)
 
 
@@ -255,10 +259,16 @@ def run_folder(run: str | Path, task: str, seed: int, num_tasks: int, num_seeds:
     return place / f"seed-{seed}" if num_seeds > 1 else place
 
 
-def last_figures(run: str | Path) -> dict[str, float]:
-    """The figures of a run's last evaluation, if it had one, and the sentences it trained on each second."""
+def checkpoint_of(run: str | Path) -> str:
+    """Which checkpoint of a run its figures are of: the best if it keeps that, else the newest."""
+    return "newest" if checkpoint.read_best(Run.open(run).checkpoints) is None else "best"
+
+
+def figures_of(run: str | Path) -> dict[str, float]:
+    """A run's figures, by its last evaluation or, if it keeps the best, by that; and how fast it trained."""
     lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    best = checkpoint.read_best(Run.open(run).checkpoints)
+    evaluations = [line for line in lines if line["kind"] == "evaluation" and best in (None, line["step"])]
     last = evaluations[-1] if evaluations else {}
     figures = {key: value for key, value in last.items() if isinstance(value, float)}
     return figures | training_speed(lines)

@@ -25,7 +25,7 @@ from bertrain.settings import Settings
 from bertrain.tasks.task import Outputs, Split
 from bertrain.train.compute import predictor
 from bertrain.train.examples import open_examples, open_task
-from bertrain.train.finetune import finetune, judge_run, last_figures, predict, resolve_task, settle_task, usual_budget
+from bertrain.train.finetune import finetune, judge_run, figures_of, predict, resolve_task, settle_task, usual_budget
 from bertrain.train.parallel import Ranks
 from bertrain.train.pretrain import pretrain, resume
 from bertrain.train.runs import Run
@@ -65,7 +65,7 @@ def answers(mini: Miniature) -> Path:
 
 
 def test_a_table_is_learnt(mini: Miniature, colours: Path, tmp_path: Path) -> None:
-    figures = last_figures(colours)
+    figures = figures_of(colours)
     assert figures["accuracy"] >= 0.9, "one in three by guessing"
     assert figures["f1_macro"] >= 0.9
     assert figures["train_examples_per_s"] > 0
@@ -84,23 +84,23 @@ def test_a_table_is_learnt(mini: Miniature, colours: Path, tmp_path: Path) -> No
 def test_numbers_are_learnt(mini: Miniature, tmp_path: Path) -> None:
     settings = settings_for(task__target="number", train__max_steps=30)
     finetune(settings, mini.numbers, tmp_path / "run", init=str(mini.base))
-    assert last_figures(tmp_path / "run")["pearson"] >= 0.6
+    assert figures_of(tmp_path / "run")["pearson"] >= 0.6
     predict(tmp_path / "run", mini.numbers / "dev.tsv", tmp_path, device="cpu")
     numbers = [json.loads(line)["number"] for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
     known = [float(line.split("\t")[1]) for line in (mini.numbers / "dev.tsv").read_text().splitlines()[1:]]
-    assert np.corrcoef(numbers, known)[0, 1] == pytest.approx(last_figures(tmp_path / "run")["pearson"], abs=1e-6)
+    assert np.corrcoef(numbers, known)[0, 1] == pytest.approx(figures_of(tmp_path / "run")["pearson"], abs=1e-6)
 
 
 def test_answers_are_found_in_texts_never_seen(mini: Miniature, answers: Path, tmp_path: Path) -> None:
-    assert last_figures(answers)["exact_match"] >= 60, "one word of eight by guessing"
+    assert figures_of(answers)["exact_match"] >= 60, "one word of eight by guessing"
     predict(answers, mini.questions / "dev-v1.1.json", tmp_path, device="cpu")
     scored = command_line(
         "score", "squad/v1.1", "--data", mini.questions / "dev-v1.1.json", "--predictions",
         tmp_path / "predictions.json", "--json",
     )  # fmt: skip
-    assert json.loads(scored.out)["exact_match"] == last_figures(answers)["exact_match"]
+    assert json.loads(scored.out)["exact_match"] == figures_of(answers)["exact_match"]
     shorter = command_line("evaluate", answers, "--device", "cpu", "--task.n_best", 1, "--json")
-    assert 0 < json.loads(shorter.out)["exact_match"] <= last_figures(answers)["exact_match"]
+    assert 0 < json.loads(shorter.out)["exact_match"] <= figures_of(answers)["exact_match"]
 
 
 # --- one run and several -----------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_several_seeds_have_a_mean_and_a_deviation(mini: Miniature, tmp_path: Pa
              "--seeds", "1,2,3", "--do", "predict", *miniature_tasks.arguments()]  # fmt: skip
     (outcome,) = json.loads(command_line(*words, "--json").out)
     assert outcome["seeds"] == [1, 2, 3]
-    values = [last_figures(run / f"seed-{seed}")["accuracy"] for seed in (1, 2, 3)]
+    values = [figures_of(run / f"seed-{seed}")["accuracy"] for seed in (1, 2, 3)]
     assert outcome["figures"]["accuracy"] == {
         "mean": statistics.fmean(values), "deviation": float(np.std(values, ddof=1)), "values": values,
     }  # fmt: skip
@@ -207,7 +207,7 @@ def test_a_budget_ends_saves_and_scores(mini: Miniature, tmp_path: Path) -> None
     assert records(tmp_path / "run", "evaluation")[-1]["step"] == end["step"]
     assert read_weights(tmp_path / "run").global_step == end["step"]
     assert "the run and its schedule end after step" in done.out
-    assert judge_run(tmp_path / "run", device="cpu")["accuracy"] == last_figures(tmp_path / "run")["accuracy"]
+    assert judge_run(tmp_path / "run", device="cpu")["accuracy"] == figures_of(tmp_path / "run")["accuracy"]
     assert finetune(settings_for(batch__sequences=8, train__budget="4s"), mini.table, tmp_path / "run",
                     init=str(mini.base)).step == end["step"], "its length was fixed then"  # fmt: skip
 
@@ -235,6 +235,31 @@ def test_a_target_ends_a_run_and_the_best_is_kept(mini: Miniature, colours: Path
     shown = command_line("evaluate", colours, "--checkpoint", "best", "--device", "cpu", "--json")
     assert json.loads(shown.out)["step"] == best["step"]
     assert json.loads(shown.out)["accuracy"] == best["figure"]
+    assert figures_of(colours)["accuracy"] == best["figure"]
+
+
+def test_the_figures_and_predictions_of_a_run_that_keeps_the_best_are_the_bests(
+    mini: Miniature, tmp_path: Path
+) -> None:
+    """A rate that rises until it ruins what was learnt leaves the best behind."""
+    run = tmp_path / "run"
+    words = ("finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", run, "--do", "predict")
+    rates = {"optimizer__learning_rate": 0.2, "schedule__warmup_share": 0.95}
+    changes = {"checkpoint__keep_best": True, "evaluate__every_epochs": 0.5} | rates
+    done = command_line(*words, "--max-steps", 40, *miniature_tasks.arguments(**changes))
+    evaluated = {record["step"]: record["accuracy"] for record in records(run, "evaluation")}
+    best = json.loads((run / "checkpoints" / "best.json").read_text())
+    assert best["figure"] == max(evaluated.values()) > evaluated[40], "the last is not the best"
+    assert "at the best evaluation" in done.out
+    (result,) = json.loads((run / "results.json").read_text())
+    assert result["evaluation"] == "best"
+    assert result["figures"]["accuracy"]["values"] == [best["figure"]]
+    predict(run, mini.table, tmp_path / "best", which="best", device="cpu")
+    predict(run, mini.table, tmp_path / "newest", device="cpu")
+    written, of_best, of_newest = (
+        (folder / "test.jsonl").read_text() for folder in (run / "predictions", tmp_path / "best", tmp_path / "newest")
+    )
+    assert written == of_best != of_newest
 
 
 # --- options of training -----------------------------------------------------------------------------------
@@ -305,7 +330,7 @@ def test_frozen_layers_stay_as_they_are(mini: Miniature, tmp_path: Path) -> None
 
 
 def test_figures_do_not_depend_on_how_many_are_asked_at_once(mini: Miniature, colours: Path) -> None:
-    known = last_figures(colours)
+    known = figures_of(colours)
     for words in ([], ["--data", mini.table], ["--at-once", 1], ["--at-once", 7]):
         found = json.loads(command_line("evaluate", colours, "--device", "cpu", "--json", *words).out)
         assert found["step"] == 30
