@@ -131,7 +131,9 @@ def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path) 
     )  # fmt: skip
     # The rate of the first step is 0, so that a run of one step holds what both begin with.
     for run, length in ((tmp_path / "one", 1), (tmp_path / "whole", steps)):
-        finetune(replace(settings, train=replace(settings.train, max_steps=length)), mini.table, run, init=str(mini.base))
+        finetune(
+            replace(settings, train=replace(settings.train, max_steps=length)), mini.table, run, init=str(mini.base)
+        )
     opened = Run.open(tmp_path / "whole")
     model = Bert(opened.settings.model)
     model.load_state_dict(helpers.final_weights(tmp_path / "one"))

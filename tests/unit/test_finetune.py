@@ -25,7 +25,7 @@ from bertrain.settings import Settings
 from bertrain.tasks.task import Outputs, Split
 from bertrain.train.compute import predictor
 from bertrain.train.examples import open_examples, open_task
-from bertrain.train.finetune import finetune, judge_run, figures_of, predict, resolve_task, settle_task, usual_budget
+from bertrain.train.finetune import figures_of, finetune, judge_run, predict, resolve_task, settle_task, usual_budget
 from bertrain.train.parallel import Ranks
 from bertrain.train.pretrain import pretrain, resume
 from bertrain.train.runs import Run
