@@ -27,6 +27,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -200,6 +201,8 @@ def run_trainer(
 
     optimizer, train = settings.optimizer, settings.train
     set_seed(seed)
+    # One program for all lengths; without it there is one for each, and they run out before the run is over.
+    os.environ["ACCELERATE_DYNAMO_USE_DYNAMIC"] = "true"
     model = their_model(work)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
