@@ -12,7 +12,7 @@ def norm(vector: Tensor) -> Tensor:
     """The length of a vector of any number of values.
 
     On a CPU PyTorch adds the squares of float32 one after another in float32, so that of 110 million values the last
-    ones are rounded away: 1 % too short, always. Norms of rows, then the norm of these, are right to 1e-5.
+    ones are rounded away: 1 % too short, always. Norms of rows, then the norm of these, are right to 1e-4.
     """
     if vector.device.type != "cpu" or len(vector) <= ROW:
         return torch.linalg.vector_norm(vector)
