@@ -58,8 +58,8 @@ def initialise(model: Bert, seed: int, names: Collection[str] | None = None) -> 
 def draw_normal(shape: torch.Size, deviation: float, generator: torch.Generator) -> Tensor:
     """Values of a normal distribution of this deviation, cut at two of them: the distribution's inverse, of a uniform.
 
-    PyTorch's own, which draws again whatever lies outside, takes six times as long (25 s for BERT-Large here), and draws
-    others in other versions.
+    PyTorch's own, which draws again whatever lies outside, takes six times as long (25 s for BERT-Large on two cores),
+    and in another version it draws other values.
     """
     drawn = torch.empty(shape).uniform_(-1, 1, generator=generator).mul_(math.erf(CUT / math.sqrt(2)))
     limit = CUT * deviation
