@@ -51,6 +51,8 @@ from bertrain.tasks.task import Outputs, Task
 from bertrain.train import loop
 from bertrain.train.examples import open_task, words_for
 from bertrain.train.finetune import finetune, resolve_task
+from bertrain.train.state import rate_factor
+from bertrain.weights.names import huggingface_names
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EVALUATION_BATCH, WORKERS = 128, 4
@@ -72,6 +74,8 @@ class Job:
     batch: int = 32
     dropout: float = 0.1  # of hidden states and attention; before the last layer it stays 0.1
     every: float = 0.0  # passes between evaluations, the best of which counts; 0: at the end alone
+    frozen_layers: int = 0  # these and the embeddings stay as they are
+    layer_decay: float = 1.0  # of the rate, from each layer to the one below
 
 
 JOBS = {  # what is worth most comes first, as the time may run out
@@ -102,6 +106,8 @@ def prepare(job: Job, weights: Path, data: Path, runs: Path, max_steps: int) -> 
         "model.hidden_dropout": job.dropout,
         "model.attention_dropout": job.dropout,
         "optimizer.learning_rate": job.learning_rate,
+        "optimizer.frozen_layers": job.frozen_layers,
+        "optimizer.layer_decay": job.layer_decay,
         "train.precision": "bf16" if DEVICE.type == "cuda" else "fp32",
         "evaluate.every_epochs": 0 if max_steps else job.every,  # and at the end
         "checkpoint.enabled": "false",
@@ -130,6 +136,8 @@ def described(work: Work) -> dict[str, Any]:
         "epsilon": settings.optimizer.epsilon,
         "clip_norm": settings.optimizer.clip_norm,
         "dropout": settings.model.hidden_dropout,
+        "frozen_layers": settings.optimizer.frozen_layers,
+        "layer_decay": settings.optimizer.layer_decay,
         "evaluated_every": settings.evaluate.every_epochs,
         "max_seq_length": settings.data.max_seq_length,
         "precision": settings.train.precision,
@@ -203,7 +211,7 @@ def run_trainer(
     set_seed(seed)
     # One program for all lengths; without it there is one for each, and they run out before the run is over.
     os.environ["ACCELERATE_DYNAMO_USE_DYNAMIC"] = "true"
-    model = their_model(work)
+    model = their_model(work).to(DEVICE)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -214,12 +222,7 @@ def run_trainer(
             learning_rate=optimizer.learning_rate,
             lr_scheduler_type="linear",
             warmup_steps=settings.schedule.warmup_share,  # below 1 it is a share
-            weight_decay=optimizer.weight_decay,  # the Trainer, too, leaves out biases and LayerNorm
-            adam_beta1=optimizer.beta1,
-            adam_beta2=optimizer.beta2,
-            adam_epsilon=optimizer.epsilon,
             max_grad_norm=optimizer.clip_norm,
-            optim="adamw_torch_fused",
             bf16=train.precision == "bf16",
             use_cpu=DEVICE.type == "cpu",
             torch_compile=compiled,
@@ -240,6 +243,7 @@ def run_trainer(
             train_dataset=work.training,
             data_collator=DataCollatorWithPadding(AutoTokenizer.from_pretrained(work.weights), pad_to_multiple_of=8),
             callbacks=[Marker()],
+            optimizers=(their_optimizer(model, work), None),
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -275,6 +279,22 @@ def their_model(work: Work) -> Any:
         num_labels=1 if is_number else len(work.task.labels),
         problem_type="regression" if is_number else "single_label_classification",
     )
+
+
+def their_optimizer(model: Any, work: Work) -> torch.optim.Optimizer:
+    """What the Trainer would make, with a rate for each layer; biases and LayerNorm do not decay with it either."""
+    settings = work.settings
+    how, places = settings.optimizer, huggingface_names(model.config.num_hidden_layers, head=work.task.head)
+    sized = replace(settings, model=replace(settings.model, num_layers=model.config.num_hidden_layers))
+    groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        factor = rate_factor(places[name].ours, sized)
+        parameter.requires_grad_(factor > 0)
+        if factor:
+            decay = how.weight_decay if parameter.ndim > 1 else 0.0
+            groups.setdefault((factor * how.learning_rate, decay), []).append(parameter)
+    stated = [{"params": several, "lr": rate, "weight_decay": decay} for (rate, decay), several in groups.items()]
+    return torch.optim.AdamW(stated, betas=(how.beta1, how.beta2), eps=how.epsilon, fused=True)
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
