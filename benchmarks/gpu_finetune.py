@@ -209,7 +209,7 @@ def run_trainer(
 
     optimizer, train = settings.optimizer, settings.train
     set_seed(seed)
-    # One program for all lengths; without it there is one for each, and they run out before the run is over.
+    # Said beforehand that lengths differ, so that it need not find out by compiling again.
     os.environ["ACCELERATE_DYNAMO_USE_DYNAMIC"] = "true"
     model = their_model(work).to(DEVICE)
     with tempfile.TemporaryDirectory() as folder:

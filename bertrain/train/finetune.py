@@ -223,7 +223,7 @@ def finetune_many(
             found.append(figures_of(place))
             names = [key for key in found[0] if all(key in figures for figures in found)]
             figures = {key: tuple(one[key] for one in found) for key in names}
-            outcome = Outcome(name, tuple(seeds[: len(found)]), figures, of_task.checkpoint.keep_best)
+            outcome = Outcome(name, tuple(seeds[: len(found)]), figures, checkpoint_of(place) == "best")
             if parallel.is_first_process():
                 write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)
