@@ -7,8 +7,8 @@ nothing is stacked or transposed on the way; the gradient comes back as `dqkv[T,
 
 How it is fast: tiles of work are listed on the device, longest sequences first, so that the last tiles to
 finish are short ones and no program is launched for padding. Dropout comes from a counter (see `random.py`) at
-a few integer instructions per element and is replayed in the backward. The softmax works in base 2 without a
-running maximum, and only tiles at a sequence's edge pay for masks. The backward is one kernel for the queries
+three instructions per element, works on two bf16 at a time, and is replayed in the backward. The softmax works in base
+2 without a running maximum, and only tiles at a sequence's edge pay for masks. The backward is one kernel for queries
 and one for keys and values; both recompute the weights, which costs less than passing sums between programs.
 No atomics: two runs are bitwise equal. Nothing depends on the host: the grid follows from shapes alone.
 """
@@ -29,7 +29,8 @@ from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
     attention_key,
-    dropout_threshold,
+    attention_threshold,
+    attention_words,
     load_stream_key,
 )
 
@@ -37,6 +38,7 @@ LOG2_E = 1.4426950408889634
 # Rows of a tile: what one program owns. Small tiles won on Hopper, since four or five programs on a
 # multiprocessor hide one another's waits better than one large program hides its own.
 TILE = 64
+LARGEST_NUMBER = 0x7C00  # of the 16-bit floats, by their bits; beyond it they are no numbers
 # The backward reads a row's log-sum and its delta (see there) together, so they stand together: CHUNK of the one, CHUNK
 # of the other, tile after tile, which makes every read aligned and both of them one.
 CHUNK = 32
@@ -148,6 +150,84 @@ def _pinned(operand):
     return operand
 
 
+# --- dropout on two weights at a time ---------------------------------------------------------------------------
+#
+# A thread holds two neighbouring elements of a tile together. As bf16 they fit into one register, and a pair of masks
+# selects both; the masks come from comparing two halves of a random word at once, as 16-bit floats without their signs.
+# Halves that are no numbers compare as too large, so dropout has to be 1/32 at the least; other types, smaller rates
+# and the interpreter take the plain way, which is the same function but for rounding.
+
+
+@jit
+def _drop(weights, words, columns, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr):
+    """Weights of a tile of queries x keys in 16 bits, zero where they are dropped."""
+    if PAIRS:
+        below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 bits, keep, pair;
+            cvt.rn.bf16x2.f32 pair, $2, $1;
+            abs.f16x2 bits, $3;
+            set.lt.u32.f16x2 keep, bits, $5;
+            and.b32 $0, pair, keep; }""",
+            "=r,f,f,r,r,r,r", [weights, words, below], dtype=tl.bfloat16, is_pure=False, pack=2,
+        )  # fmt: skip
+    return tl.where(attention_keep(words, columns, KEEP), weights, 0.0).to(TYPE)
+
+
+@jit
+def _drop_gradient(
+    weights, gradient, delta, words, columns, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr
+):
+    """The gradient of a tile of scores, queries x keys, in 16 bits."""
+    if PAIRS:
+        below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 bits, keep, pair, change, minus_one, zero;
+            mov.b32 minus_one, 0xbf80bf80;
+            mov.b32 zero, 0x80008000;
+            cvt.rn.bf16x2.f32 pair, $2, $1;
+            cvt.rn.bf16x2.f32 change, $4, $3;
+            abs.f16x2 bits, $6;
+            set.lt.u32.f16x2 keep, bits, $8;
+            and.b32 change, change, keep;
+            fma.rn.bf16x2 change, $5, minus_one, change;
+            fma.rn.bf16x2 $0, pair, change, zero; }""",
+            "=r,f,f,f,f,r,r,r,r,r", [weights, gradient, delta.to(tl.bfloat16), words, below],
+            dtype=tl.bfloat16, is_pure=False, pack=2,
+        )  # fmt: skip
+    return (weights * (tl.where(attention_keep(words, columns, KEEP), gradient, 0.0) - delta)).to(TYPE)
+
+
+@jit
+def _drop_both(weights, gradient, delta, words, keys, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr):
+    """Dropped weights and the gradient of the scores of a tile of keys x queries, both in 16 bits.
+
+    Here two neighbouring queries stand together: two words, and of both the half that is their key's.
+    """
+    if PAIRS:
+        below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
+        half = tl.where((keys & 1) == 0, 0x5410, 0x7632)
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 bits, keep, pair, change, minus_one, zero;
+            mov.b32 minus_one, 0xbf80bf80;
+            mov.b32 zero, 0x80008000;
+            prmt.b32 bits, $7, $8, $9;
+            abs.f16x2 bits, bits;
+            set.lt.u32.f16x2 keep, bits, $11;
+            cvt.rn.bf16x2.f32 pair, $3, $2;
+            and.b32 $0, pair, keep;
+            cvt.rn.bf16x2.f32 change, $5, $4;
+            and.b32 change, change, keep;
+            fma.rn.bf16x2 change, $6, minus_one, change;
+            fma.rn.bf16x2 $1, pair, change, zero; }""",
+            "=&r,=r,f,f,f,f,r,r,r,r,r,r,r", [weights, gradient, delta.to(tl.bfloat16), words, half, below],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=2,
+        )  # fmt: skip
+    is_kept = attention_keep(words, keys, KEEP)
+    dscores = weights * (tl.where(is_kept, gradient, 0.0) - delta)
+    return tl.where(is_kept, weights, 0.0).to(TYPE), dscores.to(TYPE)
+
+
 @jit
 def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
     """Where the log-sums of a tile's rows stand; the delta of a row stands CHUNK further."""
@@ -157,8 +237,8 @@ def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
 
 @jit
 def _forward_careful(
-    query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
+    query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The softmax with a running maximum: never overflows, and slower, since every tile rescales the result."""
@@ -175,9 +255,9 @@ def _forward_careful(
         weights = exp2(scores - new_reference[:, None])
         correction = exp2(reference - new_reference)
         total = total * correction + tl.sum(weights, axis=1)
-        if THRESHOLD > 0:
-            keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
-            weights = tl.where(keep, weights, zero)
+        if KEEP > 0:
+            words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
+            weights = tl.where(attention_keep(words, columns, KEEP), weights, 0.0)
         result = tl.dot(weights.to(values.dtype), values, result * correction[:, None], input_precision=PRECISION)
         reference = new_reference
     return reference, total, result
@@ -185,9 +265,9 @@ def _forward_careful(
 
 @jit
 def _forward_step(
-    query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, zero, total, result,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, total, result,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
+    PAIRS: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Sums of weights and of weighted values, one tile of keys further."""
     columns = tl.arange(0, BN)[None, :]
@@ -197,18 +277,20 @@ def _forward_step(
     if EDGE:  # the last keys belong to a neighbour
         weights = tl.where(column + columns < length, weights, 0.0)
     total += tl.sum(weights, axis=1)
-    if THRESHOLD > 0:
-        keep = attention_keep(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns, THRESHOLD)
-        weights = tl.where(keep, weights, zero)
-    result = tl.dot(_pinned(weights.to(values.dtype)), values, result, input_precision=PRECISION)
+    if KEEP > 0:
+        words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
+        dropped = _drop(weights, words, columns, values.dtype, KEEP, PAIRS)
+    else:
+        dropped = weights.to(values.dtype)
+    result = tl.dot(_pinned(dropped), values, result, input_precision=PRECISION)
     return total, result
 
 
 @jit(do_not_specialize=["site"])
 def _attention_forward_kernel(
-    qkv, keys_in, out, out8, scale, peaks, sums, tiles, seed, site, pitch, scale_log2, zero,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    qkv, keys_in, out, out8, scale, peaks, sums, tiles, seed, site, pitch, scale_log2,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
+    PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
@@ -230,20 +312,20 @@ def _attention_forward_kernel(
         # overlapping.
         last = (length - 1) // BN * BN
         total, result = _forward_step(
-            query, keys_in, start, length, last, first_row, head, key_of_head, scale_log2, zero, total, result,
-            H, D, BM, BN, THRESHOLD, PRECISION, True,
+            query, keys_in, start, length, last, first_row, head, key_of_head, scale_log2, total, result,
+            H, D, BM, BN, KEEP, PAIRS, PRECISION, True,
         )  # fmt: skip
         for column in tl.range(0, last, BN, num_stages=STAGES):
             total, result = _forward_step(
-                query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, zero, total, result,
-                H, D, BM, BN, THRESHOLD, PRECISION, False,
+                query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, total, result,
+                H, D, BM, BN, KEEP, PAIRS, PRECISION, False,
             )  # fmt: skip
     # A row that left that range (never seen in a healthy model) sends its tile through the careful loop.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
     if tl.max(extreme.to(tl.int32), axis=0) > 0:
         reference, total, result = _forward_careful(
-            query, keys_in, start, length, first_row, head, key_of_head, scale_log2, zero,
-            H, D, BM, BN, THRESHOLD, PRECISION,
+            query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
+            H, D, BM, BN, KEEP, PRECISION,
         )  # fmt: skip
     result = result * (INVERSE_KEEP / total)[:, None]
     factor = 1.0
@@ -258,50 +340,32 @@ def _attention_forward_kernel(
 
 
 @jit
-def _score_gradient(
-    first, first_t, second, second_t, lse, delta, key_of_head, first_row, rows, first_column, columns,
-    scale_log2, zero, THRESHOLD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Recompute one tile: dropped weights and gradient of the scores (both without 1 / (1 - p) and scale).
-
-    The tile may lie either way round; the shapes of `rows` (queries) and `columns` (keys) say which.
-    """
-    scores = tl.dot(first, first_t, input_precision=PRECISION)
-    weights = exp2(scores * scale_log2 - lse)
-    gradient = tl.dot(second, second_t, input_precision=PRECISION)
-    dropped = weights
-    if THRESHOLD > 0:
-        keep = attention_keep(key_of_head, first_row, rows, first_column, columns, THRESHOLD)
-        dropped = tl.where(keep, weights, zero)
-        gradient = tl.where(keep, gradient, 0.0)
-    return dropped, weights * (gradient - delta)
-
-
-@jit
 def _query_step(
-    query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta, scale_log2, zero,
-    dquery, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta, scale_log2,
+    dquery, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
+    PAIRS: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries, one tile of keys further."""
     columns = tl.arange(0, BN)[None, :]
     keys = keys_in.load([start + column, (H + head) * D])
     values = keys_in.load([start + column, (2 * H + head) * D])
-    _dropped, dscores = _score_gradient(
-        query, tl.trans(keys), dresult, tl.trans(values), row_lse[:, None], row_delta[:, None],
-        key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns,
-        scale_log2, zero, THRESHOLD, PRECISION,
-    )  # fmt: skip
+    weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2 - row_lse[:, None])
     if EDGE:  # the last keys belong to a neighbour
-        dscores = tl.where(column + columns < length, dscores, 0.0)
-    return tl.dot(_pinned(dscores.to(keys.dtype)), keys, dquery, input_precision=PRECISION)
+        weights = tl.where(column + columns < length, weights, 0.0)
+    gradient = tl.dot(dresult, tl.trans(values), input_precision=PRECISION)
+    if KEEP > 0:
+        words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
+        dscores = _drop_gradient(weights, gradient, row_delta[:, None], words, columns, keys.dtype, KEEP, PAIRS)
+    else:
+        dscores = (weights * (gradient - row_delta[:, None])).to(keys.dtype)
+    return tl.dot(_pinned(dscores), keys, dquery, input_precision=PRECISION)
 
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, sums, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, pitch, scale_log2, zero,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    qkv, keys_in, out, dout, sums, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, pitch, scale_log2,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
+    PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
@@ -327,12 +391,12 @@ def _backward_query_kernel(
     last = (length - 1) // BN * BN
     dquery = _query_step(
         query, dresult, keys_in, start, length, last, first_row, head, key_of_head, row_lse, row_delta,
-        scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, True,
+        scale_log2, dquery, H, D, BM, BN, KEEP, PAIRS, PRECISION, True,
     )  # fmt: skip
     for column in tl.range(0, last, BN, num_stages=STAGES):
         dquery = _query_step(
             query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta,
-            scale_log2, zero, dquery, H, D, BM, BN, THRESHOLD, PRECISION, False,
+            scale_log2, dquery, H, D, BM, BN, KEEP, PAIRS, PRECISION, False,
         )  # fmt: skip
     dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     factor = 1.0
@@ -345,9 +409,9 @@ def _backward_query_kernel(
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2, zero,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
+    queries_in, keys_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
+    PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values: the tile stays, queries stream past.
@@ -375,13 +439,17 @@ def _backward_key_kernel(
         chunks = tl.reshape(sums_in.load([head, (first_tile * BN + row) * 2]), [BM // CHUNK, 2, CHUNK])
         row_lse, row_delta = tl.split(tl.permute(chunks, [0, 2, 1]))
         row_lse, row_delta = tl.reshape(row_lse, [1, BM]), tl.reshape(row_delta, [1, BM])
-        dropped, dscores = _score_gradient(
-            keys, tl.trans(query), values, tl.trans(dresult), row_lse, row_delta,
-            key_of_head, row, tl.arange(0, BM)[None, :], first_column, tl.arange(0, BN)[:, None],
-            scale_log2, zero, THRESHOLD, PRECISION,
-        )  # fmt: skip
-        dvalues = tl.dot(_pinned(dropped.to(dresult.dtype)), dresult, dvalues, input_precision=PRECISION)
-        dkeys = tl.dot(_pinned(dscores.to(query.dtype)), query, dkeys, input_precision=PRECISION)
+        # Both without 1 / (1 - p) and scale.
+        weights = exp2(tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale_log2 - row_lse)
+        gradient = tl.dot(values, tl.trans(dresult), input_precision=PRECISION)
+        if KEEP > 0:
+            columns = tl.arange(0, BN)[:, None]
+            words = attention_words(key_of_head, row, tl.arange(0, BM)[None, :], first_column, columns)
+            dropped, dscores = _drop_both(weights, gradient, row_delta, words, columns, query.dtype, KEEP, PAIRS)
+        else:
+            dropped, dscores = weights.to(query.dtype), (weights * (gradient - row_delta)).to(query.dtype)
+        dvalues = tl.dot(_pinned(dropped), dresult, dvalues, input_precision=PRECISION)
+        dkeys = tl.dot(_pinned(dscores), query, dkeys, input_precision=PRECISION)
     columns = first_column + tl.arange(0, BN)
     inside = (columns < length)[:, None]
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
@@ -428,11 +496,11 @@ def _launch(
     kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, **extra: Any
 ) -> None:  # fmt: skip
     num_heads, head_dim = qkv.shape[2:]
-    # The last plain argument is a zero the compiler cannot see: with a literal it moves the selection of dropped
-    # weights behind their conversion to 16 bits, which doubles its cost.
+    keep = attention_threshold(p)
+    in_pairs = bool(HAS_ASSEMBLY) and qkv.dtype == torch.bfloat16 and keep <= LARGEST_NUMBER
     kernel[(num_tiles * num_heads,)](
-        *arguments, LOG2_E / math.sqrt(head_dim), 0.0, H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
-        THRESHOLD=dropout_threshold(p), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages, CHUNK=CHUNK,
+        *arguments, LOG2_E / math.sqrt(head_dim), H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
+        KEEP=keep, PAIRS=in_pairs, INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages, CHUNK=CHUNK,
         num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 

@@ -100,6 +100,8 @@ static inline __m512 density16(__m512 v) {
 #define GOLDEN 0x9E3779B9u
 #define ROW_STEP 0x85EBCA6Bu
 static const uint32_t MULTIPLIERS[4] = {0x846CA68Bu, 0x827F233Du, 0xC222A3AFu, 0x76C6621Fu};
+static const uint32_t PAIR_MULTIPLIERS[8] = {0xC5C5178Bu, 0xF0E421C9u, 0xB0AC6B1Bu, 0xB023102Du,
+                                             0x733D80FFu, 0x9383A5A9u, 0x58F85025u, 0xEC43FB6Fu};
 
 typedef struct {
     uint32_t key, threshold;
@@ -114,19 +116,27 @@ static inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-static Dropout dropout_of(int64_t seed, int64_t site, uint32_t threshold) {
+static inline uint32_t stream_key(int64_t seed, int64_t site) {
     const uint32_t low = (uint32_t)seed, high = (uint32_t)((uint64_t)seed >> 32);
-    const uint32_t key = mix32(mix32(low + (uint32_t)site * GOLDEN) ^ high);
-    return (Dropout){key, threshold, (float)(1 / (1 - threshold / 4294967296.0))};
+    return mix32(mix32(low + (uint32_t)site * GOLDEN) ^ high);
 }
 
-/* Which of 16 elements to keep, from their counters and multipliers. */
-static inline __mmask16 keep16(__m512i counters, __m512i multipliers, uint32_t key, uint32_t threshold) {
+/* Of rows: below `threshold`, of 2 ** 32, an element is dropped. */
+static Dropout dropout_of(int64_t seed, int64_t site, uint32_t threshold) {
+    return (Dropout){stream_key(seed, site), threshold, (float)(1 / (1 - threshold / 4294967296.0))};
+}
+
+/* Of scores: below `threshold`, of 2 ** 15, one is kept; 0: all are. */
+static Dropout score_dropout_of(int64_t seed, int64_t site, uint32_t threshold) {
+    return (Dropout){stream_key(seed, site), threshold, threshold ? 32768.0f / (float)threshold : 1.0f};
+}
+
+/* The words of 16 elements, from their counters and multipliers. */
+static inline __m512i words16(__m512i counters, __m512i multipliers, uint32_t key) {
     __m512i x = _mm512_xor_si512(counters, _mm512_srli_epi32(counters, 16));
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7FEB352D));
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
-    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_set1_epi32((int)mix32(key ^ GOLDEN))), multipliers);
-    return _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32((int)threshold));
+    return _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_set1_epi32((int)mix32(key ^ GOLDEN))), multipliers);
 }
 
 /* In rows, four neighbouring columns share a counter; `column` is a multiple of 16. */
@@ -136,19 +146,23 @@ static inline __mmask16 keep_in_row(Dropout dropout, uint32_t row, uint32_t colu
     const uint32_t corner = dropout.key + row * ROW_STEP + (column >> 2) * GOLDEN;
     const __m512i counters =
         _mm512_add_epi32(_mm512_mullo_epi32(quads, _mm512_set1_epi32((int)GOLDEN)), _mm512_set1_epi32((int)corner));
-    return keep16(counters, multipliers, dropout.key, dropout.threshold);
+    const __m512i words = words16(counters, multipliers, dropout.key);
+    return _mm512_cmpge_epu32_mask(words, _mm512_set1_epi32((int)dropout.threshold));
 }
 
-/* In attention, (row, row + 8) x (column, column + 8) do. */
+/* In attention, (row, row + 1, row + 8, row + 9) x the same columns do, and two columns share a word. */
 static inline __mmask16 keep_in_scores(uint32_t key, uint32_t threshold, uint32_t row, uint32_t column) {
-    const __m512i eights = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
-    const uint32_t *pair = MULTIPLIERS + ((row >> 3) & 1) * 2;
+    const __m512i pairs = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3);
+    const uint32_t *of_row = PAIR_MULTIPLIERS + ((row >> 3) & 1) * 2 + (row & 1);
     const __m512i multipliers =
-        _mm512_mask_mov_epi32(_mm512_set1_epi32((int)pair[0]), 0xFF00, _mm512_set1_epi32((int)pair[1]));
-    const uint32_t corner = key + ((row & 7) + (row >> 4) * 8) * ROW_STEP + (column >> 1) * GOLDEN;
+        _mm512_mask_mov_epi32(_mm512_set1_epi32((int)of_row[0]), 0xFF00, _mm512_set1_epi32((int)of_row[4]));
+    const uint32_t corner = key + (((row >> 1) & 3) + (row >> 4) * 4) * ROW_STEP + (column >> 2) * GOLDEN;
     const __m512i counters =
-        _mm512_add_epi32(_mm512_mullo_epi32(eights, _mm512_set1_epi32((int)GOLDEN)), _mm512_set1_epi32((int)corner));
-    return keep16(counters, multipliers, key, threshold);
+        _mm512_add_epi32(_mm512_mullo_epi32(pairs, _mm512_set1_epi32((int)GOLDEN)), _mm512_set1_epi32((int)corner));
+    const __m512i words = words16(counters, multipliers, key);
+    const __m512i halves = _mm512_mask_srli_epi32(words, 0xAAAA, words, 16);
+    const __m512i bits = _mm512_and_si512(halves, _mm512_set1_epi32(0x7FFF));
+    return _mm512_cmplt_epu32_mask(bits, _mm512_set1_epi32((int)threshold));
 }
 
 /* x + bias after dropout, and which elements it left. */
@@ -473,7 +487,7 @@ EXPORT int attention_forward(
     const bf16 *qkv, const int32_t *bounds, long sequences, long heads, long size, bf16 *out, float *lse, long tokens,
     int64_t seed, long site, uint32_t threshold
 ) {
-    const Attention a = {qkv, bounds, sequences, heads, size, dropout_of(seed, site, threshold)};
+    const Attention a = {qkv, bounds, sequences, heads, size, score_dropout_of(seed, site, threshold)};
     const long longest = ROUND_UP(longest_of(&a), 32), depth = ROUND_UP(size, 32), pitch = 3 * heads * size;
     const float scale = 1.4426950408889634f / sqrtf((float)size);
     const size_t side = (size_t)longest * depth; /* elements of a packed query, key or value */
@@ -559,7 +573,7 @@ EXPORT int attention_backward(
     const bf16 *qkv, const int32_t *bounds, long sequences, long heads, long size, const bf16 *out, const float *lse,
     const bf16 *dout, bf16 *dqkv, float *sums, long tokens, int64_t seed, long site, uint32_t threshold
 ) {
-    const Attention a = {qkv, bounds, sequences, heads, size, dropout_of(seed, site, threshold)};
+    const Attention a = {qkv, bounds, sequences, heads, size, score_dropout_of(seed, site, threshold)};
     const long longest = ROUND_UP(longest_of(&a), 32), depth = ROUND_UP(size, 32), pitch = 3 * heads * size;
     const float scale = 1.4426950408889634f / sqrtf((float)size);
     const float gradient_scale = 1 / sqrtf((float)size);

@@ -152,9 +152,17 @@ def _narrow(*tensors: Tensor) -> None:
 
 
 def _dropout(seed: Tensor, site: int, p: float) -> tuple[Any, Any, Any]:
+    """Dropout of rows."""
     from bertrain.kernels.random import dropout_threshold
 
     return SEED(int(seed)), LONG(site), BITS(dropout_threshold(p))
+
+
+def _score_dropout(seed: Tensor, site: int, p: float) -> tuple[Any, Any, Any]:
+    """Dropout of attention's weights."""
+    from bertrain.kernels.random import attention_threshold
+
+    return SEED(int(seed)), LONG(site), BITS(attention_threshold(p))
 
 
 # --- products, attention ------------------------------------------------------------------------------------------
@@ -174,7 +182,7 @@ def attention_forward(qkv: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, s
     tokens, _, heads, size = qkv.shape
     out, sums = qkv.new_empty(tokens, heads, size), torch.empty(heads, tokens)
     shape = LONG(len(cu_seqlens) - 1), LONG(heads), LONG(size)
-    _call("attention_forward", qkv, cu_seqlens, *shape, out, sums, LONG(tokens), *_dropout(seed, site, p))
+    _call("attention_forward", qkv, cu_seqlens, *shape, out, sums, LONG(tokens), *_score_dropout(seed, site, p))
     return out, sums
 
 
@@ -188,7 +196,7 @@ def attention_backward(
     shape = LONG(len(cu_seqlens) - 1), LONG(heads), LONG(size)
     _call(
         "attention_backward", qkv, cu_seqlens, *shape, out, sums, dout, dqkv, partials, LONG(tokens),
-        *_dropout(seed, site, p),
+        *_score_dropout(seed, site, p),
     )  # fmt: skip
     return dqkv, partials
 
