@@ -119,6 +119,13 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 
 @jit
+def _load(base, start, head, rows, pitch, length, D: tl.constexpr):
+    """Rows of one head, zeros past the sequence. By plain loads: all of a program's are under way before the first is
+    waited for, where outside a pipelined loop the copy engine is waited for each time."""
+    return tl.load(_block(base, start, head, rows, pitch, D), mask=(rows < length)[:, None], other=0.0)
+
+
+@jit
 def _store(
     out, out8, values, factor, start, head, rows, pitch, inside,
     D: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
@@ -182,20 +189,21 @@ def _drop_gradient(
     if PAIRS:
         below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
         return tl.inline_asm_elementwise(
-            """{ .reg .b32 bits, keep, pair, change, minus_one, zero;
-            mov.b32 minus_one, 0xbf80bf80;
+            """{ .reg .f32 low, high; .reg .b32 bits, keep, pair, kept, dropped, zero;
             mov.b32 zero, 0x80008000;
             cvt.rn.bf16x2.f32 pair, $2, $1;
-            cvt.rn.bf16x2.f32 change, $4, $3;
-            abs.f16x2 bits, $6;
-            set.lt.u32.f16x2 keep, bits, $8;
-            and.b32 change, change, keep;
-            fma.rn.bf16x2 change, $5, minus_one, change;
-            fma.rn.bf16x2 $0, pair, change, zero; }""",
-            "=r,f,f,f,f,r,r,r,r,r", [weights, gradient, delta.to(tl.bfloat16), words, below],
+            add.f32 low, $3, $5;
+            add.f32 high, $4, $6;
+            cvt.rn.bf16x2.f32 kept, high, low;
+            cvt.rn.bf16x2.f32 dropped, $6, $5;
+            abs.f16x2 bits, $7;
+            set.lt.u32.f16x2 keep, bits, $9;
+            lop3.b32 kept, keep, kept, dropped, 0xca;
+            fma.rn.bf16x2 $0, pair, kept, zero; }""",
+            "=r,f,f,f,f,f,f,r,r,r,r", [weights, gradient, delta, words, below],
             dtype=tl.bfloat16, is_pure=False, pack=2,
         )  # fmt: skip
-    return (weights * (tl.where(attention_keep(words, columns, KEEP), gradient, 0.0) - delta)).to(TYPE)
+    return (weights * (tl.where(attention_keep(words, columns, KEEP), gradient, 0.0) + delta)).to(TYPE)
 
 
 @jit
@@ -208,23 +216,24 @@ def _drop_both(weights, gradient, delta, words, keys, TYPE: tl.constexpr, KEEP: 
         below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
         half = tl.where((keys & 1) == 0, 0x5410, 0x7632)
         return tl.inline_asm_elementwise(
-            """{ .reg .b32 bits, keep, pair, change, minus_one, zero;
-            mov.b32 minus_one, 0xbf80bf80;
+            """{ .reg .f32 low, high; .reg .b32 bits, keep, pair, kept, dropped, zero;
             mov.b32 zero, 0x80008000;
-            prmt.b32 bits, $7, $8, $9;
+            prmt.b32 bits, $8, $9, $10;
             abs.f16x2 bits, bits;
-            set.lt.u32.f16x2 keep, bits, $11;
+            set.lt.u32.f16x2 keep, bits, $12;
             cvt.rn.bf16x2.f32 pair, $3, $2;
             and.b32 $0, pair, keep;
-            cvt.rn.bf16x2.f32 change, $5, $4;
-            and.b32 change, change, keep;
-            fma.rn.bf16x2 change, $6, minus_one, change;
-            fma.rn.bf16x2 $1, pair, change, zero; }""",
-            "=&r,=r,f,f,f,f,r,r,r,r,r,r,r", [weights, gradient, delta.to(tl.bfloat16), words, half, below],
+            add.f32 low, $4, $6;
+            add.f32 high, $5, $7;
+            cvt.rn.bf16x2.f32 kept, high, low;
+            cvt.rn.bf16x2.f32 dropped, $7, $6;
+            lop3.b32 kept, keep, kept, dropped, 0xca;
+            fma.rn.bf16x2 $1, pair, kept, zero; }""",
+            "=&r,=r,f,f,f,f,f,f,r,r,r,r,r,r", [weights, gradient, delta, words, half, below],
             dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=2,
         )  # fmt: skip
     is_kept = attention_keep(words, keys, KEEP)
-    dscores = weights * (tl.where(is_kept, gradient, 0.0) - delta)
+    dscores = weights * (tl.where(is_kept, gradient, 0.0) + delta)
     return tl.where(is_kept, weights, 0.0).to(TYPE), dscores.to(TYPE)
 
 
@@ -265,14 +274,12 @@ def _forward_careful(
 
 @jit
 def _forward_step(
-    query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, total, result,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
-    PAIRS: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    query, keys, values, length, column, first_row, key_of_head, scale_log2, total, result,
+    BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     """Sums of weights and of weighted values, one tile of keys further."""
     columns = tl.arange(0, BN)[None, :]
-    keys = keys_in.load([start + column, (H + head) * D])
-    values = keys_in.load([start + column, (2 * H + head) * D])
     weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2)
     if EDGE:  # the last keys belong to a neighbour
         weights = tl.where(column + columns < length, weights, 0.0)
@@ -300,8 +307,11 @@ def _attention_forward_kernel(
         return
     rows = first_row + tl.arange(0, BM)
     inside = rows < length
-    query = tl.load(_block(qkv, start, head, rows, 3 * H * D, D), mask=inside[:, None], other=0.0)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+    query = _load(qkv, start, head, rows, 3 * H * D, length, D)
     # Floats do not care about scale: as long as the weights stay within 2**-100 ... 2**100 they need no
     # maximum subtracted, so none is taken, nothing is rescaled in the loop, and its products can overlap.
     reference = tl.zeros([BM], dtype=tl.float32)
@@ -311,14 +321,19 @@ def _attention_forward_kernel(
         # The keys at the edge come first and apart, since a branch inside the loop would keep its products from
         # overlapping.
         last = (length - 1) // BN * BN
+        columns = last + tl.arange(0, BN)
+        keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
+        values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
         total, result = _forward_step(
-            query, keys_in, start, length, last, first_row, head, key_of_head, scale_log2, total, result,
-            H, D, BM, BN, KEEP, PAIRS, PRECISION, True,
+            query, keys, values, length, last, first_row, key_of_head, scale_log2, total, result,
+            BM, BN, KEEP, PAIRS, PRECISION, True,
         )  # fmt: skip
         for column in tl.range(0, last, BN, num_stages=STAGES):
+            keys = keys_in.load([start + column, (H + head) * D])
+            values = keys_in.load([start + column, (2 * H + head) * D])
             total, result = _forward_step(
-                query, keys_in, start, length, column, first_row, head, key_of_head, scale_log2, total, result,
-                H, D, BM, BN, KEEP, PAIRS, PRECISION, False,
+                query, keys, values, length, column, first_row, key_of_head, scale_log2, total, result,
+                BM, BN, KEEP, PAIRS, PRECISION, False,
             )  # fmt: skip
     # A row that left that range (never seen in a healthy model) sends its tile through the careful loop.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
@@ -328,10 +343,8 @@ def _attention_forward_kernel(
             H, D, BM, BN, KEEP, PRECISION,
         )  # fmt: skip
     result = result * (INVERSE_KEEP / total)[:, None]
-    factor = 1.0
     if LIMIT > 0:
         result = result.to(out.dtype.element_ty).to(tl.float32)  # the same bits when `out` is cast again
-        factor = tl.load(scale)
         tl.store(peaks + tl.program_id(0), _peak(result, inside[:, None]))
     _store(out, out8, result, factor, start, head, rows, H * D, inside[:, None], D, True, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
@@ -341,14 +354,12 @@ def _attention_forward_kernel(
 
 @jit
 def _query_step(
-    query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta, scale_log2,
-    dquery, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
-    PAIRS: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    query, dresult, keys, values, length, column, first_row, key_of_head, row_lse, row_delta, scale_log2, dquery,
+    BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries, one tile of keys further."""
     columns = tl.arange(0, BN)[None, :]
-    keys = keys_in.load([start + column, (H + head) * D])
-    values = keys_in.load([start + column, (2 * H + head) * D])
     weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2 - row_lse[:, None])
     if EDGE:  # the last keys belong to a neighbour
         weights = tl.where(column + columns < length, weights, 0.0)
@@ -357,7 +368,7 @@ def _query_step(
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
         dscores = _drop_gradient(weights, gradient, row_delta[:, None], words, columns, keys.dtype, KEEP, PAIRS)
     else:
-        dscores = (weights * (gradient - row_delta[:, None])).to(keys.dtype)
+        dscores = (weights * (gradient + row_delta[:, None])).to(keys.dtype)
     return tl.dot(_pinned(dscores), keys, dquery, input_precision=PRECISION)
 
 
@@ -368,7 +379,7 @@ def _backward_query_kernel(
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of queries; also leaves delta = rowsum(dout * out) * (1 - p) for the other kernel."""
+    """Gradient of a tile of queries; also leaves delta = -rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     partials += (tile * 3 * H + head) * D + tl.arange(0, D)
     if length == 0:
@@ -377,31 +388,35 @@ def _backward_query_kernel(
             tl.store(peaks + tl.program_id(0), 0.0)
         return
     rows = first_row + tl.arange(0, BM)
-    inside = (rows < length)[:, None]
-    # Plain loads, not the copy engine: they are all under way before the first one is waited for.
-    query = tl.load(_block(qkv, start, head, rows, 3 * H * D, D), mask=inside, other=0.0)
-    dresult = tl.load(_block(dout, start, head, rows, H * D, D), mask=inside, other=0.0)
-    result = tl.load(_block(out, start, head, rows, H * D, D), mask=inside, other=0.0)
-    of_rows = _of_rows(sums, pitch, head, tile, BM, CHUNK)
-    row_lse = tl.load(of_rows)
-    row_delta = tl.sum(result.to(tl.float32) * dresult.to(tl.float32), axis=1) / INVERSE_KEEP
-    tl.store(of_rows + CHUNK, row_delta)
-    key_of_head = attention_key(load_stream_key(seed, site), start, head)
-    dquery = tl.zeros([BM, D], dtype=tl.float32)
     last = (length - 1) // BN * BN
-    dquery = _query_step(
-        query, dresult, keys_in, start, length, last, first_row, head, key_of_head, row_lse, row_delta,
-        scale_log2, dquery, H, D, BM, BN, KEEP, PAIRS, PRECISION, True,
-    )  # fmt: skip
-    for column in tl.range(0, last, BN, num_stages=STAGES):
-        dquery = _query_step(
-            query, dresult, keys_in, start, length, column, first_row, head, key_of_head, row_lse, row_delta,
-            scale_log2, dquery, H, D, BM, BN, KEEP, PAIRS, PRECISION, False,
-        )  # fmt: skip
-    dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
+    columns = last + tl.arange(0, BN)
+    key_of_head = attention_key(load_stream_key(seed, site), start, head)
     factor = 1.0
     if LIMIT > 0:
         factor = tl.load(scale)
+    of_rows = _of_rows(sums, pitch, head, tile, BM, CHUNK)
+    row_lse = tl.load(of_rows)
+    dresult = _load(dout, start, head, rows, H * D, length, D)
+    result = _load(out, start, head, rows, H * D, length, D)
+    query = _load(qkv, start, head, rows, 3 * H * D, length, D)
+    keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
+    values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
+    row_delta = tl.sum(result.to(tl.float32) * dresult.to(tl.float32), axis=1) / -INVERSE_KEEP
+    tl.store(of_rows + CHUNK, row_delta)
+    dquery = _query_step(
+        query, dresult, keys, values, length, last, first_row, key_of_head, row_lse, row_delta, scale_log2,
+        tl.zeros([BM, D], dtype=tl.float32), BM, BN, KEEP, PAIRS, PRECISION, True,
+    )  # fmt: skip
+    for column in tl.range(0, last, BN, num_stages=STAGES):
+        keys = keys_in.load([start + column, (H + head) * D])
+        values = keys_in.load([start + column, (2 * H + head) * D])
+        dquery = _query_step(
+            query, dresult, keys, values, length, column, first_row, key_of_head, row_lse, row_delta, scale_log2,
+            dquery, BM, BN, KEEP, PAIRS, PRECISION, False,
+        )  # fmt: skip
+    dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
+    inside = (rows < length)[:, None]
+    if LIMIT > 0:
         tl.store(peaks + tl.program_id(0), _peak(dquery, inside))
     _store(dqkv, dqkv8, dquery, factor, start, head, rows, 3 * H * D, inside, D, FULL, LIMIT)
     tl.store(partials, tl.sum(dquery, axis=0))  # rows past the sequence are zero
@@ -409,7 +424,7 @@ def _backward_query_kernel(
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    queries_in, keys_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2,
+    qkv, queries_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, FULL: tl.constexpr,
@@ -428,9 +443,13 @@ def _backward_key_kernel(
             tl.store(peaks + tl.program_id(0), 0.0)
         return
     tl.assume(length > 0)  # a path around the loop would keep its products from overlapping
-    keys = keys_in.load([start + first_column, (H + head) * D])
-    values = keys_in.load([start + first_column, (2 * H + head) * D])
+    columns = first_column + tl.arange(0, BN)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
+    factor = 1.0
+    if LIMIT > 0:
+        factor = tl.load(scale)
+    keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
+    values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
     dkeys = tl.zeros([BN, D], dtype=tl.float32)
     dvalues = tl.zeros([BN, D], dtype=tl.float32)
     for row in tl.range(0, length, BM, num_stages=STAGES):
@@ -443,20 +462,17 @@ def _backward_key_kernel(
         weights = exp2(tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale_log2 - row_lse)
         gradient = tl.dot(values, tl.trans(dresult), input_precision=PRECISION)
         if KEEP > 0:
-            columns = tl.arange(0, BN)[:, None]
-            words = attention_words(key_of_head, row, tl.arange(0, BM)[None, :], first_column, columns)
-            dropped, dscores = _drop_both(weights, gradient, row_delta, words, columns, query.dtype, KEEP, PAIRS)
+            own = tl.arange(0, BN)[:, None]
+            words = attention_words(key_of_head, row, tl.arange(0, BM)[None, :], first_column, own)
+            dropped, dscores = _drop_both(weights, gradient, row_delta, words, own, query.dtype, KEEP, PAIRS)
         else:
-            dropped, dscores = weights.to(query.dtype), (weights * (gradient - row_delta)).to(query.dtype)
+            dropped, dscores = weights.to(query.dtype), (weights * (gradient + row_delta)).to(query.dtype)
         dvalues = tl.dot(_pinned(dropped), dresult, dvalues, input_precision=PRECISION)
         dkeys = tl.dot(_pinned(dscores), query, dkeys, input_precision=PRECISION)
-    columns = first_column + tl.arange(0, BN)
     inside = (columns < length)[:, None]
     dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
     dvalues = dvalues * INVERSE_KEEP
-    factor = 1.0
     if LIMIT > 0:
-        factor = tl.load(scale)
         tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys, inside), _peak(dvalues, inside)))
     _store(dqkv, dqkv8, dkeys, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
     tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
@@ -585,10 +601,9 @@ def ragged_attention_backward(
     arguments = (qkv, keys_in, out, dout, sums, *to, partials, tiles, seed, site, sums.shape[1])
     _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
     config = _config(qkv, "key")
-    queries_in, keys_in = _descriptor(qkv, config.rows, head_dim), _descriptor(qkv, config.columns, head_dim)
-    dout_in = _descriptor(dout, config.rows, head_dim)
+    queries_in, dout_in = _descriptor(qkv, config.rows, head_dim), _descriptor(dout, config.rows, head_dim)
     sums_in = _descriptor(sums, 1, 2 * config.rows)
     to = (dqkv, eight.rows, scale, eight.peaks[num_programs:] if cast is not None else eight.peaks)
-    key_arguments = (queries_in, keys_in, dout_in, sums_in, *to, partials, tiles, seed, site)
+    key_arguments = (qkv, queries_in, dout_in, sums_in, *to, partials, tiles, seed, site)
     _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
     return dqkv, partials, eight

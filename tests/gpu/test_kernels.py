@@ -67,8 +67,8 @@ def test_attention_matches_twin(case: str, dtype: torch.dtype) -> None:
     assert attention_error(LENGTHS[case], dtype) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("head_dim", [16, 32, 128])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+@pytest.mark.parametrize("p", [0.0, 0.02, 0.1, 0.5])  # below 1/32 weights are not dropped in pairs
 def test_attention_head_sizes_and_rates(head_dim: int, p: float) -> None:
     lengths = [*twins.random_lengths(24, 512), 1]
     assert attention_error(lengths, torch.bfloat16, head_dim, p) <= TOLERANCE[torch.bfloat16]
