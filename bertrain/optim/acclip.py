@@ -30,7 +30,7 @@ class AcClip(Optimizer):
         count = self.num_applied.clamp(min=1)
         correction1, correction2 = ((1 - beta**count).to(first.dtype) for beta in (beta1, beta2))
         limit = level / correction2
-        update = first / correction1
+        update = torch.div(first, correction1, out=gradient)
         update.clamp_(max=limit).clamp_(min=limit.neg_())
         update /= torch.div(second, correction2, out=limit).sqrt_().add_(self.settings.epsilon)
         adapted = self.slices(update)

@@ -15,11 +15,14 @@ from torch import Tensor
 from bertrain.optim.clipping import norms
 from bertrain.optim.optimizer import Optimizer
 
+WINDOW = 2**22  # parameters whose divisors are worked out at a time, so that they take little memory
+
 
 class AdamW(Optimizer):
     """Adam with decoupled weight decay."""
 
     BUFFERS = ("first_moment", "second_moment")
+    ON_THE_WAY = 4
 
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
         beta1, beta2 = self.settings.beta1, self.settings.beta2
@@ -27,9 +30,10 @@ class AdamW(Optimizer):
         first.lerp_(gradient, apply * (1 - beta1))
         second.lerp_(gradient.square_(), apply * (1 - beta2))
         count = self.num_applied.clamp(min=1)
-        corrected_second = second / (1 - beta2**count).to(second.dtype)
-        update = first / (1 - beta1**count).to(first.dtype)
-        update /= corrected_second.sqrt_().add_(self.settings.epsilon)
+        correction1, correction2 = ((1 - beta**count).to(first.dtype) for beta in (beta1, beta2))
+        update = torch.div(first, correction1, out=gradient)
+        for part, moment in zip(update.split(WINDOW), second.split(WINDOW), strict=True):
+            part /= (moment / correction2).sqrt_().add_(self.settings.epsilon)
         adapted = self.slices(update)
         if adapted:
             torch._foreach_add_(adapted, self.slices(self.values), alpha=self.settings.weight_decay)

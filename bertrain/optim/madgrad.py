@@ -34,7 +34,8 @@ class Madgrad(Optimizer):
         gradient_sum.addcmul_(gradient, weight)  # nothing, where the step is not applied: the gradient is zero there
         square_sum.addcmul_(gradient.square_(), weight)
         root = square_sum.pow(1 / 3).add_(settings.epsilon)
-        towards_z = start.addcdiv(gradient_sum, root, value=-1).sub_(self.values).mul_(apply * (1 - settings.beta1))
+        z = torch.addcdiv(start, gradient_sum, root, value=-1, out=gradient)
+        towards_z = z.sub_(self.values).mul_(apply * (1 - settings.beta1))
         decaying = self.slices(self.values)
         if decaying:
             torch._foreach_mul_(decaying, 1 - apply * learning_rate * settings.weight_decay)

@@ -25,6 +25,8 @@ class Optimizer(ABC):
 
     BUFFERS: ClassVar[tuple[str, ...]]
     """Names of the rule's state, a flat buffer each, zero at the beginning unless `begin` sets it."""
+    ON_THE_WAY: ClassVar[int] = 8
+    """Bytes per parameter that `step` needs while it computes, the gradient that it hands to `update` among them."""
 
     def __init__(
         self,
@@ -53,11 +55,12 @@ class Optimizer(ABC):
         apply = apply.to(self.values.dtype)
         self.num_applied += apply
         # A gradient that is not finite must not reach the buffers, not even multiplied by zero.
-        self.update(torch.where(apply > 0, self.gradients * gradient_scale, 0.0), learning_rate, apply)
+        gradient = (self.gradients * gradient_scale).masked_fill_(apply == 0, 0.0)
+        self.update(gradient, learning_rate, apply)
 
     @abstractmethod
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
-        """Change weights and buffers by `gradient`, a tensor of this call's own, or by nothing where `apply` is 0."""
+        """Change weights and buffers by `gradient`, whose memory is free to use, or by nothing where `apply` is 0."""
 
     def slices(self, flat: Tensor) -> list[Tensor]:
         """The parts of a flat buffer to which decay and layer-wise rates apply."""

@@ -19,7 +19,7 @@ from bertrain.optim.rules import RULES
 from bertrain.settings import Settings
 
 GIB = 1 << 30
-PROCESS = 480 << 20  # Python with torch and the loader's batches, on a CPU
+PROCESS = 540 << 20  # Python with torch and the loader's batches, on a CPU
 LIBRARIES = "work space of libraries"
 CONTEXT = 1 << 30  # CUDA's context, libraries and their work space, what the allocator cannot use
 
@@ -88,7 +88,7 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
         if settings.checkpoint.enabled:
             always["a checkpoint being written"] = 4 * parameters + moments
     bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
-    update = 0 if is_fused and issubclass(rule, AdamW) else 12 * parameters // share  # those have kernels
+    update = 0 if is_fused and issubclass(rule, AdamW) else rule.ON_THE_WAY * parameters // share  # those have kernels
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
         bin[LIBRARIES] = sum(bin.values()) // 10
         update += sum(bin.values()) // 2

@@ -15,6 +15,7 @@ from bertrain.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.size import count_parameters
+from bertrain.optim import lamb
 from bertrain.optim.arena import Arena
 from bertrain.optim.rules import RULES, build_optimizer
 from bertrain.settings import Settings
@@ -88,6 +89,18 @@ def test_every_rules_state_is_counted(name: str) -> None:
     told = estimate(settings, size, ranks=1, is_fused=False, on_gpu=False)
     assert told.always["moments"] == sum(buffer.numel() * buffer.element_size() for buffer in buffers)
     assert told.always["a checkpoint being written"] == told.always["moments"] + told.always["weights"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_every_rule_needs_on_the_way_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lamb, "WINDOW", 1024)  # small beside a model that is small itself
+    settings = helpers.tiny_settings(model__hidden_size=128, model__intermediate_size=512, optimizer__name=name)
+    arena = Arena(Bert(settings.model))
+    optimizer = build_optimizer(arena, settings.optimizer)
+    arena.gradients.normal_()
+    with LiveMemory() as live:
+        optimizer.step(1e-3, torch.tensor(0.5), torch.tensor(1.0))
+    assert 1.0 <= live.peak / (optimizer.ON_THE_WAY * len(arena.values)) <= 1.05
 
 
 # --- what fits, and what is said --------------------------------------------------------------------
