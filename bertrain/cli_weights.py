@@ -31,7 +31,9 @@ def weights_import(
     vocab: Annotated[
         Path | None, typer.Option(help="its vocabulary; default: the vocab.txt beside the weights")
     ] = None,
-    pad_vocab_to: Annotated[int, typer.Option(help="pad the vocabulary with rows of zeros: 1 (not), 8 or 64")] = 1,
+    pad_vocab_to: Annotated[
+        int, typer.Option(help="pad the vocabulary with words that are never predicted: 1 (not), 8 or 64")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Turn somebody's weights into a Hugging Face folder, which every verb here takes, and other programs too.
@@ -41,6 +43,7 @@ def weights_import(
 
     Example: bertrain weights import downloads/model.ckpt-28252 --out weights/mlperf
     """
+    from bertrain.observe.wording import counted
     from bertrain.weights.export import import_weights
 
     done = import_weights(source, out, config=config, vocab=vocab, pad_vocab_to=pad_vocab_to)
@@ -52,12 +55,16 @@ def weights_import(
     for kind, names in (("missing", done.missing), ("left over", done.left_over)):
         if names:
             print(f"  {kind}: {', '.join(names)}")
+    if done.padding:
+        print(f"  left out: {counted(done.padding, 'row')} after the vocabulary's, which are padding")
     if done.skipped:
         counts = Counter(name.split("/")[-1].split(".")[-1] for name in done.skipped)
         kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
         print(f"  skipped, since they are no weights: {kinds} (each by its name with --json)")
     if done.lower_case is None:
-        print("  no vocabulary lay beside them (vocab.txt, or --vocab), so there is no tokenizer in the folder")
+        print(
+            "  no vocabulary lay beside them (vocab.txt or tokenizer.json) or came as --vocab: no tokenizer was written"
+        )
     else:
         print(f"  the vocabulary is {'uncased' if done.lower_case else 'cased'}")
 
@@ -136,7 +143,7 @@ def weights_compare(
         others = [tensor for tensor in compared if tensor.verdict != "equal"]
         for tensor in others:
             sizes = (
-                ""
+                (", of another shape" if tensor.verdict == "different" else "")
                 if tensor.largest_absolute is None
                 else f", at most {tensor.largest_absolute:.3g} apart, {tensor.largest_relative:.3g} of the value"
             )

@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -77,15 +77,19 @@ class Vocabulary:
                 raise UserError(f"no vocabulary file at {path}") from None
             except UnicodeDecodeError:
                 raise UserError(f"the vocabulary {path} is not UTF-8 text") from None
-        words = tuple(line.rstrip("\r") for line in text.rstrip("\n").split("\n"))
-        origin = path or "the vocabulary"
+        words = [line.rstrip("\r") for line in text.rstrip("\n").split("\n")]
+        return Vocabulary.of(words, path or "the vocabulary", lower_case=lower_case)
+
+    @staticmethod
+    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool = True) -> Vocabulary:
+        """A vocabulary of these words, if they are one."""
         for special in SPECIAL_WORDS:
             if special not in words:
                 raise UserError(f"{origin} has no {special} in it: a BERT vocabulary is one word per line")
         if len(set(words)) != len(words):
             repeated = next(word for word in words if words.count(word) > 1)
             raise UserError(f"{origin} lists the word {repeated!r} twice")
-        return Vocabulary(words, lower_case)
+        return Vocabulary(tuple(words), lower_case)
 
 
 class Tokenizer:

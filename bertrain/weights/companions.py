@@ -13,7 +13,7 @@ from bertrain.errors import UserError
 from bertrain.settings import ModelSettings
 
 CONFIGS = ("bert_config.json", "config.json")
-VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer_config.json"
+VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 
 
 def find_settings(folder: Path, config: Path | None = None) -> ModelSettings | None:
@@ -27,6 +27,8 @@ def find_settings(folder: Path, config: Path | None = None) -> ModelSettings | N
         raise UserError(f"{path} describes a {described['model_type']!r}, which is another model than BERT")
     if described.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{path} asks for {described['position_embedding_type']!r} positions; BERT's are absolute")
+    if described.get("is_decoder") or described.get("add_cross_attention"):
+        raise UserError(f"{path} describes a decoder, which is another model than BERT")
     return replace(settings, **_head_of(described, path))
 
 
@@ -58,14 +60,56 @@ def find_labels(folder: Path) -> tuple[str, ...]:
 
 
 def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | None:
-    """The words of `vocab`, or else of the vocab.txt in `folder`; None where there is none."""
+    """The words of `vocab`, or else those in `folder`: its vocab.txt, or its tokenizer.json; None where there is none.
+
+    Words in `folder` come with rules for the text before them, which must be BERT's; `vocab` is taken by BERT's.
+    """
     path = vocab or folder / VOCABULARY
+    described = path.parent / TOKENIZER
+    rules = read_json(described) if described.is_file() else {}
     if vocab is None and not path.is_file():
-        return None
-    vocabulary = Vocabulary.load(path)
-    tokenizer = path.parent / TOKENIZER
-    said = read_json(tokenizer).get("do_lower_case") if tokenizer.is_file() else None
-    return Vocabulary(vocabulary.words, lower_case=bool(said) if said is not None else not _has_capitals(vocabulary))
+        path = described = folder / WORD_PIECES
+        if not path.is_file():
+            return None
+        vocabulary, rules = _read_word_pieces(path)
+    else:
+        vocabulary = Vocabulary.load(path)
+    said = rules.get("do_lower_case")
+    lower_case = bool(said) if said is not None else not _has_capitals(vocabulary)
+    if vocab is None:
+        _refuse_other_rules(rules, lower_case, described)
+    return replace(vocabulary, lower_case=lower_case)
+
+
+def _read_word_pieces(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
+    """The words in a tokenizer.json, and its rules under the names that a tokenizer_config.json has for them."""
+    content = read_json(path)
+    model, normalizer = content.get("model"), content.get("normalizer")
+    numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
+    if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
+        raise UserError(f"{path} holds no WordPiece vocabulary, numbered without gaps, as BERT's is")
+    rules: dict[str, Any] = {}
+    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
+        rules = {
+            "do_lower_case": normalizer.get("lowercase"),
+            "strip_accents": normalizer.get("strip_accents"),
+            "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
+        }
+    return Vocabulary.of(sorted(numbers, key=lambda word: int(numbers[word])), path), rules
+
+
+def _refuse_other_rules(rules: dict[str, Any], lower_case: bool, path: Path) -> None:
+    strips = rules.get("strip_accents")
+    wrong = []
+    if strips is not None and bool(strips) != lower_case:
+        wrong.append(f"strip_accents is {str(bool(strips)).lower()}")
+    if rules.get("tokenize_chinese_chars") is False:
+        wrong.append("tokenize_chinese_chars is false")
+    if wrong:
+        raise UserError(
+            f"{path} says that {' and '.join(wrong)}, which is not how BERT's own tokenizer works; "
+            "`bertrain weights import --vocab` takes its vocab.txt by BERT's rules"
+        )
 
 
 def _has_capitals(vocabulary: Vocabulary) -> bool:

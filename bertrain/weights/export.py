@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertrain.errors import UserError
+from bertrain.observe.wording import counted
 from bertrain.weights import huggingface, nvidia
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
 from bertrain.weights.tensors import ENCODER, Kind, Weights, gather, in_a_sentence
@@ -30,6 +31,8 @@ class Imported:
     """Tensors that a BERT has no place for."""
     skipped: tuple[str, ...]
     """Tensors that are no weights: an optimizer's state, counters, constants."""
+    padding: int
+    """Rows that padded the vocabulary, which were left out."""
     lower_case: bool | None
     """Whether text is put into lower case before it is looked up; None without a vocabulary."""
 
@@ -60,6 +63,7 @@ def import_weights(
         missing=tuple(weights.missing),
         left_over=weights.left_over,
         skipped=weights.skipped,
+        padding=weights.padding,
         lower_case=None if weights.vocabulary is None else weights.vocabulary.lower_case,
     )
 
@@ -80,7 +84,10 @@ def export(
     if to not in FORMATS:
         raise UserError(f"--to is one of {', '.join(FORMATS)}, not {to!r}")
     weights = read_weights(source, which)
-    refuse_incomplete(weights)
+    try:
+        refuse_incomplete(weights)
+    except UserError as error:
+        raise UserError(f"{error}; `bertrain weights import` makes a folder of those that are there") from None
     if to == "nvidia":
         if weights.settings.head != "pretrain":
             raise UserError(
@@ -95,7 +102,9 @@ def export(
         nvidia.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
     if weights.vocabulary is None:
-        raise UserError(f"{source} has no vocabulary to export with its weights")
+        raise UserError(
+            f"{source} has no vocabulary to export with its weights; `bertrain weights import --vocab FILE` adds one"
+        )
     _check_padding(pad_vocab_to or 1)
     huggingface.write_folder(Path(out), weights, pad_vocab_to=pad_vocab_to or 1)
     return Path(out)
@@ -108,5 +117,13 @@ def _check_padding(pad_vocab_to: int) -> None:
 
 def _refuse_incomplete_encoder(weights: Weights) -> None:
     missing = [name for name in weights.missing if name.startswith(ENCODER)]
+    if not weights.tensors:
+        raise UserError(
+            f"{weights.origin} holds no tensor of a BERT by any name known here; its own are "
+            f"{in_a_sentence([*weights.left_over, *weights.skipped])}"
+        )
     if missing:
-        raise UserError(f"{weights.origin} lacks {len(missing)} tensors of a BERT's encoder: {in_a_sentence(missing)}")
+        thirds = in_a_sentence(list(weights.thirds))
+        alone = f"; of query, key and value there are only {thirds}" if thirds else ""
+        count = counted(len(missing), "tensor")
+        raise UserError(f"{weights.origin} lacks {count} of a BERT's encoder: {in_a_sentence(missing)}{alone}")

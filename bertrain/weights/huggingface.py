@@ -34,12 +34,21 @@ from bertrain.weights.companions import (
     read_json,
 )
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, huggingface_names, place_in, spell
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Source, Stored, Weights, combined_digest, padded
+from bertrain.weights.tensors import (
+    NOT_PREDICTED,
+    PADDED_BY_VOCABULARY,
+    Source,
+    Stored,
+    Weights,
+    combined_digest,
+    padded,
+)
 
 MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 """After the name of a model in several files: which tensor is in which."""
 GLOBAL_STEP = "global_step"
+MASKED_WORD_BIAS = PADDED_BY_VOCABULARY[1]
 LOADERS = {
     "pretrain": "AutoModelForMaskedLM",
     "classify": "AutoModelForSequenceClassification",
@@ -101,7 +110,9 @@ def open_files(files: list[Path], *, config: Path | None = None, vocab: Path | N
 def _open_file(path: Path) -> tuple[list[Stored], int | None]:
     """A file's tensors, and the step of training that it names."""
     if path.suffix != ".safetensors":
-        return stored_torch(torch_files.load(path), path), None
+        content = torch_files.load(path)
+        inner = content.get("model")
+        return stored_torch(inner if isinstance(inner, dict) else content, path), None
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
@@ -135,7 +146,9 @@ def stored_torch(content: dict[str, Any], path: Path) -> list[Stored]:
         else:
             stored.append(Stored(name, (), type(value).__name__, 0, partial(_itself, Tensor()), is_skipped=True))
     if not any(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path} holds no tensors by name")
+        deeper = [name for name, value in content.items() if isinstance(value, dict)]
+        advice = f"; save what lies in it under {deeper[0]!r} alone" if deeper else ""
+        raise UserError(f"{path} holds no tensors by name{advice}")
     return stored
 
 
@@ -160,7 +173,7 @@ def with_places(stored: Iterable[Stored]) -> tuple[Stored, ...]:
 # --- out ------------------------------------------------------------------------------------------------
 
 
-def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1) -> dict[str, Tensor]:
+def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float = 0.0) -> dict[str, Tensor]:
     """Our tensors, as far as there are any, under their names; with padding of its own, or none, to the vocabulary."""
     rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
     out = {}
@@ -168,7 +181,8 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1) -> dict[str, Tens
         if place.ours in weights.tensors:
             tensor = weights.tensors[place.ours]
             if place.ours in PADDED_BY_VOCABULARY:
-                tensor = padded(tensor[: weights.settings.vocab_size], rows)
+                value = pad_bias if place.ours == MASKED_WORD_BIAS else 0.0
+                tensor = padded(tensor[: weights.settings.vocab_size], rows, value)
             out[theirs] = place.within(tensor).contiguous()
     return out
 
@@ -176,7 +190,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1) -> dict[str, Tens
 def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     """Write a folder that AutoModel (or AutoModelFor..., by its head) and AutoTokenizer load; whole or not at all."""
     refuse_occupied(out)
-    tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to)
+    tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=NOT_PREDICTED)
     rows = len(tensors["bert.embeddings.word_embeddings.weight"])
     settings = replace(weights.settings, vocab_size=rows)
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from bertrain.errors import UserError
 from bertrain.weights.huggingface import bert_config
 from bertrain.weights.names import for_head
 from bertrain.weights.source import open_source, read_weights
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes, is_padded
 
 Verdict = Literal["equal", "close", "different", "only in A", "only in B"]
 
@@ -75,7 +76,9 @@ def show_weights(source: str | Path) -> Shown:
     counted = [stored for place, stored in placed.items() if place.third < 0 or place.ours not in whole]
     missing = None
     if opened.settings is not None:
-        found = {for_head(place, opened.settings.head).ours for place in placed}
+        thirds = Counter(place.ours for place in placed if place.third >= 0)
+        found = {for_head(place, opened.settings.head).ours for place in placed if place.third < 0}
+        found |= {name for name, number in thirds.items() if number == 3}
         missing = tuple(name for name in expected_shapes(opened, opened.settings) if name not in found)
     return Shown(
         kind=opened.kind,
@@ -111,7 +114,7 @@ def compare_weights(a: str | Path, b: str | Path, *, tolerance: float = 0.0) -> 
         raise UserError(f"--tolerance is {tolerance}; it must be a number from 0 on")
     one, other = read_weights(a), read_weights(b)
     names = dict.fromkeys([*one.tensors, *other.tensors])
-    return [_compare(name, _without_padding(one, name), _without_padding(other, name), tolerance) for name in names]
+    return [_compare(name, *_without_padding(one, other, name), tolerance) for name in names]
 
 
 def is_same(compared: list[Compared]) -> bool:
@@ -119,12 +122,13 @@ def is_same(compared: list[Compared]) -> bool:
     return all(tensor.verdict in ("equal", "close") for tensor in compared)
 
 
-def _without_padding(weights: Weights, name: str) -> Tensor | None:
-    tensor = weights.tensors.get(name)
-    if tensor is None or name not in PADDED_BY_VOCABULARY:
-        return tensor
-    words = weights.vocabulary.words if weights.vocabulary else ()
-    return tensor[: len(words) or weights.settings.vocab_size]
+def _without_padding(one: Weights, other: Weights, name: str) -> tuple[Tensor | None, Tensor | None]:
+    """A tensor of both without rows of padding: those after its vocabulary, or that the other has not."""
+    a, b = one.tensors.get(name), other.tensors.get(name)
+    if a is None or b is None or name not in PADDED_BY_VOCABULARY:
+        return a, b
+    fewer, more = sorted(len(of.vocabulary.words) if of.vocabulary else of.settings.vocab_size for of in (one, other))
+    return (a[:fewer], b[:fewer]) if is_padded(fewer, more) else (a, b)
 
 
 def _compare(name: str, a: Tensor | None, b: Tensor | None, tolerance: float) -> Compared:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from bertrain.errors import UserError
 from bertrain.model.bert import Bert
+from bertrain.observe.wording import counted
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run
 from bertrain.weights import huggingface, nvidia, tf1
+from bertrain.weights.companions import CONFIGS
 from bertrain.weights.names import Place, other_pool
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
@@ -49,25 +51,52 @@ def open_source(
     `config` and `vocab` stand in for the bert_config.json (or config.json) and the vocab.txt beside the weights.
     """
     path = Path(source)
-    files = huggingface.find_files(path)
-    if which != NEWEST and (files or not path.is_dir()):
+    opened = _open_others(path, config, vocab)
+    if opened is None:
+        return _open_run(path, which)
+    if which != NEWEST:
         raise UserError(f"--checkpoint {which} chooses among those of a run, and {path} is none")
+    return opened
+
+
+def _open_others(path: Path, config: Path | None, vocab: Path | None) -> Source | None:
+    """What lies there in somebody else's format; None for a folder that can only be a run."""
+    try:
+        files = huggingface.find_files(path)
+        prefix = tf1.find_prefix(path)
+        is_there = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UserError(f"cannot open {path}: {error.strerror or error}") from None
     if files:
         return huggingface.open_files(files, config=config, vocab=vocab)
-    prefix = tf1.find_prefix(path)
     if prefix is not None:
         return tf1.open_checkpoint(prefix, config=config, vocab=vocab)
-    if not path.exists():
+    if not is_there:
         raise UserError(f"no run and no weights at {path}")
     if path.is_file():
         return _open_file(path, config, vocab)
+    if not path.is_dir():
+        raise UserError(f"{path} is neither a file nor a folder")
     pickles = sorted(file for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
     if len(pickles) > 1:
         names = ", ".join(file.name for file in pickles)
         raise UserError(f"{path} holds several files of PyTorch's ({names}); name one of them")
     if pickles:
         return _open_file(pickles[0], config, vocab)
-    return _open_run(path, which)
+    _refuse_no_run(path)
+    return None
+
+
+def _refuse_no_run(folder: Path) -> None:
+    """Refuse a folder in which there is nothing of a run."""
+    described = folder / CONFIGS[1]
+    if described.is_file():
+        if "model_type" in described.read_text(errors="replace"):
+            raise UserError(f"{folder} has the {CONFIGS[1]} of a Hugging Face folder, and no weights beside it")
+    elif any(tf1.is_part(file) for file in folder.iterdir()):
+        raise UserError(f"{folder} has parts of a TensorFlow checkpoint, and no .index among them")
+    else:
+        raise UserError(f"no run and no weights in {folder}")
 
 
 def _open_file(path: Path, config: Path | None, vocab: Path | None) -> Source:
@@ -75,6 +104,8 @@ def _open_file(path: Path, config: Path | None, vocab: Path | None) -> Source:
         return huggingface.open_files([path], config=config, vocab=vocab)
     if path.suffix in PICKLE_SUFFIXES:
         return nvidia.open_file(path, config=config, vocab=vocab)
+    if tf1.is_part(path):
+        raise UserError(f"{path} is part of a TensorFlow checkpoint whose .index does not lie beside it")
     raise UserError(
         f"{path} is no file of weights by its name; known are .safetensors, {', '.join(PICKLE_SUFFIXES)} and the "
         ".index of a TensorFlow checkpoint"
@@ -120,7 +151,7 @@ def refuse_incomplete(weights: Weights) -> None:
     missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
         raise UserError(
-            f"{weights.origin} lacks {len(missing)} tensors of a {_KINDS[weights.settings.head]} model: "
+            f"{weights.origin} lacks {counted(len(missing), 'tensor')} of a {_KINDS[weights.settings.head]} model: "
             f"{in_a_sentence(missing)}"
         )
 

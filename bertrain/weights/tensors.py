@@ -21,8 +21,11 @@ from bertrain.weights.names import Place, for_head
 Kind = Literal["run", "huggingface", "nvidia", "tf1"]
 PADDED_BY_VOCABULARY = ("embeddings.words.weight", "masked_words.bias")
 """Tensors with a row for each word, which may have rows of padding after them."""
-PADDING_LIMIT = 64
-"""More rows than this beyond the words are no padding but another vocabulary."""
+PADDINGS = (1, 8, 16, 32, 64)
+"""Rows after the words are padding where they fill up to a multiple of one of these; else it is another vocabulary."""
+PADDING_LIMIT = PADDINGS[-1]
+NOT_PREDICTED = -10000.0
+"""The bias of words that are padding, for programs that take them for words."""
 MOST_LAYERS = 1000
 """A config that asks for more is damaged, and would take long to follow."""
 ENCODER = ("embeddings.", "layers.")
@@ -84,6 +87,10 @@ class Weights:
     global_step: int | None = None
     labels: tuple[str, ...] = ()
     """Names of the classes that the head tells apart, where they are known."""
+    padding: int = 0
+    """Rows after those of the config's words, which were left out."""
+    thirds: tuple[str, ...] = ()
+    """Queries, keys or values, of which the other two or one are not there; left over, therefore."""
 
     @property
     def missing(self) -> list[str]:
@@ -103,6 +110,7 @@ def gather(source: Source) -> Weights:
     left_over: list[str] = []
     skipped: list[str] = []
     wrong: list[str] = []
+    padding = 0
     for stored in source.tensors:
         place = stored.place and for_head(stored.place, source.settings.head)
         if place is None or place.ours not in shapes:
@@ -113,8 +121,10 @@ def gather(source: Source) -> Weights:
             wrong.append(problem)
         elif not wrong:
             _put(placed, place, stored, shapes[place.ours][0], source.origin)
+            if place.ours == PADDED_BY_VOCABULARY[0]:
+                padding = stored.shape[0] - source.settings.vocab_size
     if wrong:
-        raise UserError(f"the weights of {source.origin} do not fit its config: {in_a_sentence(wrong)}")
+        raise UserError(f"the weights of {source.origin} do not fit its config: {', '.join(wrong)}")
     tensors, strays = _join(placed, source.origin)
     has_next_sentence = all(name in tensors for name in shapes if name.startswith("next_sentence."))
     weights = Weights(
@@ -128,6 +138,8 @@ def gather(source: Source) -> Weights:
         kind=source.kind,
         global_step=source.global_step,
         labels=source.labels,
+        padding=padding,
+        thirds=tuple(strays),
     )
     _check_vocabulary(weights)
     return weights
@@ -142,7 +154,7 @@ def _misfit(stored: Stored, place: Place, expected: tuple[int, ...], settings: M
         return f"{stored.name} is of type {stored.dtype}"
     if place.ours in PADDED_BY_VOCABULARY and len(shape) == len(expected):
         expected = (settings.vocab_size, *expected[1:])
-        fits = 0 <= shape[0] - settings.vocab_size < PADDING_LIMIT and shape[1:] == expected[1:]
+        fits = is_padded(settings.vocab_size, shape[0]) and shape[1:] == expected[1:]
     else:
         fits = shape == expected
     wanted = expected[::-1] if stored.is_transposed else expected
@@ -214,9 +226,14 @@ def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in Bert(settings).named_parameters()}
 
 
-def padded(tensor: Tensor, rows: int) -> Tensor:
-    """A tensor cut off, or filled up with zeros, at so many rows."""
-    out = tensor.new_zeros(rows, *tensor.shape[1:])
+def is_padded(words: int, rows: int) -> bool:
+    """Whether so many rows are those of so many words, filled up or not."""
+    return rows in {-(-words // multiple) * multiple for multiple in PADDINGS}
+
+
+def padded(tensor: Tensor, rows: int, value: float = 0.0) -> Tensor:
+    """A tensor cut off, or filled up, at so many rows."""
+    out = tensor.new_full((rows, *tensor.shape[1:]), value)
     out[: len(tensor)] = tensor[:rows]
     return out
 

@@ -15,6 +15,7 @@ from bertrain.weights.tensors import Source, Stored, combined_digest
 GLOBAL_STEP = "global_step"
 OPTIMIZER = re.compile(r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|Momentum|beta[12]_power|global_step)$")
 """What optimizers keep beside each variable, and their counters."""
+PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -26,8 +27,13 @@ def find_prefix(path: Path) -> Path | None:
             names = ", ".join(sorted(prefix.name for prefix in found))
             raise UserError(f"{path} holds several TensorFlow checkpoints ({names}); name one of them")
         return found[0] if found else None
-    prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
+    prefix = path.with_name(PART.sub("", path.name))
     return prefix if index_of(prefix).is_file() else None
+
+
+def is_part(path: Path) -> bool:
+    """Whether a file is one of a checkpoint's by its name."""
+    return PART.search(path.name) is not None
 
 
 def open_checkpoint(prefix: Path, *, config: Path | None = None, vocab: Path | None = None) -> Source:

@@ -64,7 +64,7 @@ def _verify_archive(path: Path) -> None:
 def _check_names(content: Any, path: Path) -> None:
     """Refuse what is no dictionary of names, or whose `model` is another."""
     for part in (content, content.get("model", {}) if isinstance(content, dict) else {}):
-        if isinstance(part, Tensor):
+        if isinstance(part, Tensor) and part is not content:
             continue
         if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
             raise UserError(f"{path} holds a {type(part).__name__}, not tensors by name")
@@ -77,8 +77,13 @@ def _why_not(path: Path, error: Exception) -> str:
             f"{path} is a pickle that asks for {wanted[1]}, which is a program's and not a tensor's; opening it could "
             "run anything, so it is refused: have its owner save the state_dict alone, or as safetensors"
         )
-    reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-    return f"{path} cannot be read as weights of PyTorch ({reason[0][:200]})"
+    refused = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
+    if refused:
+        return (
+            f"{path} is a pickle of another kind than torch.save writes by itself ({refused[1][:200]}); what is not "
+            "known to be harmless is refused: have its owner save the state_dict alone, or as safetensors"
+        )
+    return f"{path} is no file of PyTorch's, or a damaged one ({type(error).__name__})"
 
 
 def _check_tensor(tensor: Tensor, what: str, file_bytes: int) -> None:

@@ -320,7 +320,7 @@ def test_the_rule_of_cases_follows_the_words(imported: Path, tmp_path: Path) -> 
 
 
 def test_padding_of_the_vocabulary(imported: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForMaskedLM
+    from transformers import AutoModelForMaskedLM, pipeline
 
     import_weights(GOOGLE, tmp_path / "padded", pad_vocab_to=64)
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "padded").config.vocab_size == 64
@@ -330,8 +330,86 @@ def test_padding_of_the_vocabulary(imported: Path, tmp_path: Path) -> None:
     assert is_same(compare_weights(imported, tmp_path / "padded")), "padding is no difference"
     guesses = fill_mask(tmp_path / "padded", ["all [MASK]"], top=100)[0][0]
     assert len(guesses) == 15, "and never guessed"
+    theirs = pipeline("fill-mask", model=str(tmp_path / "padded"), top_k=15)("all [MASK]")
+    assert [guess["token_str"] for guess in theirs] == [guess.word for guess in guesses], "nor by Transformers"
+    assert [guess["score"] for guess in theirs] == pytest.approx([guess.probability for guess in guesses], rel=1e-5)
     with pytest.raises(UserError, match="--pad-vocab-to is one of 1, 8, 64, not 7"):
         import_weights(GOOGLE, tmp_path / "x", pad_vocab_to=7)
+
+
+def test_padding_is_told_from_words_that_the_config_does_not_have(split: Path, tmp_path: Path) -> None:
+    assert import_weights(split, tmp_path / "in").padding == 2, "30 words, padded to a multiple of 8"
+    import_weights(MLPERF, tmp_path / "wider", pad_vocab_to=8)
+    assert is_same(compare_weights(MLPERF, tmp_path / "wider")), "without a vocabulary, too"
+    config = json.loads((MLPERF / "bert_config.json").read_text()) | {"vocab_size": 27}
+    (tmp_path / "bert_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"word_embeddings is \(30, 8\), not \(27, 8\)"):
+        import_weights(MLPERF, tmp_path / "x", config=tmp_path / "bert_config.json")
+
+
+def test_words_that_transformers_saved_come_back(imported: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    AutoModelForMaskedLM.from_pretrained(imported).save_pretrained(tmp_path / "saved")
+    AutoTokenizer.from_pretrained(imported).save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "vocab.txt").unlink(missing_ok=True)  # some versions write it, some do not
+    assert read_weights(tmp_path / "saved").vocabulary == read_weights(imported).vocabulary
+    described = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
+    described["model"]["vocab"]["jack"] = 99
+    (tmp_path / "saved" / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="holds no WordPiece vocabulary, numbered without gaps"):
+        read_weights(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("rule", ["strip_accents", "tokenize_chinese_chars"])
+def test_a_tokenizer_with_rules_of_its_own_is_refused(imported: Path, rule: str, tmp_path: Path) -> None:
+    folder = companions(imported, tmp_path / "folder")
+    shutil.copy(imported / "model.safetensors", folder)
+    rules = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(rules | {rule: False}))
+    with pytest.raises(UserError, match=f"{rule} is false, which is not how BERT's own tokenizer works"):
+        read_weights(folder)
+    done = import_weights(folder, tmp_path / "out", vocab=folder / "vocab.txt")
+    assert done.lower_case
+
+
+def test_a_missing_third_is_named(imported: Path, tmp_path: Path) -> None:
+    folder = companions(imported, tmp_path / "folder")
+    tensors = load_file(imported / "model.safetensors")
+    del tensors["bert.encoder.layer.0.attention.self.key.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert show_weights(folder).missing == ("layers.0.qkv.weight",)
+    with pytest.raises(UserError, match=r"lacks 1 tensor of .*only bert.*query.weight, bert.*value.weight$"):
+        import_weights(folder, tmp_path / "x")
+
+
+def test_what_is_no_weights_is_said_to_be_none(imported: Path, split: Path, tmp_path: Path) -> None:
+    def refusal(source: Path, which: str = "newest") -> str:
+        with pytest.raises(UserError) as refused:
+            read_weights(source, which)
+        return str(refused.value)
+
+    assert "chooses among those of a run" in refusal(MLPERF, "best")
+    assert "chooses among those of a run" in refusal(split, "999")
+    assert refusal(Path("/dev/null")) == "/dev/null is neither a file nor a folder"
+    assert "File name too long" in refusal(tmp_path / ("x" * 300))
+    (tmp_path / "empty").mkdir()
+    assert refusal(tmp_path / "empty") == f"no run and no weights in {tmp_path / 'empty'}"
+    assert "and no weights beside it" in refusal(companions(imported, tmp_path / "no-weights"))
+    data = shutil.copy(MLPERF / "model.ckpt-28252.data-00000-of-00002", tmp_path / "empty")
+    assert "and no .index among them" in refusal(tmp_path / "empty")
+    assert "whose .index does not lie beside it" in refusal(Path(data))
+    torch.save(torch.zeros(3), tmp_path / "bare.pt")
+    assert "holds a Tensor, not tensors by name" in refusal(tmp_path / "bare.pt")
+    torch.save({"a": torch.zeros(3)}, tmp_path / "other.pt", pickle_protocol=4)
+    assert "a pickle of another kind than torch.save writes by itself" in refusal(tmp_path / "other.pt")
+    torch.save({"state_dict": {"a": torch.zeros(3)}}, tmp_path / "deep.pt")
+    assert "save what lies in it under 'state_dict' alone" in refusal(tmp_path / "deep.pt")
+    folder = companions(imported, tmp_path / "decoder")
+    shutil.copy(imported / "model.safetensors", folder)
+    config = json.loads((folder / "config.json").read_text()) | {"is_decoder": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "describes a decoder" in refusal(folder)
 
 
 # --- show and compare -------------------------------------------------------------------------------------
