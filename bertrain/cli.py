@@ -23,6 +23,7 @@ from bertrain.cli_options import (
     Instructions,
     MaxSamples,
     MaxTime,
+    OnError,
     Precision,
     RankCount,
     Restarts,
@@ -229,19 +230,21 @@ def evaluate(
     at_once: Annotated[
         int, typer.Option(min=0, help="of a fine-tuned run: examples in a batch, of which latency is told; 0: many")
     ] = 0,
+    on_error: OnError = None,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Loss and accuracy of a run on held-out data; of a fine-tuned one, its task's figures.
 
-    Of a fine-tuned run, settings that do not shape the training can be given as --section.field VALUE.
+    Of a fine-tuned run, settings that do not shape the training, and the names of columns, can be given as
+    --section.field VALUE.
 
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.observe.console import evaluation_text
     from bertrain.train.runs import Run
 
-    overrides = parse_overrides(context.args)
+    overrides = parse_overrides(context.args) + ([("task.on_error", on_error)] if on_error else [])
     if Run.open(run).settings.task.name:
         from bertrain.train.finetune import judge_run
 

@@ -24,6 +24,7 @@ Restarts = Annotated[
     typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
 ]
 MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
+OnError = Annotated[str | None, typer.Option("--on-error", metavar="WHAT", help="a damaged row: stop or skip")]
 MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
 SkipSteps = Annotated[
     str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")

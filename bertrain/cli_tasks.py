@@ -14,6 +14,7 @@ from bertrain.cli_options import (
     Device,
     Instructions,
     MaxTime,
+    OnError,
     Precision,
     RankCount,
     Restarts,
@@ -72,9 +73,7 @@ def finetune(
         str | None,
         typer.Option("--activation-checkpointing", metavar="WHAT", help="none, selective or full"),
     ] = None,
-    on_error: Annotated[
-        str | None, typer.Option("--on-error", metavar="WHAT", help="a damaged row: stop or skip")
-    ] = None,
+    on_error: OnError = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -118,6 +117,8 @@ def finetune(
         for name, settings in resolved.items():
             tuning.preflight_task(settings, data, places[name][0], init=beginning, world=nproc)
         start_ranks(nproc, restarts, [place for several in places.values() for place in several])
+    for name, settings in resolved.items() if do == "predict" else ():
+        tuning.read_unanswered(settings, data, places[name][0], init=beginning)
     outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers)
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":
@@ -158,17 +159,18 @@ def predict(
     at_once: Annotated[
         int, typer.Option(min=0, help="examples in a batch, of which latency is told; 0: as many as are fast")
     ] = 0,
+    on_error: OnError = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a fine-tuned run answer what has no answers yet, in its task's official form.
 
-    Settings that do not shape the training can be given as --section.field VALUE.
+    Settings that do not shape the training, and the names of columns, can be given as --section.field VALUE.
 
     Example: bertrain predict runs/sst2 --data glue/ --out predictions/
     """
     from bertrain.train.finetune import predict as answer
 
-    overrides = parse_overrides(context.args)
+    overrides = parse_overrides(context.args) + ([("task.on_error", on_error)] if on_error else [])
     result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     if as_json and is_first_rank():
         print(json.dumps(result))

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import tomllib
+from collections.abc import Container
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -65,12 +66,13 @@ def resolve(
     return _with_absolute_paths(from_dict(values))
 
 
-def override(settings: Settings, overrides: list[tuple[str, str]]) -> Settings:
-    """A run's settings with some that do not shape the training changed; others are refused."""
+def override(settings: Settings, overrides: list[tuple[str, str]], *, also: Container[str] = ()) -> Settings:
+    """A run's settings with some that do not shape the training changed, or that are named in `also`; others are
+    refused."""
     values = settings.to_dict()
     for key, text in overrides:
         section, name = _split_key(key)
-        if _metadata(section, name)["shapes_training"]:
+        if _metadata(section, name)["shapes_training"] and key not in also:
             raise UserError(f"{key} shapes the training, so a run cannot change it; start a new run")
         values[section][name] = _parse_text(text, get_type_hints(SECTIONS[section])[name], key)
     return _with_absolute_paths(from_dict(values))

@@ -35,10 +35,13 @@ def facts(history: History) -> list[Fact]:
     summary, settings = history.summary, history.run.settings
     parameters = count_parameters(settings.model)[0]
     last = f"mean of the last {summary.tail} steps" if summary.tail > 1 else "last step"
+    length = f"in {settings.train.budget}" if settings.train.budget else f"of {settings.train.max_steps:,}"
+    per_step = summary.samples / max(summary.steps, 1)
+    usual = compact(per_step / summary.median_step_s) if summary.median_step_s > 0 else UNKNOWN
     return [
         ("Model", f"{settings.model.num_layers} × {settings.model.hidden_size}", "layers × width"),
         ("Parameters", compact(parameters), f"{parameters:,}"),
-        ("Steps", f"{summary.steps:,}", f"of {settings.train.max_steps:,}"),
+        ("Steps", f"{summary.steps:,}", length),
         ("Samples", compact(summary.samples), f"{summary.samples:,} examples"),
         ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, no padding"),
         ("Loss", decimal(summary.last.get("loss")), last),
@@ -49,6 +52,7 @@ def facts(history: History) -> list[Fact]:
         ),
         ("Best evaluation", *_best(history)),
         ("Throughput", compact(summary.tokens_per_s), "real tokens per second"),
+        ("Examples/s", usual, f"in a usual step; {compact(summary.samples_per_s)} over all"),
         ("Step", milliseconds(summary.median_step_s), "median"),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
         ("Padding", percent(summary.padding), "of what is computed"),

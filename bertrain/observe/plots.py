@@ -245,7 +245,8 @@ def plot_lengths(histories: Sequence[History]) -> str:
         history, colour = histories[numbers[0]], RUN_COLOURS[numbers[0] % NUM_COLOURS]
         whose = f"Run {', '.join(str(number + 1) for number in numbers)}: " if len(histories) > 1 else ""
         if history.lengths is None:
-            notes.append(f"{whose}The data is not at {history.run.data} any more, so its lengths are not known.")
+            gone = f"The data is not at {history.run.data} any more, so its lengths are not known."
+            notes.append(whose + ("The lengths of a task's examples are not shown." if history.run.task else gone))
             continue
         edges, shares = bin_lengths(history.lengths)
         tallest = max(tallest, *shares)

@@ -68,6 +68,7 @@ def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: 
         load_training=partial(load, "train", with_answers=True),
         load_held_out={split: partial(load, split, with_answers=True) for split in answered},
         load_unanswered={split: partial(load, split, with_answers=False) for split in others if split not in answered},
+        load_without_answers={split: partial(load, split, with_answers=False) for split in answered},
     )
 
 

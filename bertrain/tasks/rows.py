@@ -247,6 +247,8 @@ class TableTask:
     load_training: Load
     load_held_out: Mapping[str, Load]
     load_unanswered: Mapping[str, Load]
+    load_without_answers: Mapping[str, Load] = field(default_factory=dict)
+    """The held-out splits; none where their answers are known to be right."""
 
     def training(self) -> TableSplit:
         return self._training
@@ -256,6 +258,9 @@ class TableTask:
 
     def unanswered(self) -> Mapping[str, TableSplit]:
         return self._unanswered
+
+    def without_answers(self) -> Mapping[str, TableSplit]:
+        return {name: load() for name, load in self.load_without_answers.items()} or self.held_out()
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "head": self.head, "labels": list(self.labels)}

@@ -121,6 +121,9 @@ class SquadTask:
     def unanswered(self) -> Mapping[str, Split]:
         return self._splits_to_predict(is_answered=False)
 
+    def without_answers(self) -> Mapping[str, Split]:
+        return self.held_out()
+
     def describe(self) -> dict[str, Any]:
         return {"version": self.version}
 
@@ -181,7 +184,7 @@ class SquadTask:
                 continue
             sentence = f"{collection.path}: question {question.id} {what}"
             if self.settings.task.on_error == "stop":
-                raise UserError(f"{sentence}; mend it, or pass over such rows with --task.on_error skip")
+                raise UserError(f"{sentence}; mend it, or pass over such rows with --on-error skip")
             problems.append(sentence)
         if not usable:
             raise UserError(f"{collection.path} has no question that can be used; the first: {problems[0]}")

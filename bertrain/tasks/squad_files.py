@@ -74,7 +74,7 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
 
     def complain(sentence: str) -> None:
         if on_error == "stop":
-            raise UserError(f"{sentence}; mend it, or pass over such rows with --task.on_error skip")
+            raise UserError(f"{sentence}; mend it, or pass over such rows with --on-error skip")
         problems.append(sentence)
 
     are_known: set[bool] = set()

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from bertrain.data.records import LARGEST_RECORD, Problem, listed, numbered_lines
 from bertrain.data.streams import DAMAGE, Stream, open_streams
 from bertrain.errors import UserError
+from bertrain.observe.wording import counted
 
 FORMS = {
     "tsv": "tsv",
@@ -165,7 +166,10 @@ def _comma_separated(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> 
             except StopIteration:
                 return
             except csv.Error as error:
-                yield first, Problem(f"line {first:,} of {stream.name}", f"is no CSV ({error})")
+                if "unexpected end of data" in str(error):  # all that follows was taken for one field
+                    raise UserError(f"a quote that opens in line {first:,} of {stream.name} is never closed") from None
+                for line in range(first, reader.line_num + 1):  # lines within a quote that went wrong are lost, each
+                    yield line, Problem(f"line {line:,} of {stream.name}", f"is no CSV ({error})")
                 continue
             if fields:
                 yield first, fields
@@ -194,7 +198,7 @@ def _fields(
         if isinstance(fields, Problem):
             yield fields
         elif len(fields) != len(header):
-            yield Torn(place, f"has {len(fields)} fields, and there are {len(header)} columns")
+            yield Torn(place, f"has {counted(len(fields), 'field')}, and there are {len(header)} columns")
         else:
             values = tuple(None if number is None else fields[number] for number in chosen)
             yield Row(place, values) if all(map(_is_text, values)) else Problem(place, NOT_UTF8)

@@ -72,5 +72,8 @@ class Task(Protocol):
     def unanswered(self) -> Mapping[str, Split]:
         """Splits without answers, which are to be predicted."""
 
+    def without_answers(self) -> Mapping[str, Split]:
+        """The splits of `held_out` to be predicted, where there are no others: their answers need not be known ones."""
+
     def describe(self) -> dict[str, Any]:
         """What of the task a run folder must keep to predict later without its training data: labels, and the like."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from bertrain.config import override, resolve
 from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError, nearest
+from bertrain.errors import UserError
 from bertrain.files import write_atomically
 from bertrain.model.bert import Bert
 from bertrain.observe.console import remark, warn
@@ -49,6 +49,13 @@ ARCHITECTURE = (
 )
 """What of a model is as its weights were made, whatever a recipe says; dropout is the recipe's."""
 DEVIATIONS = 4  # above the mean that a step's tokens may lie and still be one bin
+DEVIATIONS_AMONG_RANKS = 2.5  # of the whole step, above which it makes a bin too many; as far below, one too few
+HOW_FILES_ARE_READ = (
+    "task.on_error",
+    "task.text",
+    "task.text_pair",
+    "task.label",
+)  # which may differ from file to file
 BUDGETED_WARM_UP = 50
 RESULTS = "results.json"
 MOST_AT_ONCE = 16384  # tokens of a bin, unless one example or the user asks for more
@@ -80,7 +87,7 @@ def resolve_task(
     length is a time has no share of its steps to warm up over: it warms up over 50.
     """
     if name not in registry.task_names():
-        raise UserError(f"there is no task {name!r}{nearest(name, registry.task_names())}")
+        raise UserError(f"there is no task {name!r}; there are glue, {', '.join(registry.task_names())}")
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
     given = dict(overrides)
     changes = [*overrides, ("task.name", name), *_other_lengths(given)]
@@ -121,10 +128,9 @@ def preflight_task(settings: Settings, data: str | Path, run: str | Path, *, ini
 
 def settle_task(settings: Settings, data: str | Path, run: str | Path, *, init: str, world: int = 0) -> Settings:
     """The settings of a run whose model, length and bins follow from its task, its data and its weights."""
-    words = words_for(settings, run, init)
-    assert words is not None
-    task = open_task(data, settings, words)
+    task = open_task(data, settings, _words(settings, run, init))
     begun = Run.open(run).settings if (Path(run) / "config.json").is_file() else None
+    _check_target(settings.evaluate.target_accuracy, task)
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, init))
     settings = _in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
@@ -132,6 +138,27 @@ def settle_task(settings: Settings, data: str | Path, run: str | Path, *, init: 
         budget = begun.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
         settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
     return settings.check()
+
+
+def _words(settings: Settings, run: str | Path, init: str) -> Vocabulary:
+    words = words_for(settings, run, init)
+    assert words is not None
+    return words
+
+
+def read_unanswered(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> None:
+    """Read what is to be predicted after the training, so that what is wrong with it is said before."""
+    forget_task()
+    open_task(data, settings, _words(settings, run, init)).unanswered()
+
+
+def _check_target(target: float, task: Task) -> None:
+    """Refuse a target that is meant in the other of two measures: SQuAD's figures are in percent, all others shares."""
+    is_percent = task.head == "span"
+    if is_percent and 0 < target <= 1:
+        raise UserError(f"evaluate.target_accuracy is {target:g}, and the figures of {task.name} are in percent")
+    if not is_percent and target > 1:
+        raise UserError(f"evaluate.target_accuracy is {target:g}, and the figures of {task.name} are 1 at the most")
 
 
 def _model_for(task: Task, asked: ModelSettings, begun: Settings | None, init: str) -> ModelSettings:
@@ -160,8 +187,11 @@ def usual_budget(settings: Settings, lengths: Any, world: int) -> int:
     if settings.batch.tokens:
         needed = settings.batch.tokens / ranks + longest
     else:
-        count = math.ceil(settings.batch.sequences / ranks)
-        needed = count * float(lengths.mean()) + DEVIATIONS * math.sqrt(count) * float(lengths.std())
+        count = settings.batch.sequences
+        spread = math.sqrt(count) * float(lengths.std())
+        # Among several ranks a step should make as many bins as there are ranks, neither more nor fewer.
+        most = count * float(lengths.mean()) + (DEVIATIONS if ranks == 1 else DEVIATIONS_AMONG_RANKS) * spread
+        needed = most / ranks
     budget = max(min(int(needed), MOST_AT_ONCE), settings.data.max_seq_length)
     return -(-budget // BUDGET_STEP) * BUDGET_STEP
 
@@ -213,6 +243,11 @@ def finetune_many(
     `settings` are by task. The table is also written to `results.json` there, after every run.
     """
     forget_task()
+    if len(settings) > 1:  # what is wrong with the last of them is not to be found out after hours
+        for name, of_task in settings.items():
+            place = run_folder(run, name, seeds[0], len(settings), len(seeds))
+            settle_task(of_task, data, place, init=init)
+            open_task(data, of_task, _words(of_task, place, init)).held_out()
     outcomes: list[Outcome] = []
     for name, of_task in settings.items():
         found: list[dict[str, float]] = []
@@ -301,7 +336,8 @@ def judge_run(
 ) -> dict[str, float]:
     """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step.
 
-    `overrides` are of settings that do not shape the training, such as ("task.null_threshold", "2").
+    `overrides` are of settings that do not shape the training, such as ("task.null_threshold", "2"), or that say how
+    other files are read: task.on_error, task.text, task.text_pair, task.label.
     """
     with _opened(run, data, which, device, at_once, overrides) as it:
         held_out = it.task.held_out()
@@ -327,7 +363,7 @@ def predict(
     `overrides` as in `judge_run`. Returns the files and how fast it was, by split.
     """
     with _opened(run, data, which, device, at_once, overrides) as it:
-        splits: Mapping[str, Split] = it.task.unanswered() or it.task.held_out()
+        splits: Mapping[str, Split] = it.task.unanswered() or it.task.without_answers()
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
         it.say_notes()
@@ -378,7 +414,7 @@ def _opened(
     opened = Run.open(run)
     if not opened.settings.task.name:
         raise UserError(f"{run} was pre-trained, not fine-tuned for a task")
-    settings = override(opened.settings, list(overrides))
+    settings = override(opened.settings, list(overrides), also=HOW_FILES_ARE_READ)
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
     settings = replace(settings, train=train, evaluate=evaluate)
     chosen, warnings = checkpoint.choose(opened.checkpoints, which)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -192,7 +193,46 @@ def test_bins_hold_a_ranks_share_of_a_step(mini: Miniature) -> None:
     assert steps.max() <= alone <= 1.5 * steps.mean()
     assert shared < alone / 2
     assert shared % 64 == 0
+    settings = replace(settings, batch=replace(settings.batch, sequences=384))
+    of_eight = usual_budget(settings, lengths, 8)
+    totals = draw.choice(lengths, (1000, 384)).sum(1)
+    assert ((totals > 7 * of_eight) & (totals <= 8 * of_eight)).mean() > 0.95, "a bin for each rank"
     assert usual_budget(settings, np.array([5, 5]), 1) >= settings.data.max_seq_length
+
+
+def test_a_target_in_the_wrong_measure_is_refused(mini: Miniature, tmp_path: Path) -> None:
+    for task, data, target in (("squad/v1.1", mini.questions, 0.9), ("classify", mini.table, 90.0)):
+        settings = settings_for(task, evaluate__target_accuracy=target)
+        with pytest.raises(UserError, match=f"target_accuracy is {target:g}, and the figures of {task} are"):
+            settle_task(settings, data, tmp_path / "run", init=str(mini.base))
+
+
+def test_files_that_differ_from_those_trained_on_can_be_read(mini: Miniature, colours: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("sentence,label\nred blue,purple\none,two,three\ngreen red,mauve\n")
+    done = command_line(
+        "predict", colours, "--data", tmp_path / "other.csv", "--out", tmp_path / "out", "--task.text", "sentence",
+        "--on-error", "skip", "--device", "cpu",
+    )  # fmt: skip
+    assert "passed over 1 row" in done.err
+    assert len((tmp_path / "out" / "other.jsonl").read_text().splitlines()) == 2, "whatever the labels say"
+    refused = command_line(
+        "predict", colours, "--data", tmp_path / "other.csv", "--out", tmp_path / "no", "--task.doc_stride", "9",
+        check=False,
+    )  # fmt: skip
+    assert (refused.code, "task.doc_stride shapes the training" in refused.err) == (2, True)
+
+
+def test_what_is_wrong_is_said_before_any_training(mini: Miniature, tmp_path: Path) -> None:
+    for split in ("train", "dev", "test"):
+        shutil.copy(next(mini.table.glob(f"{split}.*")), tmp_path)
+    with open(tmp_path / "test.csv", "a") as file:
+        file.write("row-99\n")
+    done = command_line(
+        "finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run", "--do", "predict",
+        check=False,
+    )  # fmt: skip
+    assert (done.code, "has 1 field, and there are 2 columns" in done.err) == (2, True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_budget_ends_saves_and_scores(mini: Miniature, tmp_path: Path) -> None:

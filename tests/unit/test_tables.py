@@ -111,14 +111,22 @@ def test_csv_has_quotes_and_lines_within(tmp_path: Path) -> None:
 
 
 def test_wrong_rows_of_csv_are_named_by_their_first_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 'text,label\n"two\nlines",1\n"a"b,1\nthree,fields,here\n\xff,1\n"open,1\n')
+    path = write(
+        tmp_path / "a.csv", 'text,label\n"two\nlines",1\n"a"b,1\nthree,fields,here\n\xff,1\n"open,1\nlost,1\n"x",1\n'
+    )
     path.write_bytes(path.read_bytes().replace("\xff".encode(), b"\xff"))
     first, *problems = read(path, "text", "label")
     assert first == ("two\nlines", "1")
-    assert [str(problem).split(" of ")[0] for problem in problems] == ["line 4", "line 5", "line 6", "line 7"]
+    assert [str(problem).split(" of ")[0] for problem in problems] == [f"line {n}" for n in (4, 5, 6, 7, 8, 9)]
     assert "3 fields" in str(problems[1])
     assert "UTF-8" in str(problems[2])
-    assert "unexpected end of data" in str(problems[3])
+    assert "is no CSV (',' expected after" in str(problems[3]), "and so are the lines that it swallowed"
+
+
+def test_a_quote_that_is_never_closed_is_no_row_to_pass_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,label\na,1\n" + '"open,1\n' + "b,1\n" * 97)
+    with pytest.raises(UserError, match=r"a quote that opens in line 3 of .*a.csv is never closed"):
+        read(path, "text", "label")
 
 
 # --- JSON lines, Parquet, Arrow ----------------------------------------------------------------------------
