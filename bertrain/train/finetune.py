@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from bertrain.config import override, resolve
 from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
+from bertrain.errors import UserError, nearest
 from bertrain.files import write_atomically
 from bertrain.model.bert import Bert
 from bertrain.observe.console import remark, warn
@@ -87,7 +87,7 @@ def resolve_task(
     length is a time has no share of its steps to warm up over: it warms up over 50.
     """
     if name not in registry.task_names():
-        raise UserError(f"there is no task {name!r}; there are glue, {', '.join(registry.task_names())}")
+        raise UserError(f"there is no task {name!r}{nearest(name, registry.task_names())}")
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
     given = dict(overrides)
     changes = [*overrides, ("task.name", name), *_other_lengths(given)]

@@ -105,7 +105,7 @@ def test_a_damaged_question_is_named_or_passed_over(name: str, tmp_path: Path) -
         open_task(tmp_path).training()
     assert sentence in str(caught.value)
     assert str(file) in str(caught.value)
-    assert "--task.on_error skip" in str(caught.value)
+    assert "--on-error skip" in str(caught.value)
 
     task = open_task(tmp_path, task__on_error="skip")
     assert task.training().num_examples >= len(content["data"][-1]["paragraphs"][0]["qas"])

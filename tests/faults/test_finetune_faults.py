@@ -172,7 +172,7 @@ BAD = {
     "a setting of tasks": (
         ["evaluate", "BASE", "--data", "DATA", "--task.n_best", "5"], "--task.n_best is for fine-tuned runs",
     ),
-    "a part that shapes it": (["evaluate", "TUNED", "--task.text", "x"], "task.text shapes the training"),
+    "a part that shapes it": (["evaluate", "TUNED", "--task.target", "number"], "task.target shapes the training"),
     "some of a task": (["evaluate", "TUNED", "--max-examples", "5"], "--max-examples is for pre-training"),
     "no best": (["evaluate", "TUNED", "--checkpoint", "best"], "is stated to be the best"),
     "no step": (["evaluate", "TUNED", "--checkpoint", "7"], "holds no checkpoint of step 7; there are: 2"),

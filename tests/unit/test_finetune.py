@@ -531,7 +531,8 @@ def test_words_come_with_the_weights_or_by_name(mini: Miniature, colours: Path, 
     bare = tmp_path / "bare"
     export(colours, bare)
     vocabulary = (bare / "vocab.txt").read_text()
-    (bare / "vocab.txt").unlink()
+    for name in ("vocab.txt", "tokenizer.json"):
+        (bare / name).unlink()
     (tmp_path / "cased.txt").write_text(vocabulary.replace("bato\n", "Bato\n"))
     settings = settings_for(train__max_steps=1)
     with pytest.raises(UserError, match=r"has no vocabulary with it, so no text can be read; name it by --data.vocab"):
