@@ -45,7 +45,7 @@ def dropout_threshold(p: float) -> int:
 def attention_threshold(p: float) -> int:
     """Threshold below which 15 bits mean "keep" in attention; 0 without dropout."""
     dropout_threshold(p)  # refuses what is no probability
-    return round((1 - p) * 2**15) if p > 0 else 0
+    return max(1, round((1 - p) * 2**15)) if p > 0 else 0
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:

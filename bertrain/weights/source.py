@@ -14,7 +14,7 @@ from bertrain.observe.wording import counted
 from bertrain.train import checkpoint
 from bertrain.train.runs import Run
 from bertrain.weights import huggingface, nvidia, tf1
-from bertrain.weights.companions import CONFIGS
+from bertrain.weights.companions import CONFIGS, read_json
 from bertrain.weights.names import Place, other_pool
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
@@ -91,7 +91,7 @@ def _refuse_no_run(folder: Path) -> None:
     """Refuse a folder in which there is nothing of a run."""
     described = folder / CONFIGS[1]
     if described.is_file():
-        if "model_type" in described.read_text(errors="replace"):
+        if "model_type" in read_json(described):
             raise UserError(f"{folder} has the {CONFIGS[1]} of a Hugging Face folder, and no weights beside it")
     elif any(tf1.is_part(file) for file in folder.iterdir()):
         raise UserError(f"{folder} has parts of a TensorFlow checkpoint, and no .index among them")
