@@ -167,11 +167,14 @@ class Metrics:
             self._write({"kind": "evaluation", "step": step, "samples": samples} | result)
             self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
-    def end(self, step: int, samples: int, reason: str, energy: dict[str, float | None] | None = None) -> None:
-        """Write and say why the run is over, and what it took, where that was measured."""
+    def end(
+        self, step: int, samples: int, reason: str, seconds: float, energy: dict[str, float | None] | None = None
+    ) -> None:
+        """Write and say why the run is over, and what it took: time in the loop over all its starts, and energy."""
         if self._is_writer:
             self._collect_last_times()
-            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason} | (energy or {}))
+            took = {"loop_seconds": seconds} | (energy or {})
+            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason} | took)
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:

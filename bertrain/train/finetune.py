@@ -310,16 +310,17 @@ def figures_of(run: str | Path) -> dict[str, float]:
 
 
 def training_speed(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Sentences that a run trained on each second: in a usual step, and over all its steps."""
+    """Sentences that a run trained on each second: in a usual step, and over all of it, by the clock of train.budget:
+    from the first step on, evaluation and what saving takes of it included."""
     steps = [line for line in lines if line["kind"] == "step" and not line["skipped"]]
     if len(steps) < 2:
         return {}
     seconds = [sum(line["seconds"].values()) for line in steps]
     per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
-    return {
-        "train_examples_per_s": per_step / statistics.median(seconds),
-        "train_examples_per_s_overall": per_step * len(steps) / sum(seconds),
-    }
+    speed = {"train_examples_per_s": per_step / statistics.median(seconds)}
+    for end in (line for line in lines if line["kind"] == "end"):
+        speed["train_examples_per_s_overall"] = end["samples"] / end["loop_seconds"]
+    return speed
 
 
 # --- a run that is there ------------------------------------------------------------------------------------

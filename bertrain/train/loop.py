@@ -116,6 +116,7 @@ def train(
         verdict, here = GO_ON, ranks.whereabouts
         events.starting()
         agenda.start_clock()
+        stopwatch.start()  # the first step has not waited for data while all was warmed up
         here.enter("data", first_step + 1)
         for step in loader.steps(first_step, state.progress.samples, first_step if ending else agenda.last_step):
             stopwatch.mark()
@@ -170,7 +171,7 @@ def train(
         here.enter(SAVING)
         if ending and verdict != FAIL:
             energy = _energy(telemetry, state.progress.tokens - tokens_before, ranks)
-            metrics.end(state.progress.step, state.progress.samples, ending, energy)
+            metrics.end(state.progress.step, state.progress.samples, ending, agenda.seconds(), energy)
         saver.wait()
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):

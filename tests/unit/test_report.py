@@ -196,6 +196,7 @@ def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> 
         ("Masked words right", "19.50%", "mean of the last 2 steps"),
         ("Best evaluation", "12.50%", "masked words right, at step 10"),
         ("Throughput", "50", "real tokens per second"),
+        ("Examples/s", "5", "in a usual step; 5 over all"),
         ("Step", "2,000 ms", "median"),
         ("Time in steps", "40 s", "without evaluation and saving"),
     ]
