@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.errors import UserError
+from bertrain.tasks.tables import HUB
 
 Version = Literal["v1.1", "v2.0"]
 """v1.1: every question is answered by its paragraph; v2.0: some are not."""
@@ -287,7 +288,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 def find_file(folder: Path, kinds: tuple[str, ...], version: Version) -> Path | None:
     """The one file of a folder whose name begins with one of `kinds` (train; dev, validation; test), if there is one.
 
-    Of several, those count that name the version, and the official name (train-v1.1.json) comes before others.
+    Of several, those count that name the version, and the official name (train-v1.1.json) comes before others. Where
+    there is none, a folder `data` is looked into, as in `find_tables`.
     """
     found = sorted(
         path for path in folder.iterdir() if path.suffix in ENDINGS and re.match(rf"({'|'.join(kinds)})\b", path.name)
@@ -299,4 +301,6 @@ def find_file(folder: Path, kinds: tuple[str, ...], version: Version) -> Path | 
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"{folder} has more than one file to choose from for squad/{version}: {names}; keep one there")
+    if not found and (folder / HUB).is_dir():
+        return find_file(folder / HUB, kinds, version)
     return found[0] if found else None

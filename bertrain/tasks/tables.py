@@ -24,6 +24,7 @@ from bertrain.data.streams import DAMAGE, Stream, open_streams
 from bertrain.errors import UserError
 from bertrain.observe.wording import counted
 
+HUB = "data"  # the folder of the files in a repository of Hugging Face's hub
 FORMS = {
     "tsv": "tsv",
     "txt": "tsv",
@@ -86,7 +87,8 @@ def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
     """The files that one part of some data may lie in, those of the first stem first; a `*` stands for anything.
 
     Of the stem train: train.tsv, train.jsonl.gz; train-00000-of-00002.parquet and its like, which belong together; and
-    what a folder train holds of Arrow and Parquet.
+    what a folder train holds of Arrow and Parquet. Where there is nothing, a folder `data` is looked into, which is
+    where Hugging Face's hub has them.
     """
     if not folder.is_dir():
         return {}
@@ -105,6 +107,8 @@ def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
             if path.is_dir() and path.name == stem:
                 inside = [each for each in sorted(path.iterdir()) if form_of(each) in ("parquet", "arrow")]
                 found |= {f"{stem}/": inside} if inside else {}
+    if not found and (folder / HUB).is_dir():
+        return find_tables(folder / HUB, stems)
     return found
 
 

@@ -58,6 +58,8 @@ HOW_FILES_ARE_READ = (
 )  # which may differ from file to file
 BUDGETED_WARM_UP = 50
 RESULTS = "results.json"
+SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
+ABOUT_SPEED = ("examples", "latency", "train_examples")  # how names of figures begin that are no score
 MOST_AT_ONCE = 16384  # tokens of a bin, unless one example or the user asks for more
 
 
@@ -274,17 +276,25 @@ def write_results(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes as text: each task's figures, mean and deviation over seeds."""
-    lines = []
+    """The outcomes as text: each task's figures, mean and deviation over seeds, and how fast it trained.
+
+    Of several tasks of GLUE their average comes last, each task's figures being one of them by their mean.
+    """
+    width = max(len(outcome.task) for outcome in outcomes)
+    lines, means = [], []
     for outcome in outcomes:
         seeds = f" ({len(outcome.seeds)} seeds)" if len(outcome.seeds) > 1 else ""
-        figures = [
+        scores = [name for name in outcome.figures if not name.rpartition("/")[2].startswith(ABOUT_SPEED)]
+        shown = [
             f"{name} {outcome.mean(name):.4g}" + (f" +- {outcome.deviation(name):.2g}" if seeds else "")
-            for name in outcome.figures
-            if not name.startswith("latency")
+            for name in scores
         ]
         best = "  at the best evaluation" if outcome.keeps_best else ""
-        lines.append(f"{outcome.task:<12}{seeds} {'  '.join(figures)}{best}")
+        speed = f"  {outcome.mean(SPEED):,.0f} sentences/s" if SPEED in outcome.figures else ""
+        lines.append(f"{outcome.task:<{width}}{seeds}  {'  '.join(shown)}{best}{speed}")
+        means += [statistics.fmean(outcome.mean(name) for name in scores)] if scores else []
+    if len(means) > 1 and all(outcome.task.startswith("glue/") for outcome in outcomes):
+        lines.append(f"{'average':<{width}}  {statistics.fmean(means):.4g} of {len(means)} tasks")
     return "\n".join(lines)
 
 
@@ -317,9 +327,9 @@ def training_speed(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         return {}
     seconds = [sum(line["seconds"].values()) for line in steps]
     per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
-    speed = {"train_examples_per_s": per_step / statistics.median(seconds)}
+    speed = {SPEED: per_step / statistics.median(seconds)}
     for end in (line for line in lines if line["kind"] == "end"):
-        speed["train_examples_per_s_overall"] = end["samples"] / end["loop_seconds"]
+        speed[SPEED_OVERALL] = end["samples"] / end["loop_seconds"]
     return speed
 
 

@@ -26,7 +26,18 @@ from bertrain.settings import Settings
 from bertrain.tasks.task import Outputs, Split
 from bertrain.train.compute import predictor
 from bertrain.train.examples import open_examples, open_task
-from bertrain.train.finetune import figures_of, finetune, judge_run, predict, resolve_task, settle_task, usual_budget
+from bertrain.train.finetune import (
+    SPEED,
+    Outcome,
+    figures_of,
+    finetune,
+    judge_run,
+    predict,
+    resolve_task,
+    settle_task,
+    table,
+    usual_budget,
+)
 from bertrain.train.parallel import Ranks
 from bertrain.train.pretrain import pretrain, resume
 from bertrain.train.runs import Run
@@ -198,6 +209,17 @@ def test_bins_hold_a_ranks_share_of_a_step(mini: Miniature) -> None:
     totals = draw.choice(lengths, (1000, 384)).sum(1)
     assert ((totals > 7 * of_eight) & (totals <= 8 * of_eight)).mean() > 0.95, "a bin for each rank"
     assert usual_budget(settings, np.array([5, 5]), 1) >= settings.data.max_seq_length
+
+
+def test_the_table_has_scores_speed_and_the_average_of_glue() -> None:
+    mrpc = Outcome("glue/mrpc", (1, 2), {"f1": (0.8, 0.9), "accuracy": (0.7, 0.8), "examples": (408.0, 408.0)})
+    mnli = Outcome("glue/mnli", (1,), {"accuracy": (0.6,), "dev_mismatched/accuracy": (0.5,), SPEED: (1234.5,)})
+    assert table([mrpc, mnli]).splitlines() == [
+        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071  accuracy 0.75 +- 0.071",
+        "glue/mnli  accuracy 0.6  dev_mismatched/accuracy 0.5  1,234 sentences/s",
+        "average    0.675 of 2 tasks",
+    ]
+    assert len(table([mrpc]).splitlines()) == 1
 
 
 def test_a_target_in_the_wrong_measure_is_refused(mini: Miniature, tmp_path: Path) -> None:

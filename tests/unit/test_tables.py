@@ -87,7 +87,7 @@ def test_wrong_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", content)
     assert list(map(str, read(path, "text", "label"))) == [
         "('good', '1')",
-        f"line 3 of {path} has 1 fields, and there are 2 columns",
+        f"line 3 of {path} has 1 field, and there are 2 columns",
         f"line 4 of {path} has 3 fields, and there are 2 columns",
         f"line 5 of {path} is not UTF-8 text; save the file as UTF-8",
         "('last', '1')",
@@ -209,6 +209,9 @@ def test_files_of_a_part_are_found_by_name(tmp_path: Path) -> None:
     ((name, files),) = find_tables(tmp_path, ["dev", "validation"]).items()
     assert (name, len(files)) == ("validation-*-of-00002", 2)
     assert find_tables(tmp_path / "absent", ["train"]) == {}
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").touch()
+    assert list(find_tables(tmp_path / "hub", ["train"])) == ["train-*-of-00001"], "as the hub lays them out"
 
 
 def test_forms_by_name() -> None:
