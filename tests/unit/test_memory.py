@@ -21,7 +21,7 @@ from bertrain.optim.rules import RULES, build_optimizer
 from bertrain.settings import Settings
 from bertrain.train import settle
 from bertrain.train.announce import dry_run
-from bertrain.train.memory import GIB, LIBRARIES, BinSize, estimate
+from bertrain.train.memory import GIB, LIBRARIES, PROCESS, BinSize, estimate
 from bertrain.train.precision import autocast
 from bertrain.train.pretrain import pretrain, resume
 from bertrain.train.recompute import recompute_layers
@@ -245,4 +245,4 @@ def test_dry_run_shows_memory_and_what_auto_means(tmp_path: Path) -> None:
     assert "train.precision auto: " in shown
     assert "batch.auto: a token_budget of " in shown
     assert "memory on each rank: about " in shown
-    assert "the process 0.47" in shown
+    assert f"the process {PROCESS / GIB:.2f}" in shown
