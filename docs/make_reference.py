@@ -132,6 +132,7 @@ END_FIELDS = {
     "step": "after which step",
     "samples": "examples by then",
     "reason": "why the run is over: which limit or target was reached",
+    "loop_seconds": "time from the first step on over all starts of the run, evaluation included: train.budget's clock",
 }
 END_ENERGY_FIELDS = {
     "joules": "of all ranks' devices since the run was last started; null where one of them cannot be measured",
@@ -390,9 +391,9 @@ def _layouts() -> Iterator[str]:
     yield from _named("field", RANKS_FIELDS)
     yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
     yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
+    yield from ("With `--telemetry` also:", "", *_named("field", END_ENERGY_FIELDS))
     yield from ("### logs/rank-N.jsonl", "", "One JSON object per line; beside these, fields of the event:", "")
     yield from _named("field", LOG_FIELDS)
-    yield from ("With `--telemetry` also:", "", *_named("field", END_ENERGY_FIELDS))
     yield from ("### With --telemetry", "", *_named("file", TELEMETRY_FILES))
     yield from ("Columns of telemetry.csv; those that a machine does not give are not there:", "")
     yield from _named("column", TELEMETRY_COLUMNS)

@@ -164,7 +164,7 @@ def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tm
     words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run"]
     done = command_line(*words, "--max-steps", 2, *miniature_tasks.arguments())
     assert "has no held-out part with labels, such as a dev.csv: nothing will be scored" in done.out
-    assert "train_examples_per_s" in done.out.splitlines()[-1]
+    assert " sentences/s" in done.out.splitlines()[-1]
     with pytest.raises(UserError, match="has nothing with known answers to score"):
         judge_run(tmp_path / "run")
 
