@@ -328,7 +328,7 @@ def training_speed(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     seconds = [sum(line["seconds"].values()) for line in steps]
     per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
     speed = {SPEED: per_step / statistics.median(seconds)}
-    for end in (line for line in lines if line["kind"] == "end"):
+    for end in (line for line in lines if line["kind"] == "end" and line.get("loop_seconds")):
         speed[SPEED_OVERALL] = end["samples"] / end["loop_seconds"]
     return speed
 
