@@ -29,7 +29,7 @@ def weights_import(
         Path | None, typer.Option(help="the model's bert_config.json; default: the one beside the weights")
     ] = None,
     vocab: Annotated[
-        Path | None, typer.Option(help="its vocabulary; default: the vocab.txt beside the weights")
+        Path | None, typer.Option(help="its vocabulary; default: the vocab.txt or tokenizer.json beside them")
     ] = None,
     pad_vocab_to: Annotated[
         int, typer.Option(help="pad the vocabulary with words that are never predicted: 1 (not), 8 or 64")

@@ -50,12 +50,8 @@ ARCHITECTURE = (
 """What of a model is as its weights were made, whatever a recipe says; dropout is the recipe's."""
 DEVIATIONS = 4  # above the mean that a step's tokens may lie and still be one bin
 DEVIATIONS_AMONG_RANKS = 2.5  # of the whole step, above which it makes a bin too many; as far below, one too few
-HOW_FILES_ARE_READ = (
-    "task.on_error",
-    "task.text",
-    "task.text_pair",
-    "task.label",
-)  # which may differ from file to file
+# What may differ from one file to another, and so from those that a run was trained on.
+HOW_FILES_ARE_READ = ("task.on_error", "task.text", "task.text_pair", "task.label")
 BUDGETED_WARM_UP = 50
 RESULTS = "results.json"
 SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
@@ -291,6 +287,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         ]
         best = "  at the best evaluation" if outcome.keeps_best else ""
         speed = f"  {outcome.mean(SPEED):,.0f} sentences/s" if SPEED in outcome.figures else ""
+        speed += f", {outcome.mean(SPEED_OVERALL):,.0f} over all" if SPEED_OVERALL in outcome.figures else ""
         lines.append(f"{outcome.task:<{width}}{seeds}  {'  '.join(shown)}{best}{speed}")
         means += [statistics.fmean(outcome.mean(name) for name in scores)] if scores else []
     if len(means) > 1 and all(outcome.task.startswith("glue/") for outcome in outcomes):

@@ -28,6 +28,7 @@ from bertrain.train.compute import predictor
 from bertrain.train.examples import open_examples, open_task
 from bertrain.train.finetune import (
     SPEED,
+    SPEED_OVERALL,
     Outcome,
     figures_of,
     finetune,
@@ -213,10 +214,14 @@ def test_bins_hold_a_ranks_share_of_a_step(mini: Miniature) -> None:
 
 def test_the_table_has_scores_speed_and_the_average_of_glue() -> None:
     mrpc = Outcome("glue/mrpc", (1, 2), {"f1": (0.8, 0.9), "accuracy": (0.7, 0.8), "examples": (408.0, 408.0)})
-    mnli = Outcome("glue/mnli", (1,), {"accuracy": (0.6,), "dev_mismatched/accuracy": (0.5,), SPEED: (1234.5,)})
+    mnli = Outcome(
+        "glue/mnli",
+        (1,),
+        {"accuracy": (0.6,), "dev_mismatched/accuracy": (0.5,), SPEED: (1234.5,), SPEED_OVERALL: (1e3,)},
+    )
     assert table([mrpc, mnli]).splitlines() == [
         "glue/mrpc (2 seeds)  f1 0.85 +- 0.071  accuracy 0.75 +- 0.071",
-        "glue/mnli  accuracy 0.6  dev_mismatched/accuracy 0.5  1,234 sentences/s",
+        "glue/mnli  accuracy 0.6  dev_mismatched/accuracy 0.5  1,234 sentences/s, 1,000 over all",
         "average    0.675 of 2 tasks",
     ]
     assert len(table([mrpc]).splitlines()) == 1
