@@ -325,7 +325,7 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
         batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     # The interpreter's time goes by programs, so here one takes eight rows.
-    with patch.multiple(layernorm_kernels, FORWARD=(8, 1), BACKWARD=(8, 1, 1, 1)):
+    with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
         sums = model.run()
         errors, once = model.errors(), model.gradients()
         assert model.output_error() <= 3e-5
@@ -347,7 +347,7 @@ def whole_in_eight_bits() -> float:
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 32, 6, 7, 12, 50)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32, fp8=True)
-    with patch.multiple(layernorm_kernels, FORWARD_EIGHT=(8, 1), BACKWARD=(8, 1, 1, 1)):
+    with patch.multiple(layernorm_kernels, FORWARD_EIGHT=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
         model.measure_scales()
         for gradient in model.gradients_in_place():
             gradient.fill_(float("nan"))
@@ -367,7 +367,7 @@ def recomputed() -> float:
     batch = whole_model.random_batch([5, 3], 10, 4, 3, 9, 30)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     found = []
-    with patch.multiple(layernorm_kernels, FORWARD=(8, 1), BACKWARD=(8, 1, 1, 1)):
+    with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
         for what in ("none", "selective", "full"):
             for layer in model.fused.layers:
                 layer.recompute = what

@@ -1,7 +1,8 @@
-"""Two instructions that Triton does not hand out bare.
+"""Instructions that Triton does not hand out bare.
 
-`tl.exp2` and a division take care of numbers below 2**-126, at three and eight instructions extra; where such a number
-means zero anyway, and where instructions are what a kernel waits for, the bare ones do.
+`tl.exp2` and a division take care of numbers below 2**-126, at three and eight instructions extra, and `tl.log2` is
+computed in twenty; where such a number means zero anyway, and where instructions are what a kernel waits for, the bare
+ones do.
 """
 
 from __future__ import annotations
@@ -29,3 +30,13 @@ def reciprocal(x):
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     return 1.0 / x
+
+
+@jit
+def log2(x):
+    """The logarithm to base 2 of a number above 2**-126; error under 2**-22, relative where that is more."""
+    if HAS_ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.log2(x)

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2
+from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2, log2, reciprocal
 from bertrain.kernels.backend import jit, tl
-from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise, widen
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -127,20 +127,36 @@ def _load(base, start, head, rows, pitch, length, D: tl.constexpr):
 
 @jit
 def _store(
-    out, out8, values, factor, start, head, rows, pitch, inside,
+    out, out8, values, unit, factor, start, head, rows, pitch, inside,
     D: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of one head in the type of `out`, in 8 bits, or both."""
+    """Store a tile of one head, whose values count in `unit`, in the type of `out`, in 8 bits, or both."""
     if FULL:
-        tl.store(_block(out, start, head, rows, pitch, D), values.to(out.dtype.element_ty), mask=inside)
+        tl.store(_block(out, start, head, rows, pitch, D), (values * unit).to(out.dtype.element_ty), mask=inside)
     if LIMIT > 0:
         out8 = out8.to(tl.pointer_type(tl.int8), bitcast=True)
-        tl.store(_block(out8, start, head, rows, pitch, D), quantise(values * factor, LIMIT), mask=inside)
+        tl.store(_block(out8, start, head, rows, pitch, D), quantise(values * (unit * factor), LIMIT), mask=inside)
 
 
 @jit
-def _peak(values, inside):
-    return tl.max(tl.max(tl.where(inside, tl.abs(values), 0.0), axis=1), axis=0)
+def _peak(values):
+    return tl.max(tl.max(tl.abs(values), axis=1), axis=0)
+
+
+@jit
+def _store_column_sums(out, values, unit, TYPE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    """Store the sum of each column of a tile whose values count in `unit`.
+
+    The tensor cores add 16-bit rows, by a matrix whose first row is ones: a third of the instructions that passing sums
+    from thread to thread takes.
+    """
+    if TYPE is tl.float32:
+        tl.store(out + tl.arange(0, D), tl.sum(values, axis=0) * unit)
+    else:
+        is_first = tl.arange(0, 16)[:, None] == 0
+        ones = tl.where(is_first & (tl.arange(0, ROWS) >= 0)[None, :], 1.0, 0.0).to(tl.bfloat16)
+        sums = tl.dot(ones, values.to(tl.bfloat16)) * unit
+        tl.store(out + tl.arange(0, 16)[:, None] * 0 + tl.arange(0, D)[None, :], sums, mask=is_first)
 
 
 @jit
@@ -342,13 +358,14 @@ def _attention_forward_kernel(
             query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
             H, D, BM, BN, KEEP, PRECISION,
         )  # fmt: skip
-    result = result * (INVERSE_KEEP / total)[:, None]
-    if LIMIT > 0:
-        result = result.to(out.dtype.element_ty).to(tl.float32)  # the same bits when `out` is cast again
-        tl.store(peaks + tl.program_id(0), _peak(result, inside[:, None]))
-    _store(out, out8, result, factor, start, head, rows, H * D, inside[:, None], D, True, LIMIT)
+    result = result * tl.where(inside, INVERSE_KEEP * reciprocal(total), 0.0)[:, None]
+    rounded = result.to(out.dtype.element_ty)
+    tl.store(_block(out, start, head, rows, H * D, D), rounded, mask=inside[:, None])
+    if LIMIT > 0:  # from what was rounded, so that they are the same bits when `out` is cast again
+        tl.store(peaks + tl.program_id(0), _peak(result).to(out.dtype.element_ty).to(tl.float32))
+        _store(out, out8, widen(rounded), 1.0, factor, start, head, rows, H * D, inside[:, None], D, False, LIMIT)
     # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
-    row_lse = tl.where(inside, reference + tl.log2(total), float("inf"))
+    row_lse = tl.where(inside, reference + log2(total), float("inf"))
     tl.store(_of_rows(sums, pitch, head, tile, BM, CHUNK), row_lse)
 
 
@@ -381,9 +398,9 @@ def _backward_query_kernel(
 ):  # fmt: skip
     """Gradient of a tile of queries; also leaves delta = -rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
-    partials += (tile * 3 * H + head) * D + tl.arange(0, D)
+    partials += (tile * 2 * H + head) * D
     if length == 0:
-        tl.store(partials, tl.zeros([D], dtype=tl.float32))
+        tl.store(partials + tl.arange(0, D), tl.zeros([D], dtype=tl.float32))
         if LIMIT > 0:
             tl.store(peaks + tl.program_id(0), 0.0)
         return
@@ -414,12 +431,12 @@ def _backward_query_kernel(
             query, dresult, keys, values, length, column, first_row, key_of_head, row_lse, row_delta, scale_log2,
             dquery, BM, BN, KEEP, PAIRS, PRECISION, False,
         )  # fmt: skip
-    dquery = dquery * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
-    inside = (rows < length)[:, None]
+    unit = scale_log2 * (INVERSE_KEEP / 1.4426950408889634)
+    inside = (rows < length)[:, None]  # the other rows are zero
     if LIMIT > 0:
-        tl.store(peaks + tl.program_id(0), _peak(dquery, inside))
-    _store(dqkv, dqkv8, dquery, factor, start, head, rows, 3 * H * D, inside, D, FULL, LIMIT)
-    tl.store(partials, tl.sum(dquery, axis=0))  # rows past the sequence are zero
+        tl.store(peaks + tl.program_id(0), _peak(dquery) * unit)
+    _store(dqkv, dqkv8, dquery, unit, factor, start, head, rows, 3 * H * D, inside, D, FULL, LIMIT)
+    _store_column_sums(partials, dquery, unit, query.dtype, BM, D)
 
 
 @jit(do_not_specialize=["site"])
@@ -435,10 +452,9 @@ def _backward_key_kernel(
     the sequence have zero weights (their lse is infinite); keys past it only reach rows that are not stored.
     """
     head, tile, start, length, first_column, first_tile = _tile(tiles, H)
-    partials += (tile * 3 * H + H + head) * D + tl.arange(0, D)
+    partials += (tile * 2 * H + H + head) * D
     if length == 0:
-        tl.store(partials, tl.zeros([D], dtype=tl.float32))
-        tl.store(partials + H * D, tl.zeros([D], dtype=tl.float32))
+        tl.store(partials + tl.arange(0, D), tl.zeros([D], dtype=tl.float32))
         if LIMIT > 0:
             tl.store(peaks + tl.program_id(0), 0.0)
         return
@@ -470,14 +486,13 @@ def _backward_key_kernel(
         dvalues = tl.dot(_pinned(dropped), dresult, dvalues, input_precision=PRECISION)
         dkeys = tl.dot(_pinned(dscores), query, dkeys, input_precision=PRECISION)
     inside = (columns < length)[:, None]
-    dkeys = dkeys * (scale_log2 * (INVERSE_KEEP / 1.4426950408889634))
-    dvalues = dvalues * INVERSE_KEEP
+    dkeys, dvalues = tl.where(inside, dkeys, 0.0), tl.where(inside, dvalues, 0.0)
+    unit = scale_log2 * (INVERSE_KEEP / 1.4426950408889634)
     if LIMIT > 0:
-        tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys, inside), _peak(dvalues, inside)))
-    _store(dqkv, dqkv8, dkeys, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
-    tl.store(partials, tl.sum(tl.where(inside, dkeys, 0.0), axis=0))
-    tl.store(partials + H * D, tl.sum(tl.where(inside, dvalues, 0.0), axis=0))
-    _store(dqkv, dqkv8, dvalues, factor, start, 2 * H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
+        tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys) * unit, _peak(dvalues) * INVERSE_KEEP))
+    _store(dqkv, dqkv8, dkeys, unit, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
+    _store_column_sums(partials, dvalues, INVERSE_KEEP, keys.dtype, BN, D)
+    _store(dqkv, dqkv8, dvalues, INVERSE_KEEP, factor, start, 2 * H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
 
 
 class _Config(NamedTuple):
@@ -495,7 +510,7 @@ class _Config(NamedTuple):
 CONFIGS = {
     "forward": _Config(64, 32, 4, 3, None),
     "query": _Config(64, 32, 4, 3, 96),
-    "key": _Config(32, 64, 4, 4, 128),
+    "key": _Config(32, 64, 4, 3, 128),
 }
 CONFIGS_UNCAPPED = {name: config._replace(registers=None) for name, config in CONFIGS.items()}
 CONFIGS_FLOAT32 = {name: config._replace(stages=1) for name, config in CONFIGS_UNCAPPED.items()}
@@ -584,8 +599,12 @@ def ragged_attention_backward(
     *,
     full: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
-    """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 3, H D] of it for the bias gradient, and it
-    in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`."""
+    """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 2, H D] of it for the biases of queries and
+    of values, and it in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`.
+
+    A bias of keys shifts all scores of a query alike, which the softmax does not see: its gradient is zero, and what a
+    sum would give is rounding, which an optimizer that divides by its size takes for a gradient.
+    """
     if cpu.computes(qkv):
         dqkv, partials = cpu.attention_backward(qkv, out, sums, dout, tiles, dropout_p, seed, site)
         return dqkv, partials, empty_bytes(qkv.flatten(1), None, 0)
@@ -594,7 +613,7 @@ def ragged_attention_backward(
     num_programs = tiles.shape[0] * num_heads
     eight = empty_bytes(qkv.flatten(1), cast, 2 * num_programs)
     limit, scale = limit_and_scale(cast, sums)
-    partials = torch.empty(tiles.shape[0], 3, qkv.shape[2] * head_dim, dtype=torch.float32, device=qkv.device)
+    partials = torch.empty(tiles.shape[0], 2, num_heads * head_dim, dtype=torch.float32, device=qkv.device)
     config = _config(qkv, "query")  # first: it leaves delta
     keys_in = _descriptor(qkv, config.columns, head_dim)
     to = (dqkv, eight.rows, scale, eight.peaks)

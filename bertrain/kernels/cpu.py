@@ -189,7 +189,7 @@ def attention_forward(qkv: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, s
 def attention_backward(
     qkv: Tensor, out: Tensor, sums: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int
 ) -> tuple[Tensor, Tensor]:
-    """dqkv, and partial sums [sequences, 3, H D] of its rows."""
+    """dqkv, and partial sums [sequences, 2, H D] of its rows, of queries and of values."""
     _narrow(qkv, out, dout)
     tokens, _, heads, size = qkv.shape
     dqkv, partials = torch.empty_like(qkv), torch.empty(len(cu_seqlens) - 1, 3, heads * size)
@@ -198,7 +198,7 @@ def attention_backward(
         "attention_backward", qkv, cu_seqlens, *shape, out, sums, dout, dqkv, partials, LONG(tokens),
         *_score_dropout(seed, site, p),
     )  # fmt: skip
-    return dqkv, partials
+    return dqkv, partials[:, ::2]
 
 
 # --- between products ---------------------------------------------------------------------------------------------

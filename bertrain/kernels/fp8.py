@@ -77,7 +77,7 @@ def widen(values):
     if HAS_ASSEMBLY and values.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values],
-            dtype=tl.float32, is_pure=True, pack=2,
+            dtype=tl.float32, is_pure=False, pack=2,
         )  # fmt: skip
     return values.to(tl.float32)
 
@@ -126,15 +126,14 @@ def quantise_four(a, b, c, d, LIMIT: tl.constexpr):
 
 @jit
 def store_both_ways(
-    out, out_t, a, b, c, d, scale, first_row, first_column, num_rows,
+    out, out_t, a, b, c, d, first_row, first_column, num_rows,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Store a tile in 8 bits as it lies in [num_rows, N], and transposed in [N, num_rows].
 
-    The tile comes as four tensors [QUADS, COLUMNS]: the first rows of every four, the second ones and so on. So a
-    thread holds four neighbours of a column, and what moves between threads are whole words of them.
+    The tile, scaled, comes as four tensors [QUADS, COLUMNS]: the first rows of every four, the second ones and so on.
+    So a thread holds four neighbours of a column, and what moves between threads are whole words of them.
     """
-    a, b, c, d = a * scale, b * scale, c * scale, d * scale
     places, places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
     out = out.to(tl.pointer_type(tl.int8), bitcast=True) + tl.cast(first_row, tl.int64) * N
     tl.store(out + places, quantise(a, LIMIT), mask=inside)
@@ -157,14 +156,14 @@ def _places(first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.conste
 
 @jit
 def load_four(values, first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile as `store_both_ways` takes it, in float32."""
+    """A tile as `store_both_ways` takes it, zero past the last row, still to be widened."""
     places, _places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
     values += tl.cast(first_row, tl.int64) * N
     a = tl.load(values + places, mask=inside, other=0.0)
     b = tl.load(values + N + places, mask=inside, other=0.0)
     c = tl.load(values + 2 * N + places, mask=inside, other=0.0)
     d = tl.load(values + 3 * N + places, mask=inside, other=0.0)
-    return widen(a), widen(b), widen(c), widen(d)
+    return a, b, c, d
 
 
 @jit
@@ -196,8 +195,10 @@ def _cast_both_ways_kernel(
     peak = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
     for first in range(tl.program_id(1) * 4 * QUADS, num_rows, tl.num_programs(1) * 4 * QUADS):
         a, b, c, d = load_four(values, first, first_column, num_rows, N, QUADS, COLUMNS)
-        store_both_ways(out, out_t, a, b, c, d, factor, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
+        a, b, c, d = widen(a), widen(b), widen(c), widen(d)
         peak = tl.maximum(peak, peak_of_four(a, b, c, d))
+        a, b, c, d = a * factor, b * factor, c * factor, d * factor
+        store_both_ways(out, out_t, a, b, c, d, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
     largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
 

@@ -3,7 +3,10 @@
 GELU(v) = v * Phi(v) with the true normal distribution, not the tanh curve: within 3.1e-6 of it, a thousandth of the
 rounding of a 16-bit result at 1. A library erf takes longer than the memory it waits for, so Phi is a logistic curve
 of a fitted polynomial, nine instructions in all. The backward recomputes everything from x and sums the bias gradient
-while it is there. The kernels that also write 8 bits live off what is left of the instruction slots.
+while it is there.
+
+The kernels that also write 8 bits live off what is left of the instruction slots: they compute everything in units of
+the 8-bit scale, which costs nothing inside the two curves, and have the next tiles under way while they compute one.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.arithmetic import exp2, reciprocal
+from bertrain.kernels.arithmetic import exp2, log2, reciprocal
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
 from bertrain.kernels.fp8 import (
     LARGEST,
@@ -23,6 +26,7 @@ from bertrain.kernels.fp8 import (
     peak_of_four,
     store_both_ways,
     store_four,
+    widen,
 )
 
 
@@ -32,23 +36,23 @@ def bias_gelu_plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 @jit
-def _distribution(v):
-    """The standard normal's distribution at v, as a logistic curve of an odd polynomial; error under 3e-6 / |v|."""
+def _distribution(v, unit):
+    """The standard normal's distribution at v, in units of `unit`; error under 3e-6 / |v|.
+
+    It is a logistic curve of an odd polynomial.
+    """
     t = v * v
     p = -2.302045391 + t * (-0.1052266856 + t * (3.602730814e-4 + t * (8.823842478e-5 + t * -3.229005812e-6)))
-    return reciprocal(1.0 + exp2(v * p))
+    return reciprocal(unit + unit * exp2(v * p))
 
 
 @jit
-def _density(v):
-    """The standard normal's density at v: 2 ** (log2(1 / sqrt(2 pi)) - v^2 log2(e) / 2)."""
-    return exp2(v * v * -0.7213475204444817 - 1.3257480647361595)
+def _slope(v, unit, top):
+    """The derivative of GELU at v, in units of `unit`: distribution + v * density.
 
-
-@jit
-def _slope(v):
-    """The derivative of GELU at v."""
-    return _distribution(v) + v * _density(v)
+    `top` is the logarithm of the density at 0 to base 2, in those units; the density is 2 ** (top - v^2 log2(e) / 2).
+    """
+    return _distribution(v, unit) + v * exp2(v * v * -0.7213475204444817 + top)
 
 
 @jit
@@ -59,32 +63,34 @@ def _gelu_forward_kernel(x, bias, y, num_rows, N: tl.constexpr, ROWS: tl.constex
     pointers = rows.to(tl.int64) * N + columns
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
     v = tl.load(x + pointers, mask=mask, other=0.0).to(tl.float32) + bias_row
-    tl.store(y + pointers, (v * _distribution(v)).to(y.dtype.element_ty), mask=mask)
+    tl.store(y + pointers, (v * _distribution(v, 1.0)).to(y.dtype.element_ty), mask=mask)
 
 
 @jit
 def _gelu_forward_eight_kernel(
     x, bias, y, y8, y8_t, scale, largest, num_rows,
-    N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, FULL: tl.constexpr,
-    LIMIT: tl.constexpr,
+    N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Each program walks down a strip of columns, four rows to a thread."""
     first_column = tl.program_id(0) * COLUMNS
     columns = (first_column + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
-    factor = tl.load(scale)
+    unit = 1 / tl.load(scale)
     peak = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
-    step = tl.num_programs(1) * 4 * QUADS
-    for first in tl.range(tl.program_id(1) * 4 * QUADS, num_rows, step, num_stages=STAGES):
-        a, b, c, d = load_four(x, first, first_column, num_rows, N, QUADS, COLUMNS)
-        a, b, c, d = a + bias_row, b + bias_row, c + bias_row, d + bias_row
-        a, b, c, d = a * _distribution(a), b * _distribution(b), c * _distribution(c), d * _distribution(d)
+    begin, step = tl.program_id(1) * 4 * QUADS, tl.num_programs(1) * 4 * QUADS
+    a, b, c, d = load_four(x, begin, first_column, num_rows, N, QUADS, COLUMNS)
+    for first in tl.range(begin, num_rows, step, num_stages=1):
+        next_a, next_b, next_c, next_d = load_four(x, first + step, first_column, num_rows, N, QUADS, COLUMNS)
+        a, b, c, d = widen(a) + bias_row, widen(b) + bias_row, widen(c) + bias_row, widen(d) + bias_row
+        a, b = a * _distribution(a, unit), b * _distribution(b, unit)
+        c, d = c * _distribution(c, unit), d * _distribution(d, unit)
         if FULL:
-            store_four(y, a, b, c, d, first, first_column, num_rows, N, QUADS, COLUMNS)
-        store_both_ways(y8, y8_t, a, b, c, d, factor, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
+            store_four(y, a * unit, b * unit, c * unit, d * unit, first, first_column, num_rows, N, QUADS, COLUMNS)
+        store_both_ways(y8, y8_t, a, b, c, d, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
         peak = tl.maximum(peak, peak_of_four(a, b, c, d))  # rows past the end hold GELU(bias): no harm
+        a, b, c, d = next_a, next_b, next_c, next_d
     largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
+    tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0) * unit)
 
 
 @jit
@@ -92,19 +98,20 @@ def _gelu_backward_kernel(
     dy, x, bias, dx, partials, num_rows,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks down a strip of columns and keeps the sum for the bias in registers."""
+    """Each program walks down a strip of columns and keeps a sum for each place in registers; they meet at the end."""
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
-    dbias = tl.zeros([1, COLUMNS], dtype=tl.float32)
+    dbias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     step = tl.num_programs(1) * ROWS
     for first in tl.range(tl.program_id(1) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
         mask = (rows < num_rows) & (columns < N)
         pointers = rows.to(tl.int64) * N + columns
-        v = tl.load(x + pointers, mask=mask, other=0.0).to(tl.float32) + bias_row
-        gradient = tl.load(dy + pointers, mask=mask, other=0.0).to(tl.float32) * _slope(v)
-        tl.store(dx + pointers, gradient.to(dx.dtype.element_ty), mask=mask)
-        dbias += tl.sum(gradient, axis=0)[None, :]
+        v = widen(tl.load(x + pointers, mask=mask, other=0.0)) + bias_row
+        gradient = widen(tl.load(dy + pointers, mask=mask, other=0.0)) * _slope(v, 1.0, -1.3257480647361595)
+        # Stores of four elements, as the sum has them: with eight the compiler computes all of it once for each.
+        tl.store(tl.max_contiguous(dx + pointers, [1, 4]), gradient.to(dx.dtype.element_ty), mask=mask)
+        dbias += gradient
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     tl.store(partials + tl.program_id(1) * N + columns, tl.sum(dbias, axis=0), mask=columns < N)
 
@@ -120,31 +127,34 @@ def _gelu_backward_eight_kernel(
     columns = (first_column + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
     factor = tl.load(scale)
+    unit, top = 1 / factor, log2(factor) - 1.3257480647361595
     dbias = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
     peak = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
     step = tl.num_programs(1) * 4 * QUADS
     for first in tl.range(tl.program_id(1) * 4 * QUADS, num_rows, step, num_stages=STAGES):
         va, vb, vc, vd = load_four(x, first, first_column, num_rows, N, QUADS, COLUMNS)
         a, b, c, d = load_four(dy, first, first_column, num_rows, N, QUADS, COLUMNS)
-        a, b = a * _slope(va + bias_row), b * _slope(vb + bias_row)
-        c, d = c * _slope(vc + bias_row), d * _slope(vd + bias_row)
+        a = widen(a) * _slope(widen(va) + bias_row, unit, top)
+        b = widen(b) * _slope(widen(vb) + bias_row, unit, top)
+        c = widen(c) * _slope(widen(vc) + bias_row, unit, top)
+        d = widen(d) * _slope(widen(vd) + bias_row, unit, top)
         if FULL:
-            store_four(dx, a, b, c, d, first, first_column, num_rows, N, QUADS, COLUMNS)
-        store_both_ways(dx8, dx8_t, a, b, c, d, factor, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
+            store_four(dx, a * unit, b * unit, c * unit, d * unit, first, first_column, num_rows, N, QUADS, COLUMNS)
+        store_both_ways(dx8, dx8_t, a, b, c, d, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
         peak = tl.maximum(peak, peak_of_four(a, b, c, d))
         dbias += (a + b) + (c + d)
     columns = first_column + tl.arange(0, COLUMNS)
-    tl.store(partials + tl.program_id(1) * N + columns, tl.sum(dbias, axis=0), mask=columns < N)
+    tl.store(partials + tl.program_id(1) * N + columns, tl.sum(dbias, axis=0) * unit, mask=columns < N)
     largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
+    tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0) * unit)
 
 
-# Rows (of 8 bits: fours of rows), columns and warps of a block; programs per multiprocessor and pipeline stages.
+# Rows (of 8 bits: fours of rows), columns and warps of a block; programs per multiprocessor; pipeline stages.
 # Measured on an H200.
 FORWARD = (8, 512, 4)
 BACKWARD = (2, 1024, 4, 4, 3)
-FORWARD_EIGHT = (8, 128, 4, 5, 1)
-BACKWARD_EIGHT = (16, 128, 8, 2, 3)
+FORWARD_EIGHT = (16, 128, 16, 2)
+BACKWARD_EIGHT = (8, 128, 8, 2, 3)
 
 
 def bias_gelu_forward(
@@ -164,11 +174,11 @@ def bias_gelu_forward(
         grid = -(-width // columns), -(-num_rows // rows)
         _gelu_forward_kernel[grid](x, bias, y, num_rows, N=width, ROWS=rows, COLUMNS=columns, num_warps=warps)
         return y, eight
-    quads, columns, warps, per_multiprocessor, stages = FORWARD_EIGHT
+    quads, columns, warps, per_multiprocessor = FORWARD_EIGHT
     grid = grid_of(num_rows, width, 4 * quads, columns, num_multiprocessors(x.device) * per_multiprocessor)
     _gelu_forward_eight_kernel[grid](
         x, bias, y, *eight, cast.scale, cast.largest, num_rows,
-        N=width, QUADS=quads, COLUMNS=columns, STAGES=stages, FULL=full, LIMIT=LARGEST[cast.dtype], num_warps=warps,
+        N=width, QUADS=quads, COLUMNS=columns, FULL=full, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
     return y, eight
 

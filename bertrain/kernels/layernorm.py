@@ -11,7 +11,7 @@ import torch
 
 from bertrain.kernels import cpu
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
-from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise, widen
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
 
@@ -35,6 +35,23 @@ def dropout_add_layernorm_plain(
 
 
 @jit
+def _inside(columns, N: tl.constexpr, COLUMNS: tl.constexpr):
+    """Which columns exist; known when compiled if all do, and then no instruction is spent on masks."""
+    return tl.full([1, COLUMNS], True, tl.int1) if N == COLUMNS else columns < N
+
+
+@jit
+def _exist(rows, num_rows, ROWS: tl.constexpr):
+    """Which rows exist; one at a time, all do."""
+    return tl.full([1, 1], True, tl.int1) if ROWS == 1 else rows < num_rows
+
+
+@jit
+def _both_added(a, b, other_a, other_b):
+    return a + other_a, b + other_b
+
+
+@jit
 def _summed(x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr):
     """residual + dropout(x + bias) of a block of rows, and the keep-mask."""
     hidden = tl.load(x + pointers, mask=mask, other=0.0).to(tl.float32) + bias
@@ -50,32 +67,41 @@ def _summed(x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl
 def _norm_forward_kernel(
     x, bias, residual, weight, ln_bias, y, y8, scale, peaks, statistics, seed, site, num_rows, eps,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
-    INVERSE_KEEP: tl.constexpr, LIMIT: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    """Each program walks over many rows, so that what belongs to columns is read once."""
     columns = tl.arange(0, COLUMNS)[None, :]
-    inside = columns < N
-    mask = inside & (rows < num_rows)
-    pointers = rows.to(tl.int64) * N + columns
+    inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site)
     bias_row = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    z, _keep = _summed(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
-    mean = tl.sum(z, axis=1)[:, None] / N
-    centred = tl.where(inside, z - mean, 0.0)
-    rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / N + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
-    rounded = (centred * rstd * gain + shift).to(y.dtype.element_ty)
-    tl.store(y + pointers, rounded, mask=mask)
+    peak = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    factor = 1.0
     if LIMIT > 0:
-        # From the rounded value, so that whoever casts `y` again (activation checkpointing) gets the same bits.
-        result = rounded.to(tl.float32)
+        factor = tl.load(scale)
         y8 = y8.to(tl.pointer_type(tl.int8), bitcast=True)
-        tl.store(y8 + pointers, quantise(result * tl.load(scale), LIMIT), mask=mask)
-        largest = tl.max(tl.where(mask, tl.abs(result), 0.0), axis=1)
-        tl.store(peaks + tl.program_id(0), tl.max(largest, axis=0))
-    tl.store(statistics + rows * 2, mean, mask=rows < num_rows)
-    tl.store(statistics + rows * 2 + 1, rstd, mask=rows < num_rows)
+    step = tl.num_programs(0) * ROWS
+    for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
+        rows = (first + tl.arange(0, ROWS))[:, None]
+        exist = _exist(rows, num_rows, ROWS)
+        mask = inside & exist
+        pointers = rows.to(tl.int64) * N + columns
+        z, _keep = _summed(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
+        mean = tl.sum(z, axis=1)[:, None] * (1 / N)
+        centred = tl.where(inside, z - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1)[:, None] * (1 / N) + eps)
+        rounded = (centred * rstd * gain + shift).to(y.dtype.element_ty)
+        tl.store(y + pointers, rounded, mask=mask)
+        if LIMIT > 0:
+            # From the rounded value, so that whoever casts `y` again (activation checkpointing) gets the same bits.
+            result = widen(rounded)
+            tl.store(y8 + pointers, quantise(result * factor, LIMIT), mask=mask)
+            peak = tl.maximum(peak, tl.where(mask, tl.abs(result), 0.0))
+        tl.store(statistics + rows * 2, mean, mask=exist)
+        tl.store(statistics + rows * 2 + 1, rstd, mask=exist)
+    if LIMIT > 0:
+        tl.store(peaks + tl.program_id(0), tl.max(tl.max(peak, axis=1), axis=0))
 
 
 @jit(do_not_specialize=["site"])
@@ -87,7 +113,7 @@ def _norm_backward_kernel(
 ):  # fmt: skip
     """Each program walks over many rows and keeps the three column sums in registers."""
     columns = tl.arange(0, COLUMNS)[None, :]
-    inside = columns < N
+    inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site)
     bias_row = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -102,19 +128,19 @@ def _norm_backward_kernel(
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
-        mask = inside & (rows < num_rows)
+        exist = _exist(rows, num_rows, ROWS)
+        mask = inside & exist
         pointers = rows.to(tl.int64) * N + columns
         gradient = tl.load(dy + pointers, mask=mask, other=0.0).to(tl.float32)
         if PAIR:
             gradient += tl.load(second + pointers, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(statistics + rows * 2, mask=rows < num_rows, other=0.0)
-        rstd = tl.load(statistics + rows * 2 + 1, mask=rows < num_rows, other=0.0)
+        mean = tl.load(statistics + rows * 2, mask=exist, other=0.0)
+        rstd = tl.load(statistics + rows * 2 + 1, mask=exist, other=0.0)
         z, keep = _summed(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
         normed = tl.where(inside, (z - mean) * rstd, 0.0)
         scaled = gradient * gain
-        along = tl.sum(scaled * normed, axis=1)[:, None] / N
-        offset = tl.sum(scaled, axis=1)[:, None] / N
-        dz = rstd * (scaled - normed * along - offset)
+        along, offset = tl.reduce((scaled * normed, scaled), 1, _both_added)  # the warps meet once
+        dz = rstd * (scaled - normed * (along * (1 / N))[:, None] - (offset * (1 / N))[:, None])
         dhidden = tl.where(keep, dz * INVERSE_KEEP, 0.0)
         tl.store(dresidual + pointers, dz.to(dresidual.dtype.element_ty), mask=mask)
         if FULL:
@@ -134,9 +160,9 @@ def _norm_backward_kernel(
         tl.store(peaks + tl.program_id(0), tl.max(tl.max(peak, axis=1), axis=0))
 
 
-# Rows per step and warps; in the backward also programs per multiprocessor and pipeline stages. Measured on an H200.
-FORWARD = (1, 2)
-FORWARD_EIGHT = (2, 4)
+# Rows per step, warps, programs per multiprocessor and pipeline stages. Measured on an H200.
+FORWARD = (2, 4, 8, 2)
+FORWARD_EIGHT = (1, 4, 6, 3)
 BACKWARD = (1, 4, 4, 3)
 
 
@@ -168,14 +194,14 @@ def dropout_add_layernorm_forward(
     num_rows = x.shape[0]
     y = torch.empty_like(x)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=x.device)
-    rows, warps = FORWARD if cast is None else FORWARD_EIGHT
-    num_programs = (num_rows + rows - 1) // rows
+    rows, warps, per_multiprocessor, stages = FORWARD if cast is None else FORWARD_EIGHT
+    num_programs = min(num_multiprocessors(x.device) * per_multiprocessor, (num_rows + rows - 1) // rows)
     eight = empty_bytes(y, cast, num_programs)
     limit, scale = limit_and_scale(cast, statistics)
     _norm_forward_kernel[(num_programs,)](
         x, bias, residual, weight, ln_bias, y, eight.rows, scale, eight.peaks, statistics, seed, site,
         num_rows, eps,
-        ROWS=rows, LIMIT=limit, num_warps=warps, **_constants(x, p),
+        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **_constants(x, p),
     )  # fmt: skip
     return y, statistics, eight
 

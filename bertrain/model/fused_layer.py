@@ -5,7 +5,7 @@ Letters as in bert.py. A tensor's gradient is called d and its name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,10 +22,15 @@ from bertrain.optim.arena import Arena
 
 
 class Operand(NamedTuple):
-    """One side of a product: in 16 bits, or in 8 with what to multiply it by, or both; None where it was not made."""
+    """One side of a product: in 16 bits, or in 8 with what to multiply it by, or both; None where it was not made.
+
+    Of the 8-bit copies, rows [T, N] are for the product and for the gradient of its input, columns [N, T] for the
+    gradient of its weight.
+    """
 
     full: Tensor | None
-    eight: Eight | None = None
+    rows8: Tensor | None = None
+    columns8: Tensor | None = None
     inverse_scale: Tensor | None = None
 
     @property
@@ -33,6 +38,11 @@ class Operand(NamedTuple):
         """It in 16 bits; whoever reads it must have had it made."""
         assert self.full is not None, "a tensor was made in 8 bits only, and is read in 16"
         return self.full
+
+    @property
+    def without_rows8(self) -> Operand:
+        """What the gradient of a weight needs."""
+        return self._replace(rows8=None)
 
 
 class Matrix:
@@ -50,16 +60,16 @@ class Matrix:
 
     def product(self, x: Operand, bias: Tensor | None = None) -> Tensor:
         """x W' + bias: [T, K] -> [T, N]."""
-        if self._eight is not None and x.inverse_scale is not None and x.eight is not None:
-            return self._product8(x.eight.rows, x.inverse_scale, self._eight.rows, bias)
+        if self._eight is not None and x.inverse_scale is not None and x.rows8 is not None:
+            return self._product8(x.rows8, x.inverse_scale, self._eight.rows, bias)
         if bias is None:
             return torch.mm(x.whole, self.value.t())
         return torch.addmm(bias, x.whole, self.value.t())
 
     def input_gradient(self, dy: Operand) -> Tensor:
         """dy W: [T, N] -> [T, K]."""
-        if self._eight is not None and dy.inverse_scale is not None and dy.eight is not None:
-            return self._product8(dy.eight.rows, dy.inverse_scale, self._eight.columns)
+        if self._eight is not None and dy.inverse_scale is not None and dy.rows8 is not None:
+            return self._product8(dy.rows8, dy.inverse_scale, self._eight.columns)
         return torch.mm(dy.whole, self.value)
 
     def _product8(self, x: Tensor, inverse_scale: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -76,19 +86,19 @@ class Matrix:
     def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
         """dy' x, into the arena in float32."""
         if (
-            dy.eight is not None
-            and x.eight is not None
+            dy.columns8 is not None
+            and x.columns8 is not None
             and dy.inverse_scale is not None
             and x.inverse_scale is not None
         ):
             if not self.gradient.is_cuda:
-                wide = _widened(dy.eight.columns, dy.inverse_scale), _widened(x.eight.columns, x.inverse_scale)
+                wide = _widened(dy.columns8, dy.inverse_scale), _widened(x.columns8, x.inverse_scale)
                 add(self.gradient, wide[0] @ wide[1].t(), accumulate)
                 return
             # A sum over all tokens is long: it is kept in float32 throughout, not in the tensor cores' shorter one.
             out = torch.empty_like(self.gradient) if accumulate else self.gradient
             torch._scaled_mm(
-                dy.eight.columns, x.eight.columns.t(), dy.inverse_scale, x.inverse_scale,
+                dy.columns8, x.columns8.t(), dy.inverse_scale, x.inverse_scale,
                 out_dtype=torch.float32, use_fast_accum=False, out=out,
             )  # fmt: skip
             if accumulate:
@@ -226,7 +236,9 @@ class FusedLayer:
             eight = cast_both_ways(full, cast)
         elif isinstance(eight, Bytes):
             eight = turn(eight, cast)
-        return Operand(full, eight, run.scales.inverse(self._site(place)))
+        if not run.in_eight_bits:  # they were made to be measured
+            return Operand(full)
+        return Operand(full, *eight, run.scales.inverse(self._site(place)))
 
     def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Kept]:
         """The layer's output for all rows, or for `rows`, and what `backward` is to be given."""
@@ -270,7 +282,7 @@ class FusedLayer:
         return self._operand(run, 2, activated if full else None, eight)
 
     def _keep(self, saved: Saved) -> Kept:
-        """What stays in memory until the backward pass."""
+        """What stays in memory until the backward pass. The forward products were the only ones to read 8-bit rows."""
         if self.recompute == "full":
             return Input(saved.x.whole, saved.rows)
         if self.recompute == "selective":
@@ -278,7 +290,10 @@ class FusedLayer:
                 saved.x.whole, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
                 saved.contracted, saved.output_statistics,
             )  # fmt: skip
-        return saved
+        return replace(
+            saved, x=saved.x.without_rows8, picked=saved.picked.without_rows8, middle=saved.middle.without_rows8,
+            activated=saved.activated.without_rows8,
+        )  # fmt: skip
 
     def _compute_again(self, kept: Kept, run: Run) -> Saved:
         """What the forward pass had, bit for bit: dropout is a function of its place, scales change between steps."""
@@ -330,12 +345,15 @@ class FusedLayer:
             dattended = _spread(dattended, saved.rows, len(saved.qkv))
             dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
 
-        full = full or saved.x.eight is None  # the first layer's input is in 16 bits, and so its weights' gradient
+        full = full or saved.x.columns8 is None  # the first layer's input is in 16 bits, and so its weights' gradient
         dqkv, sums, dqkv8 = ragged_attention_backward(
             saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, run.attention_dropout,
             run.seed, self._site(0), self._cast(run, 7), full=full,
         )  # fmt: skip
-        column_sums(sums, list(self.qkv_bias_gradient.chunk(3)), accumulate=accumulate)
+        dquery_bias, dkey_bias, dvalue_bias = self.qkv_bias_gradient.chunk(3)
+        column_sums(sums, [dquery_bias, dvalue_bias], accumulate=accumulate)
+        if not accumulate:
+            dkey_bias.zero_()  # the softmax does not see it
         dqkv_operand = self._operand(run, 7, dqkv.flatten(1) if full else None, dqkv8)
         self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
         return self.qkv.input_gradient(dqkv_operand), dresidual
