@@ -124,18 +124,20 @@ def _larger(*, backward: int, scores: int) -> dict[str, int]:
 
 
 def _fused_bin(settings: Settings, size: BinSize) -> dict[str, int]:
-    """The same on the kernels, which keep 16 bits, in fp8 two 8-bit copies beside some, and no probabilities."""
+    """The same on the kernels, which keep 16 bits, in fp8 8-bit copies beside some, and no probabilities."""
     model, tokens = settings.model, size.tokens
     width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     eight = settings.train.precision == "fp8"
     products = 14 * width + 2 * inner + 4 * model.num_heads + 8  # with the layer's input; attention's sums, LayerNorm's
-    # The first step of fp8 measures: it computes in 16 bits, and casts for nothing.
-    everything = products + 2 * width + 2 * inner + 8 + (6 * width + 2 * inner if eight else 0)
+    # The first step of fp8 measures, in 16 bits. Later ones keep 8-bit copies of four inputs, transposed, and of GELU's
+    # result nothing else.
+    everything = products + 2 * width + 8 + (max(2 * inner, 3 * width + inner) if eight else 2 * inner)
     kept = {"none": everything, "selective": products, "full": 2 * width}[settings.train.activation_checkpointing]
     # The last layer computes the rows alone that somebody reads, after attention.
     last = kept if settings.train.activation_checkpointing == "full" else 10 * width + 4 * model.num_heads
     again = everything - kept
+    casts = 24 * width if eight else 0  # a gradient in 16 bits and twice in 8, while the first step measures
     return {"activations of a bin": tokens * ((model.num_layers - 1) * kept + last + 4 * width)} | _larger(
-        backward=tokens * (again + 24 * width + 4 * inner + (10 * width if eight else 0)),
+        backward=tokens * (again + 24 * width + 4 * inner + casts),
         scores=size.predictions * (2 * vocab + 16 * width) + 4 * vocab * width,
     )
