@@ -192,6 +192,17 @@ def time_steps(action: Any, steps: list[Step], warm_up: int) -> tuple[list[float
 def bertrain(
     shards: Shards, workload: Workload, budget: int, precision: str, count: int, *, profile: bool
 ) -> dict[str, Any]:
+    result = bertrain_steps(shards, workload, budget, precision, count, profile=profile)
+    gc.collect()
+    torch.cuda.empty_cache()  # the largest bins leave no room for anything beside them
+    result["products_alone_ms"] = round(products_ms(budget, precision), 2)
+    result["share_of_product_ceiling"] = round(result["products_alone_ms"] / result["ms_per_step"], 3)
+    return result
+
+
+def bertrain_steps(
+    shards: Shards, workload: Workload, budget: int, precision: str, count: int, *, profile: bool
+) -> dict[str, Any]:
     settings = settings_for(workload, budget, precision)
     steps = make_steps(shards, settings, min(count, 24))
     steps = [replace(steps[i % len(steps)], number=i) for i in range(count)]
@@ -208,8 +219,6 @@ def bertrain(
     result["start_up_s"] = round(time.perf_counter() - begin - sum(ms) / 1e3, 1)
     if profile:
         breakdown(action, steps[:3])
-    result["products_alone_ms"] = round(products_ms(budget, precision), 2)
-    result["share_of_product_ceiling"] = round(result["products_alone_ms"] / result["ms_per_step"], 3)
     return result
 
 
