@@ -31,7 +31,7 @@ $(VENV)/.installed: $(VENV)/.base
 	touch $@
 
 test: install
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not services"
+	$(BIN)/pytest -q -n 2 --dist loadfile --durations 12 -m "not services"
 
 test-services: install
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)
