@@ -47,7 +47,7 @@ ARCHITECTURE = (
     "num_segments",
     "layer_norm_eps",
 )
-"""What of a model is as its weights were made, whatever a recipe says; dropout is the recipe's."""
+"""What of a model is as its weights were made; dropout is the recipe's."""
 DEVIATIONS = 4  # above the mean that a step's tokens may lie and still be one bin
 DEVIATIONS_AMONG_RANKS = 2.5  # of the whole step, above which it makes a bin too many; as far below, one too few
 # What may differ from one file to another, and so from those that a run was trained on.
@@ -163,6 +163,12 @@ def _model_for(task: Task, asked: ModelSettings, begun: Settings | None, init: s
     there = begun.model if begun else open_source(init).settings
     if there is None:
         raise UserError(f"no bert_config.json (or config.json) lies beside {init}; put it there")
+    usual = ModelSettings()
+    for name in ARCHITECTURE:
+        wish, made = getattr(asked, name), getattr(there, name)
+        if wish not in (made, getattr(usual, name)):
+            whose = "the run that is there has" if begun else f"the weights of {init} have"
+            raise UserError(f"model.{name} is {wish}, and {whose} {made}; leave it out")
     model = replace(asked, **{name: getattr(there, name) for name in ARCHITECTURE})
     return replace(model, head=task.head, num_labels=max(2, len(task.labels)))
 

@@ -66,7 +66,10 @@ class Run:
         folder = Path(folder)
         path = folder / "config.json"
         if not path.is_file():
-            raise UserError(f"{folder} holds no run: there is no {path.name} in it")
+            inside = sorted(config.parent.name for config in folder.glob("*/config.json"))  # of seeds, or of tasks
+            named = ", ".join(inside[:3]) + (" ..." if len(inside) > 3 else "")
+            advice = f"; runs lie in its folders {named}" if inside else ""
+            raise UserError(f"{folder} holds no run: there is no {path.name} in it{advice}")
         try:
             content = json.loads(path.read_text())
             version = content["schema_version"]

@@ -234,6 +234,17 @@ def test_a_target_in_the_wrong_measure_is_refused(mini: Miniature, tmp_path: Pat
             settle_task(settings, data, tmp_path / "run", init=str(mini.base))
 
 
+def test_a_model_of_another_size_than_the_weights_is_refused(mini: Miniature, tmp_path: Path) -> None:
+    there = Run.open(mini.base).settings.model
+    settings = settings_for("classify", model__num_layers=there.num_layers)
+    assert settle_task(settings, mini.table, tmp_path / "run", init=str(mini.base)).model.num_layers == there.num_layers
+    settings = settings_for("classify", model__num_layers=there.num_layers + 1)
+    with pytest.raises(
+        UserError, match=f"model.num_layers is .*, and the weights of .* have {there.num_layers}; leave"
+    ):
+        settle_task(settings, mini.table, tmp_path / "run", init=str(mini.base))
+
+
 def test_files_that_differ_from_those_trained_on_can_be_read(mini: Miniature, colours: Path, tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("sentence,label\nred blue,purple\none,two,three\ngreen red,mauve\n")
     done = command_line(
