@@ -15,6 +15,7 @@ from bertrain.data.source import DataSource
 from bertrain.launch import preload
 from bertrain.model.size import count_parameters
 from bertrain.observe.console import Console, warn
+from bertrain.observe.wording import counted
 from bertrain.settings import Settings
 from bertrain.train import compute, parallel
 from bertrain.train.beginning import check_beginning
@@ -73,7 +74,7 @@ def warn_of_warm_up(settings: Settings) -> None:
 
 def _describe_rows(shards: DataSource, settings: Settings) -> str:
     if not settings.data.slice:
-        return f"{len(shards):,} examples"
+        return counted(len(shards), "example")
     part = training_rows(shards, settings)
     return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
 

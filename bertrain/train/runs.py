@@ -28,6 +28,7 @@ from bertrain.data.source import DataSource
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import AgreedError, UserError
 from bertrain.files import new_folder, write_atomically
+from bertrain.observe.wording import few
 from bertrain.settings import Settings
 from bertrain.train.isa import cpu_name
 
@@ -67,8 +68,7 @@ class Run:
         path = folder / "config.json"
         if not path.is_file():
             inside = sorted(config.parent.name for config in folder.glob("*/config.json"))  # of seeds, or of tasks
-            named = ", ".join(inside[:3]) + (" ..." if len(inside) > 3 else "")
-            advice = f"; runs lie in its folders {named}" if inside else ""
+            advice = f"; runs lie in its folders {few(inside)}" if inside else ""
             raise UserError(f"{folder} holds no run: there is no {path.name} in it{advice}")
         try:
             content = json.loads(path.read_text())

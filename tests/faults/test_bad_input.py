@@ -209,11 +209,11 @@ def test_the_same_command_again_continues(data: Path, run: Path, capsys: pytest.
 def test_resume_and_evaluate_of_what_is_no_run(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
     assert "holds no run" in refused("resume", tmp_path)
     assert "holds no run" in refused("evaluate", tmp_path, "--data", data)
-    for number in range(1, 5):
+    for number in range(1, 6):
         (tmp_path / "seeds" / f"seed-{number}").mkdir(parents=True)
         (tmp_path / "seeds" / f"seed-{number}" / "config.json").write_text("{}")
     said = refused("evaluate", tmp_path / "seeds", "--data", data)
-    assert "in it; runs lie in its folders seed-1, seed-2, seed-3 ..." in said
+    assert "in it; runs lie in its folders seed-1, seed-2, seed-3, seed-4, …" in said
     for text in ("{", '{"schema_version": 1}'):
         (tmp_path / "config.json").write_text(text)
         assert "is damaged" in refused("resume", tmp_path)
