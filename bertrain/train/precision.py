@@ -14,6 +14,7 @@ Weights, moments, gradients of weights and sums are 32 bits wide in all of them.
 from __future__ import annotations
 
 import os
+import platform
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -75,6 +76,15 @@ def set_precision(settings: TrainSettings) -> None:
     """Set the switches of products of 32 bits: they hold for the whole process, forward and backward."""
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if settings.precision == "bf32" else "ieee"  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.fp32_precision = "tf32" if settings.precision == "tf32" else "ieee"
+    if _onednn_lacks_bf16():
+        torch.backends.mkldnn.enabled = settings.precision != "bf16"  # type: ignore[assignment]
+
+
+def _onednn_lacks_bf16() -> bool:
+    """Whether this is an ARM CPU without bf16. There PyTorch finds out by an exception, warns with a stack of C++, and
+    leaves oneDNN off for the rest of the process, so that the next run computes in other bits."""
+    is_arm = platform.machine() in ("aarch64", "arm64")
+    return is_arm and torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def autocast(settings: TrainSettings, device: torch.device) -> AbstractContextManager[None]:

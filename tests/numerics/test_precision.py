@@ -130,3 +130,22 @@ def test_bf16_follows_fp32(tmp_path: Path) -> None:
     for one, other in zip(exact, rounded, strict=True):
         assert abs(one - other) < 0.01 * one
     assert all(tensor.dtype == torch.float32 for tensor in helpers.final_weights(runs["bf16"]).values())
+
+
+def test_a_run_in_bf16_leaves_the_next_one_alone(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """On ARM CPUs without bf16 PyTorch turned a library off, with a page of warning, for the rest of the process."""
+    data = helpers.make_data(tmp_path)
+
+    def losses(name: str, precision: str) -> list[float]:
+        settings = helpers.tiny_settings(
+            train__precision=precision, train__device="cpu", train__max_steps=3, train__deterministic=True,
+            evaluate__data=data, evaluate__every_samples=24, optimizer__learning_rate=0.05,
+        )  # fmt: skip
+        pretrain(settings, data, tmp_path / name)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        return [line["loss"] for line in lines if line["kind"] in ("step", "evaluation")]
+
+    before = losses("before", "fp32")
+    assert losses("between", "bf16") != before
+    assert losses("after", "fp32") == before
+    assert not [warning for warning in recwarn if "mkldnn" in str(warning.message)]
