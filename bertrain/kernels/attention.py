@@ -23,6 +23,7 @@ import torch
 
 from bertrain.kernels import cpu
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2, log2, reciprocal
+from bertrain.kernels.attention_pairs import drop, drop_both, drop_gradient, goes_in_pairs
 from bertrain.kernels.backend import jit, tl
 from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise, widen
 from bertrain.kernels.random import (
@@ -38,7 +39,6 @@ LOG2_E = 1.4426950408889634
 # Rows of a tile: what one program owns. Small tiles won on Hopper, since four or five programs on a
 # multiprocessor hide one another's waits better than one large program hides its own.
 TILE = 64
-LARGEST_NUMBER = 0x7C00  # of the 16-bit floats, by their bits; beyond it they are no numbers
 # The backward reads a row's log-sum and its delta (see there) together, so they stand together: CHUNK of the one, CHUNK
 # of the other, tile after tile, which makes every read aligned and both of them one.
 CHUNK = 32
@@ -173,86 +173,6 @@ def _pinned(operand):
     return operand
 
 
-# --- dropout on two weights at a time ---------------------------------------------------------------------------
-#
-# A thread holds two neighbouring elements of a tile together. As bf16 they fit into one register, and a pair of masks
-# selects both; the masks come from comparing two halves of a random word at once, as 16-bit floats without their signs.
-# Halves that are no numbers compare as too large, so dropout has to be 1/32 at the least; other types, smaller rates
-# and the interpreter take the plain way, which is the same function but for rounding.
-
-
-@jit
-def _drop(weights, words, columns, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr):
-    """Weights of a tile of queries x keys in 16 bits, zero where they are dropped."""
-    if PAIRS:
-        below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
-        return tl.inline_asm_elementwise(
-            """{ .reg .b32 bits, keep, pair;
-            cvt.rn.bf16x2.f32 pair, $2, $1;
-            abs.f16x2 bits, $3;
-            set.lt.u32.f16x2 keep, bits, $5;
-            and.b32 $0, pair, keep; }""",
-            "=r,f,f,r,r,r,r", [weights, words, below], dtype=tl.bfloat16, is_pure=False, pack=2,
-        )  # fmt: skip
-    return tl.where(attention_keep(words, columns, KEEP), weights, 0.0).to(TYPE)
-
-
-@jit
-def _drop_gradient(
-    weights, gradient, delta, words, columns, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr
-):
-    """The gradient of a tile of scores, queries x keys, in 16 bits."""
-    if PAIRS:
-        below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
-        return tl.inline_asm_elementwise(
-            """{ .reg .f32 low, high; .reg .b32 bits, keep, pair, kept, dropped, zero;
-            mov.b32 zero, 0x80008000;
-            cvt.rn.bf16x2.f32 pair, $2, $1;
-            add.f32 low, $3, $5;
-            add.f32 high, $4, $6;
-            cvt.rn.bf16x2.f32 kept, high, low;
-            cvt.rn.bf16x2.f32 dropped, $6, $5;
-            abs.f16x2 bits, $7;
-            set.lt.u32.f16x2 keep, bits, $9;
-            lop3.b32 kept, keep, kept, dropped, 0xca;
-            fma.rn.bf16x2 $0, pair, kept, zero; }""",
-            "=r,f,f,f,f,f,f,r,r,r,r", [weights, gradient, delta, words, below],
-            dtype=tl.bfloat16, is_pure=False, pack=2,
-        )  # fmt: skip
-    return (weights * (tl.where(attention_keep(words, columns, KEEP), gradient, 0.0) + delta)).to(TYPE)
-
-
-@jit
-def _drop_both(weights, gradient, delta, words, keys, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr):
-    """Dropped weights and the gradient of the scores of a tile of keys x queries, both in 16 bits.
-
-    Here two neighbouring queries stand together: two words, and of both the half that is their key's.
-    """
-    if PAIRS:
-        below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
-        half = tl.where((keys & 1) == 0, 0x5410, 0x7632)
-        return tl.inline_asm_elementwise(
-            """{ .reg .f32 low, high; .reg .b32 bits, keep, pair, kept, dropped, zero;
-            mov.b32 zero, 0x80008000;
-            prmt.b32 bits, $8, $9, $10;
-            abs.f16x2 bits, bits;
-            set.lt.u32.f16x2 keep, bits, $12;
-            cvt.rn.bf16x2.f32 pair, $3, $2;
-            and.b32 $0, pair, keep;
-            add.f32 low, $4, $6;
-            add.f32 high, $5, $7;
-            cvt.rn.bf16x2.f32 kept, high, low;
-            cvt.rn.bf16x2.f32 dropped, $7, $6;
-            lop3.b32 kept, keep, kept, dropped, 0xca;
-            fma.rn.bf16x2 $1, pair, kept, zero; }""",
-            "=&r,=r,f,f,f,f,f,f,r,r,r,r,r,r", [weights, gradient, delta, words, half, below],
-            dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=2,
-        )  # fmt: skip
-    is_kept = attention_keep(words, keys, KEEP)
-    dscores = weights * (tl.where(is_kept, gradient, 0.0) + delta)
-    return tl.where(is_kept, weights, 0.0).to(TYPE), dscores.to(TYPE)
-
-
 @jit
 def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
     """Where the log-sums of a tile's rows stand; the delta of a row stands CHUNK further."""
@@ -302,7 +222,7 @@ def _forward_step(
     total += tl.sum(weights, axis=1)
     if KEEP > 0:
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
-        dropped = _drop(weights, words, columns, values.dtype, KEEP, PAIRS)
+        dropped = drop(weights, words, columns, values.dtype, KEEP, PAIRS)
     else:
         dropped = weights.to(values.dtype)
     result = tl.dot(_pinned(dropped), values, result, input_precision=PRECISION)
@@ -383,7 +303,7 @@ def _query_step(
     gradient = tl.dot(dresult, tl.trans(values), input_precision=PRECISION)
     if KEEP > 0:
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
-        dscores = _drop_gradient(weights, gradient, row_delta[:, None], words, columns, keys.dtype, KEEP, PAIRS)
+        dscores = drop_gradient(weights, gradient, row_delta[:, None], words, columns, keys.dtype, KEEP, PAIRS)
     else:
         dscores = (weights * (gradient + row_delta[:, None])).to(keys.dtype)
     return tl.dot(_pinned(dscores), keys, dquery, input_precision=PRECISION)
@@ -480,7 +400,7 @@ def _backward_key_kernel(
         if KEEP > 0:
             own = tl.arange(0, BN)[:, None]
             words = attention_words(key_of_head, row, tl.arange(0, BM)[None, :], first_column, own)
-            dropped, dscores = _drop_both(weights, gradient, row_delta, words, own, query.dtype, KEEP, PAIRS)
+            dropped, dscores = drop_both(weights, gradient, row_delta, words, own, query.dtype, KEEP, PAIRS)
         else:
             dropped, dscores = weights.to(query.dtype), (weights * (gradient + row_delta)).to(query.dtype)
         dvalues = tl.dot(_pinned(dropped), dresult, dvalues, input_precision=PRECISION)
@@ -528,11 +448,10 @@ def _launch(
 ) -> None:  # fmt: skip
     num_heads, head_dim = qkv.shape[2:]
     keep = attention_threshold(p)
-    in_pairs = bool(HAS_ASSEMBLY) and qkv.dtype == torch.bfloat16 and keep <= LARGEST_NUMBER
     kernel[(num_tiles * num_heads,)](
         *arguments, LOG2_E / math.sqrt(head_dim), H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
-        KEEP=keep, PAIRS=in_pairs, INVERSE_KEEP=1 / (1 - p), PRECISION="ieee", STAGES=config.stages, CHUNK=CHUNK,
-        num_warps=config.warps, maxnreg=config.registers, **extra,
+        KEEP=keep, PAIRS=goes_in_pairs(qkv.dtype, keep), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee",
+        STAGES=config.stages, CHUNK=CHUNK, num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 
 
