@@ -44,8 +44,9 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def note(level: Level, event: str, text: str, **fields: Any) -> None:
-    """Put one line into this rank's log, if it keeps one."""
-    LOGGER.log(LEVELS[level], "%s", text, extra={"event": event, "fields": fields})
+    """Put one line into this rank's log, if it keeps one and there is memory for a line."""
+    with suppress(MemoryError):  # it is often the reason for the line, and has to reach the user
+        LOGGER.log(LEVELS[level], "%s", text, extra={"event": event, "fields": fields})
 
 
 @contextmanager

@@ -7,6 +7,7 @@ optimizer; a smaller token budget draws other dropout, so a run that has begun c
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -175,6 +176,7 @@ def explaining(settings: Settings, ranks: int, folder: Path | None) -> Iterator[
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+        traceback.clear_frames(error.__traceback__)  # they hold the step's tensors, and to speak takes memory too
         savings = " ".join(words for words, _ in _savings(settings, ranks)[-1:])
         again = f"continue with `bertrain resume {folder} {savings}`" if folder else f"try {savings}"
         advice = f"{again}, or begin anew with" if savings else "begin anew with"

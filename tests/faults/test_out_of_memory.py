@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
+import pytest
+import torch
+
+from bertrain.errors import UserError
+from bertrain.train.room import explaining
 from tests import helpers
 
 LIMITED = """
@@ -40,3 +46,21 @@ def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Pat
     resumed = helpers.bertrain("resume", run, "--train.activation_checkpointing", "full")
     assert "done:" in resumed.stdout
     assert len(helpers.losses(run)) == 1
+
+
+def test_the_memory_of_a_failed_step_is_there_to_speak_with() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def step() -> None:
+        tensor = torch.zeros(1000)
+        held.append(weakref.ref(tensor))
+        raise MemoryError
+
+    def train() -> None:
+        with explaining(helpers.tiny_settings(), 1, None):
+            step()
+
+    with pytest.raises(UserError, match="out of memory") as caught:
+        train()
+    assert held[0]() is None
+    assert caught.value.__context__ is not None, "which holds the frames of the step"

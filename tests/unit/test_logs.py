@@ -108,6 +108,15 @@ def test_a_full_disk_costs_lines_and_not_the_run(tmp_path: Path, capsys: pytest.
     assert line == f"warning: cannot write {link}: [Errno 28] No space left on device; the run goes on"
 
 
+def test_no_memory_for_a_line_does_not_hide_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise MemoryError
+
+    with pytest.raises(UserError, match="out of memory, use less"), keep_log(tmp_path, 0, 1):  # noqa: PT012
+        monkeypatch.setattr(module.LOGGER, "makeRecord", fail)
+        raise UserError("out of memory, use less")
+
+
 def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").write_text("in the way")
     with keep_log(tmp_path, 0, 1):
