@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_convergence.py [--output benchmarks/results] [--steps 2000]
     python benchmarks/gpu_convergence.py --again        the summary and the plot, from the curves that are there
+    python benchmarks/gpu_convergence.py --early        the first steps alone, of more seeds and of PyTorch's own bf16
 
 Every run goes through `bertrain pretrain` and, stopped half-way by a signal, `bertrain resume`, on the articles in
 demo/ with BERT's vocabulary: steps of one bin of 8,192 tokens, dropout 0.1, AdamW. Seed 1 is run in plain fp32, in
@@ -10,6 +11,10 @@ in fused bf16 show how far two equal trainings lie apart. Reported: the training
 held-out loss at the end. The noise is the largest distance at the same step between two runs of different seeds (all of
 them, and the three of bf16 alone); a fast path is held to it by its distance from plain fp32 with the same seed,
 everywhere and over the last 200 steps.
+
+Where the learning rate is at its highest, around step 100, a training can stumble, in fp32 as well, and is behind from
+there on. So that one fp32 run's luck is not taken for a property of bf16, `--early` trains four seeds in each of four
+ways, plain bf16 among them, up to step 350 of the same schedule, five runs at a time (speeds mean nothing there).
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +45,13 @@ RUNS = {
     "bf16 fused, seed 3": ("bf16", "auto", 3),
 }
 SMOOTHED = 100
+EARLY_WAYS = {
+    "fp32 plain": ("fp32", "plain"),
+    "bf16 plain": ("bf16", "plain"),
+    "bf16 fused": ("bf16", "auto"),
+    "fp8 fused": ("fp8", "auto"),
+}
+EARLY_SEEDS, EARLY_STEPS, AT_ONCE = (1, 2, 3, 4), 350, 5
 
 
 def bertrain(*arguments: str | Path) -> list[str]:
@@ -54,8 +67,7 @@ def prepare(folder: Path) -> None:
         )  # fmt: skip
 
 
-def train(folder: Path, run: Path, precision: str, kernels: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train, stop half-way, resume; returns losses, held-out figures and seconds."""
+def start(folder: Path, run: Path, precision: str, kernels: str, seed: int, steps: int) -> subprocess.Popen[bytes]:
     settings = {
         "batch.sequences": 0, "batch.tokens": 8192, "batch.token_budget": 8192, "optimizer.name": "adamw",
         "optimizer.learning_rate": 2e-4, "optimizer.beta2": 0.98, "schedule.warmup_steps": steps // 20,
@@ -64,20 +76,36 @@ def train(folder: Path, run: Path, precision: str, kernels: str, seed: int, step
         "checkpoint.every_steps": 0, "log.every_steps": 50, "log.tensorboard": "false",
     }  # fmt: skip
     overrides = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    begin = time.perf_counter()
-    process = subprocess.Popen(
+    return subprocess.Popen(
         bertrain("pretrain", "bert-base-phase1", "--data", folder / "data", "--run", run, *overrides),
         stdout=subprocess.DEVNULL,
     )
-    metrics = run / "metrics.jsonl"
-    while process.poll() is None and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= steps // 2):
+
+
+def step_lines(metrics: Path) -> list[dict[str, Any]]:
+    """Every step's line; a last one that is cut off is left out."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in lines if line["kind"] == "step"]
+
+
+def wait_for(process: subprocess.Popen[bytes], metrics: Path, steps: int) -> None:
+    """Until so many steps are written down, or the process has ended."""
+    while process.poll() is None and not (metrics.is_file() and len(step_lines(metrics)) >= steps):
         time.sleep(0.2)
+
+
+def train(folder: Path, run: Path, precision: str, kernels: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train, stop half-way, resume; returns losses, held-out figures and seconds."""
+    begin = time.perf_counter()
+    process = start(folder, run, precision, kernels, seed, steps)
+    metrics = run / "metrics.jsonl"
+    wait_for(process, metrics, steps // 2)
     process.send_signal(signal.SIGTERM)
     if process.wait() != EXIT_REQUEUE:
         raise SystemExit(f"{run.name}: expected to be stopped and saved, ended with {process.returncode}")
     subprocess.run(bertrain("resume", run), check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    by_step = [line for line in lines if line["kind"] == "step"]
+    by_step = step_lines(metrics)
     assert [line["step"] for line in by_step] == list(range(1, steps + 1)), "every step must stand there once"
     return {
         "loss": [round(line["loss"], 4) for line in by_step],
@@ -85,6 +113,32 @@ def train(folder: Path, run: Path, precision: str, kernels: str, seed: int, step
         "median_tokens_per_s": round(float(np.median([line["tokens_per_s"] for line in by_step]))),
         "seconds": round(time.perf_counter() - begin, 1),
     }
+
+
+def train_early(folder: Path, way: str, seed: int, steps: int) -> list[float]:
+    """The losses of the first steps; what follows them is killed."""
+    run = folder / f"{way}, seed {seed}"
+    process = start(folder, run, *EARLY_WAYS[way], seed, steps)
+    wait_for(process, run / "metrics.jsonl", EARLY_STEPS)
+    process.kill()
+    process.wait()
+    losses = [round(line["loss"], 4) for line in step_lines(run / "metrics.jsonl")]
+    if len(losses) < EARLY_STEPS:
+        raise SystemExit(f"{run.name}: ended after {len(losses)} steps")
+    print(f"{run.name}: loss of the last 50 steps {np.mean(losses[:EARLY_STEPS][-50:]):.3f}", flush=True)
+    return losses[:EARLY_STEPS]
+
+
+def compare_early(folder: Path, output: Path, steps: int) -> None:
+    jobs = [(way, seed) for seed in EARLY_SEEDS for way in EARLY_WAYS]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        losses = pool.map(lambda job: train_early(folder, *job, steps), jobs)
+        runs: dict[str, dict[str, list[float]]] = {way: {} for way in EARLY_WAYS}
+        for (way, seed), found in zip(jobs, losses, strict=True):
+            runs[way][str(seed)] = found
+    output.mkdir(parents=True, exist_ok=True)
+    facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    (output / "gpu_convergence_early.json").write_text(json.dumps(facts | {"losses": runs}) + "\n")
 
 
 def smooth(losses: list[float]) -> np.ndarray[Any, Any]:
@@ -113,6 +167,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--again", action="store_true", help="run nothing: read the curves from the output folder")
+    parser.add_argument("--early", action="store_true", help="the first steps alone, of more seeds and ways")
     arguments = parser.parse_args()
     if arguments.again:
         found = json.loads((arguments.output / "gpu_convergence.json").read_text())
@@ -122,6 +177,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
+        if arguments.early:
+            compare_early(folder, arguments.output, arguments.steps)
+            return
         for number, (title, (precision, kernels, seed)) in enumerate(RUNS.items()):
             results[title] = train(folder, folder / f"run-{number}", precision, kernels, seed, arguments.steps)
             held_out = results[title]["held_out"]

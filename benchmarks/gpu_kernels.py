@@ -3,11 +3,12 @@
     python benchmarks/gpu_kernels.py [--output benchmarks/results/gpu_kernels.json] [--tokens 24576 57344]
 
 Shapes are BERT-Large's (1024 wide, 16 heads of 64, FFN 4096, vocabulary padded to 30,528), bf16, dropout 0.1, one
-layer, sequence lengths drawn from Wikipedia's (wikipedia-512.csv beside this file). Each figure is the median over
-replays of a CUDA graph of eight calls, so launch costs stay out. Our forward and backward are functions, timed apart,
-column sums included; the backward of a peer under autograd is the time of both less that of the forward. Rates count
-the arithmetic a dense attention needs (4 H D L^2 forward, 2.5 times that backward) and the bytes that must move (inputs
-read once, outputs written once).
+layer, sequence lengths drawn from Wikipedia's (wikipedia-512.csv beside this file). Biases and LayerNorm's weights are
+float32 in our kernels, as the trainer gives them, and bf16 in the peers' 16-bit functions. Each figure is the median
+over replays of a CUDA graph of eight calls, so launch costs stay out. Our forward and backward are functions, timed
+apart, column sums included; the backward of a peer under autograd is the time of both less that of the forward. Rates
+count the arithmetic a dense attention needs (4 H D L^2 forward, 2.5 times that backward) and the bytes that must move
+(inputs read once, outputs written once).
 
 Peers: PyTorch's built-in flash attention over cu_seqlens (its three gradients still have to be stacked, which is
 not counted), torch.compile of the plain PyTorch functions, and for LAMB the fused AdamW of PyTorch, which moves as
@@ -121,7 +122,8 @@ def compare_rows(num_tokens: int) -> list[dict]:
 def compare_layernorm(num_tokens: int) -> list[dict]:
     seed = torch.tensor([1], device="cuda")
     inputs = [normal(num_tokens, HIDDEN), normal(HIDDEN), normal(num_tokens, HIDDEN), normal(HIDDEN), normal(HIDDEN)]
-    x, bias, residual, weight, ln_bias = inputs
+    x, residual = inputs[0], inputs[2]
+    bias, weight, ln_bias = (inputs[place].float() for place in (1, 3, 4))
     gradient, second = normal(num_tokens, HIDDEN), normal(num_tokens, HIDDEN)
 
     def forward() -> tuple:
@@ -163,7 +165,8 @@ def stock_cast(values: torch.Tensor, cast: fp8.Cast) -> tuple:
 
 
 def compare_gelu(num_tokens: int) -> list[dict]:
-    x, bias, gradient = normal(num_tokens, FFN), normal(FFN), normal(num_tokens, FFN)
+    x, narrow_bias, gradient = normal(num_tokens, FFN), normal(FFN), normal(num_tokens, FFN)
+    bias = narrow_bias.float()
     activation, backprop = cast_to(torch.float8_e4m3fn), cast_to(torch.float8_e5m2)
     sums = [torch.empty(FFN, device="cuda")]
 
@@ -180,7 +183,7 @@ def compare_gelu(num_tokens: int) -> list[dict]:
         dx = torch.ops.aten.gelu_backward(gradient.float(), x.float() + bias.float())
         return *stock_cast(dx, backprop), dx.sum(0)
 
-    theirs = both_ways(torch.compile(stock), [x, bias], gradient)
+    theirs = both_ways(torch.compile(stock), [x, narrow_bias], gradient)
     compiled, compiled_backward = torch.compile(stock_eight), torch.compile(stock_backward_eight)
     ours_us = [
         median_us(lambda: gelu.bias_gelu_forward(x, bias)),

@@ -19,7 +19,7 @@ BINS = {"batch__token_budget": 512, "batch__sequences": 48}  # several bins to a
 
 def train(run: Path, data: Path, world: int, **overrides: object) -> list[float]:
     """Losses of a run of `world` ranks under torchrun, or of one that no launcher started (0)."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "-m", "--", "bertrain"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", "--", "bertrain"]
     arguments = helpers.tiny_arguments(
         train__device="cuda", train__max_steps=20, train__bucket_mb=1, **{**WIDE, **BINS, **overrides}
     )
