@@ -73,6 +73,10 @@ def _vector_units() -> Finding:
         return Finding(
             "cpu", f"{model}: {' '.join(units)}", "ok", "fp32 products use AVX-512; bf16 gains little, bf32 needs AMX"
         )
+    on_arm = [name for name in ("asimd", "sve", "sve2", "bf16") if name in flags]
+    if on_arm:
+        plainly = "training is plain PyTorch, in fp32 unless asked for otherwise: the kernels for CPUs need AMX"
+        return Finding("cpu", f"{model}: {' '.join(on_arm)}", "note", plainly)
     return Finding("cpu", f"{model}: {' '.join(units) or 'no vector units'}", "note", "training on this CPU is slow")
 
 

@@ -26,16 +26,32 @@ CAPS: dict[str, dict[str, str]] = {
     },
 }
 FLAGS = {"avx2": "avx2", "avx512": "avx512bw", "amx": "amx_tile"}
+ARM_VECTORS = ("sve2", "sve", "asimd")  # newest first; there is nothing to cap, PyTorch takes what is there
+ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
+    "0x41 0xd07": "Cortex-A57",
+    "0x41 0xd08": "Cortex-A72",
+    "0x41 0xd0c": "Neoverse N1",
+    "0x41 0xd40": "Neoverse V1",
+    "0x41 0xd49": "Neoverse N2",
+    "0x41 0xd4f": "Neoverse V2",
+    "0x41 0xd83": "Neoverse V3AE",
+    "0x41 0xd84": "Neoverse V3",
+    "0x41 0xd8e": "Neoverse N3",
+    "0x46 0x001": "A64FX",
+    "0xc0 0xac3": "Ampere-1",
+    "0xc0 0xac4": "Ampere-1a",
+}
 
 
 def cpu_flags() -> set[str]:
-    """The instruction sets that Linux reports; empty elsewhere."""
-    return set(_cpuinfo("flags").split())
+    """The instruction sets that Linux reports, on x86 and on ARM; empty elsewhere."""
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split())
 
 
 def cpu_name() -> str:
     """What the processor calls itself, or where it does not, its kind."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine() or "cpu"
+    core = f"{_cpuinfo('CPU implementer')} {_cpuinfo('CPU part')}"
+    return _cpuinfo("model name") or ARM_CORES.get(core) or platform.processor() or platform.machine() or "cpu"
 
 
 def _cpuinfo(field: str) -> str:
@@ -96,4 +112,7 @@ def describe(wish: Wish, precision: str = "") -> str:
     if precision == "fp16" and newest == "amx" and "amx_fp16" not in cpu_flags():
         return "instructions up to avx512 (this CPU has no AMX for fp16)"
     reason = "train.isa" if wish != "auto" else "the environment's cap" if _capped_outside() else "all this CPU has"
-    return f"instructions up to {newest} ({reason})" if newest else "no vector instructions that we know of"
+    if newest is None:
+        on_arm = next((name for name in ARM_VECTORS if name in cpu_flags()), None)
+        return f"instructions up to {on_arm} (all this CPU has)" if on_arm else "no vector instructions that we know of"
+    return f"instructions up to {newest} ({reason})"

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from bertrain.doctor import _vector_units
 from bertrain.errors import UserError
 from bertrain.train import isa
 from tests import helpers
@@ -97,3 +98,25 @@ def test_fp16_without_its_own_amx_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert isa.describe("auto", "bf16") == "instructions up to amx (all this CPU has)"
     monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2", "avx512bw", "amx_tile", "amx_fp16"})
     assert isa.describe("auto", "fp16") == "instructions up to amx (all this CPU has)"
+
+
+@pytest.mark.parametrize(
+    ("core", "features", "name", "instructions"),
+    [
+        ("0x41 0xd0c", "fp asimd", "Neoverse N1", "asimd"),
+        ("0x41 0xd4f", "fp asimd sve sve2 bf16", "Neoverse V2", "sve2"),
+    ],
+)
+def test_an_arm_cpu_has_a_name_and_instructions(
+    monkeypatch: pytest.MonkeyPatch, core: str, features: str, name: str, instructions: str
+) -> None:
+    implementer, part = core.split()
+    fields = {"Features": features, "CPU implementer": implementer, "CPU part": part}
+    monkeypatch.setattr(isa, "_cpuinfo", lambda field: fields.get(field, ""))
+    monkeypatch.setattr(isa, "_capped_outside", lambda: None)
+    assert isa.cpu_name() == name
+    assert isa.describe("auto") == f"instructions up to {instructions} (all this CPU has)"
+    assert isa.usable("auto") is None
+    finding = _vector_units()
+    assert finding.found == f"{name}: {features.removeprefix('fp ')}"
+    assert "the kernels for CPUs need AMX" in finding.consequence
