@@ -38,8 +38,8 @@ def weights_import(
 ) -> None:
     """Turn somebody's weights into a Hugging Face folder, which every verb here takes, and other programs too.
 
-    Tensors are copied bit for bit in fp32, with the heads that are there. What was missing, had no place or was an
-    optimizer's is named.
+    Tensors are copied bit for bit in fp32, with the heads that are there. What was missing, had no place, was rounded
+    or was an optimizer's is named.
 
     Example: bertrain weights import downloads/model.ckpt-28252 --out weights/mlperf
     """
@@ -57,6 +57,8 @@ def weights_import(
             print(f"  {kind}: {', '.join(names)}")
     if done.padding:
         print(f"  left out: {counted(done.padding, 'row')} after the vocabulary's, which are padding")
+    if done.rounded:
+        print(f"  rounded from 64 bits to 32: {counted(len(done.rounded), 'tensor')} (each by its name with --json)")
     if done.skipped:
         counts = Counter(name.split("/")[-1].split(".")[-1] for name in done.skipped)
         kinds = ", ".join(f"{count} {name}" for name, count in counts.items())

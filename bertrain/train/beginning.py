@@ -18,6 +18,7 @@ from bertrain.errors import AgreedError, UserError
 from bertrain.model.bert import Bert
 from bertrain.model.initial import initialise
 from bertrain.observe.console import Console
+from bertrain.observe.wording import counted
 from bertrain.optim.arena import Arena
 from bertrain.optim.madgrad import START
 from bertrain.optim.optimizer import Optimizer
@@ -63,6 +64,8 @@ def begin_with(model: Bert, arena: Arena, optimizer: Optimizer, run: Run, consol
                         ("left over", left_over)):  # fmt: skip
         if names:
             console.say(f"  {kind}: {', '.join(names)}")
+    if weights.rounded:
+        console.say(f"  rounded from 64 bits to 32: {counted(len(weights.rounded), 'tensor')}")
     ours = tuple(run.task.get("labels", ()))
     if "answer.classify.weight" in places and weights.labels and weights.labels != ours:
         console.say(f"  the head is taken as it is, though its classes were {', '.join(weights.labels)} there")

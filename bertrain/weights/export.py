@@ -33,6 +33,8 @@ class Imported:
     """Tensors that are no weights: an optimizer's state, counters, constants."""
     padding: int
     """Rows that padded the vocabulary, which were left out."""
+    rounded: tuple[str, ...]
+    """Tensors that had 64 bits a number, and have 32 now."""
     lower_case: bool | None
     """Whether text is put into lower case before it is looked up; None without a vocabulary."""
 
@@ -64,6 +66,7 @@ def import_weights(
         left_over=weights.left_over,
         skipped=weights.skipped,
         padding=weights.padding,
+        rounded=weights.rounded,
         lower_case=None if weights.vocabulary is None else weights.vocabulary.lower_case,
     )
 

@@ -91,6 +91,8 @@ class Weights:
     """Rows after those of the config's words, which were left out."""
     thirds: tuple[str, ...] = ()
     """Queries, keys or values, of which the other two or one are not there; left over, therefore."""
+    rounded: tuple[str, ...] = ()
+    """Tensors of the source that had 64 bits a number."""
 
     @property
     def missing(self) -> list[str]:
@@ -109,6 +111,7 @@ def gather(source: Source) -> Weights:
     placed: dict[Place, tuple[str, Tensor]] = {}
     left_over: list[str] = []
     skipped: list[str] = []
+    rounded: list[str] = []
     wrong: list[str] = []
     padding = 0
     for stored in source.tensors:
@@ -121,6 +124,8 @@ def gather(source: Source) -> Weights:
             wrong.append(problem)
         elif not wrong:
             _put(placed, place, stored, shapes[place.ours][0], source.origin)
+            if stored.dtype == "float64":
+                rounded.append(stored.name)
             if place.ours == PADDED_BY_VOCABULARY[0]:
                 padding = stored.shape[0] - source.settings.vocab_size
     if wrong:
@@ -140,6 +145,7 @@ def gather(source: Source) -> Weights:
         labels=source.labels,
         padding=padding,
         thirds=tuple(strays),
+        rounded=tuple(rounded),
     )
     _check_vocabulary(weights)
     return weights

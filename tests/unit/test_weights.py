@@ -90,10 +90,10 @@ def test_tokenizers_agree(run: Path, exported: Path) -> None:
 def test_a_model_saved_by_transformers_begins_a_run(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Continued pre-training of somebody's weights, which have a pooler but no heads."""
+    """Continued pre-training of somebody's weights, which have a pooler but no heads, and were saved in 64 bits."""
     from transformers import BertModel
 
-    BertModel.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    BertModel.from_pretrained(exported).double().save_pretrained(tmp_path / "theirs")
     overrides = helpers.TINY | {
         "model.config": str(tmp_path / "theirs" / "config.json"),
         "model.pad_vocab_to": "8",
@@ -106,6 +106,7 @@ def test_a_model_saved_by_transformers_begins_a_run(
     pretrain(settings, run.parent / "data", tmp_path / "run", init=str(tmp_path / "theirs"))
     said = capsys.readouterr().out
     assert "beginning with the weights of" in said
+    assert "  rounded from 64 bits to 32: 39 tensors\n" in said
     fresh = ["masked_words.transform.weight", "masked_words.transform.bias", "masked_words.norm.weight"]
     fresh += ["masked_words.norm.bias", "masked_words.bias", "next_sentence.classify.weight"]
     (line,) = [line for line in said.splitlines() if "initialised afresh:" in line]

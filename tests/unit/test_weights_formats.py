@@ -347,6 +347,18 @@ def test_padding_is_told_from_words_that_the_config_does_not_have(split: Path, t
         import_weights(MLPERF, tmp_path / "x", config=tmp_path / "bert_config.json")
 
 
+def test_what_has_64_bits_is_rounded_and_said(imported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(imported, tmp_path / "wide")
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.pooler.dense.bias"
+    tensors[name] = tensors[name].double() + 1e-12
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    printed = said("import", folder, "--out", tmp_path / "in")
+    assert "  rounded from 64 bits to 32: 1 tensor (each by its name with --json)\n" in printed
+    assert import_weights(folder, tmp_path / "again").rounded == (name,)
+    assert import_weights(tmp_path / "in", tmp_path / "narrow").rounded == ()
+
+
 def test_words_that_transformers_saved_come_back(imported: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
