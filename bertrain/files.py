@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +28,15 @@ def write_atomically(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[TextIO]:
     """A file to write, which takes the place of `path` when the body has ended well."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    with open(partial, "w", encoding="utf-8") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -64,16 +70,45 @@ def refuse_occupied(out: Path) -> None:
 def new_folder(place: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `place` when the body has ended well; otherwise nothing is left of it."""
     partial = place.parent / f".{place.name}.partial-{os.getpid()}"
+    with _tidying_before_the_end():
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            if place.exists():
+                place.rmdir()
+            partial.rename(place)
+        except OSError as error:
+            raise UserError(f"could not write {place}: {error.strerror or error}; nothing was left there") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def _tidying_before_the_end() -> Iterator[None]:
+    """Let the body clean up when SIGTERM comes, instead of ending on the spot; the process then ends by it.
+
+    Where somebody else has taken charge of the signal, as the training loop does, it stays theirs.
+    """
+    in_charge = threading.current_thread() is threading.main_thread()
+    if not in_charge or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        raise _TerminatedError
+
+    signal.signal(signal.SIGTERM, leave)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        if place.exists():
-            place.rmdir()
-        partial.rename(place)
-    except OSError as error:
-        raise UserError(f"could not write {place}: {error.strerror or error}; nothing was left there") from None
+        yield
+    except _TerminatedError:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def file_digest(path: Path) -> tuple[int, str]:
