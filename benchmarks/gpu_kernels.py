@@ -28,10 +28,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as functional
 import triton
+from workload import FFN, HEAD_DIM, HEADS, HIDDEN
 
 from bertrain.kernels import attention, cross_entropy, fp8, gelu, lamb, layernorm, reduction
 
-HIDDEN, HEADS, HEAD_DIM, FFN, WIDTH, VOCABULARY, DROPOUT = 1024, 16, 64, 4096, 30528, 30522, 0.1
+WIDTH, VOCABULARY, DROPOUT = 30528, 30522, 0.1
 CALLS_PER_GRAPH, REPLAYS = 8, 25
 
 

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from gpu_kernels import median_us
 from gpu_pretrain import versions
-from workload import wikipedia_lengths
+from workload import FFN, HEAD_DIM, HEADS, HIDDEN, wikipedia_lengths
 
 from bertrain.kernels import attention, fp8, gelu, layernorm
 
-WIDTH, INNER, HEADS, HEAD = 1024, 4096, 16, 64
 DROPOUT = 0.1
 
 
@@ -56,8 +55,8 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
     )
 
     # --- LayerNorm: rows, warps, programs per multiprocessor, stages -----------------------------------------
-    x, residual, dy, second = (narrow(tokens, WIDTH) for _ in range(4))
-    bias, weight, ln_bias = wide(WIDTH), wide(WIDTH), wide(WIDTH)
+    x, residual, dy, second = (narrow(tokens, HIDDEN) for _ in range(4))
+    bias, weight, ln_bias = wide(HIDDEN), wide(HIDDEN), wide(HIDDEN)
 
     def norm(cast: fp8.Cast | None = None) -> Any:
         return layernorm.dropout_add_layernorm_forward(
@@ -79,7 +78,7 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
     yield in_module("LayerNorm backward, 8 bits", lambda: norm_backward(backward), layernorm, "BACKWARD", walks)
 
     # --- GELU: rows (fours of them), columns, warps, programs per multiprocessor, stages -----------------------
-    inner, dinner, inner_bias = narrow(tokens, INNER), narrow(tokens, INNER), wide(INNER)
+    inner, dinner, inner_bias = narrow(tokens, FFN), narrow(tokens, FFN), wide(FFN)
     yield in_module(
         "GELU forward, 8 bits", lambda: gelu.bias_gelu_forward(inner, inner_bias, forward, full=False),
         gelu, "FORWARD_EIGHT", ((16, 128, 16, 2), (16, 128, 8, 2), (8, 128, 4, 4), (32, 64, 8, 2), (8, 256, 8, 2)),
@@ -108,7 +107,7 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
     lengths = torch.tensor(wikipedia_lengths(tokens // 8, seed=5)).cumsum(0)
     bounds = torch.cat([torch.zeros(1), lengths[lengths <= tokens]]).to(device, torch.int32)
     tiles = attention.plan_attention(bounds, tokens)
-    qkv, dout = narrow(tokens, 3, HEADS, HEAD), narrow(tokens, HEADS, HEAD)
+    qkv, dout = narrow(tokens, 3, HEADS, HEAD_DIM), narrow(tokens, HEADS, HEAD_DIM)
     out, sums, _ = attention.ragged_attention_forward(qkv, tiles, DROPOUT, seed, 3)
 
     def attend(cast: fp8.Cast | None = None) -> Any:

@@ -22,12 +22,12 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from workload import FFN, HEAD_DIM, HEADS, HIDDEN
 
 from bertrain.kernels import attention, gelu, layernorm
 from bertrain.kernels.random import attention_threshold, dropout_threshold
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-WIDTH, INNER, HEADS, HEAD = 1024, 4096, 16, 64
 DROPOUT = 0.1
 ALIGNED = "!"  # behind a type: divisible by 16, as Triton finds what PyTorch allocates
 BF16, FLOAT, INT = "*bf16" + ALIGNED, "*fp32" + ALIGNED, "i32" + ALIGNED
@@ -58,11 +58,11 @@ def named(types: str, **others: str) -> dict[str, str]:
 def attention_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     full = limit == 0
     bits = "8 bits" if limit else "bf16"
-    constants = {"H": HEADS, "D": HEAD, "KEEP": attention_threshold(DROPOUT), "PAIRS": True, "PRECISION": "ieee"}
+    constants = {"H": HEADS, "D": HEAD_DIM, "KEEP": attention_threshold(DROPOUT), "PAIRS": True, "PRECISION": "ieee"}
     constants |= {"INVERSE_KEEP": 1 / (1 - DROPOUT), "CHUNK": attention.CHUNK}
 
     def block(rows: int) -> str:
-        return f"tensordesc<bf16[{rows}, {HEAD}]>"
+        return f"tensordesc<bf16[{rows}, {HEAD_DIM}]>"
 
     def kernel(which: str, function: Any, names: str, limit: float, others: dict[str, str], **more: Any) -> Kernel:
         config = attention.CONFIGS[which]
@@ -95,14 +95,14 @@ def attention_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
 
 def layernorm_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     bits = "8 bits" if limit else "bf16"
-    constants = {"N": WIDTH, "COLUMNS": WIDTH, "THRESHOLD": dropout_threshold(DROPOUT)}
+    constants = {"N": HIDDEN, "COLUMNS": HIDDEN, "THRESHOLD": dropout_threshold(DROPOUT)}
     constants |= {"INVERSE_KEEP": 1 / (1 - DROPOUT)}
     rows, warps, _, stages = layernorm.FORWARD_EIGHT if limit else layernorm.FORWARD
     names = "x bias residual weight ln_bias y y8 scale peaks statistics seed site num_rows eps"
     yield Kernel(
         f"LayerNorm forward, {bits}", layernorm._norm_forward_kernel,
         named(names, y8=EIGHT.get(limit, BF16)),
-        constants | {"ROWS": rows, "STAGES": stages, "LIMIT": limit}, warps, rows * WIDTH / (32 * warps),
+        constants | {"ROWS": rows, "STAGES": stages, "LIMIT": limit}, warps, rows * HIDDEN / (32 * warps),
     )  # fmt: skip
     rows, warps, _, stages = layernorm.BACKWARD
     names = "dy second x bias residual weight statistics dx dx8 scale peaks dresidual partials seed site num_rows"
@@ -110,25 +110,25 @@ def layernorm_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
         f"LayerNorm backward, {bits}", layernorm._norm_backward_kernel,
         named(names, dx8=EIGHT.get(gradient_limit, BF16)),
         constants | {"ROWS": rows, "STAGES": stages, "LIMIT": gradient_limit, "PAIR": True, "FULL": limit == 0},
-        warps, rows * WIDTH / (32 * warps),
+        warps, rows * HIDDEN / (32 * warps),
     )  # fmt: skip
 
 
 def gelu_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     if limit == 0:
         rows, columns, warps, _, stages = gelu.BACKWARD
-        constants: dict[str, Any] = {"N": INNER, "ROWS": rows, "COLUMNS": columns, "STAGES": stages}
+        constants: dict[str, Any] = {"N": FFN, "ROWS": rows, "COLUMNS": columns, "STAGES": stages}
         types = named("dy x bias dx partials num_rows")
         elements = rows * columns / (32 * warps)
         yield Kernel("GELU backward, bf16", gelu._gelu_backward_kernel, types, constants, warps, elements)
         return
     quads, columns, warps, _ = gelu.FORWARD_EIGHT
-    constants = {"N": INNER, "QUADS": quads, "COLUMNS": columns, "FULL": False, "LIMIT": limit}
+    constants = {"N": FFN, "QUADS": quads, "COLUMNS": columns, "FULL": False, "LIMIT": limit}
     types = named("x bias y y8 y8_t scale largest num_rows", y8=EIGHT[limit], y8_t=EIGHT[limit])
     elements = 4 * quads * columns / (32 * warps)
     yield Kernel("GELU forward, 8 bits", gelu._gelu_forward_eight_kernel, types, constants, warps, elements)
     quads, columns, warps, _, stages = gelu.BACKWARD_EIGHT
-    constants = {"N": INNER, "QUADS": quads, "COLUMNS": columns, "STAGES": stages, "FULL": False}
+    constants = {"N": FFN, "QUADS": quads, "COLUMNS": columns, "STAGES": stages, "FULL": False}
     eight = EIGHT[gradient_limit]
     types = named("dy x bias dx dx8 dx8_t scale largest partials num_rows", dx8=eight, dx8_t=eight)
     elements = 4 * quads * columns / (32 * warps)

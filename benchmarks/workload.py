@@ -15,6 +15,7 @@ from bertrain.data.tokenizer import Vocabulary
 from bertrain.data.write import Example
 
 HERE = Path(__file__).parent
+HIDDEN, HEADS, HEAD_DIM, FFN = 1024, 16, 64, 4096  # BERT-Large's
 
 
 def wikipedia_lengths(count: int, seed: int, max_seq_length: int = 512) -> np.ndarray[Any, Any]:
