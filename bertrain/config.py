@@ -66,6 +66,19 @@ def resolve(
     return _with_absolute_paths(from_dict(values))
 
 
+def named_in(settings_file: str | Path | None) -> dict[str, str]:
+    """The settings that a file names, such as "train.max_steps", as text."""
+    if settings_file is None:
+        return {}
+    sections = _read_toml(_read_text(Path(settings_file), "settings"), str(settings_file))
+    return {
+        f"{section}.{name}": str(value)
+        for section, fields in sections.items()
+        if isinstance(fields, dict)
+        for name, value in fields.items()
+    }
+
+
 def override(settings: Settings, overrides: list[tuple[str, str]], *, also: Container[str] = ()) -> Settings:
     """A run's settings with some that do not shape the training changed, or that are named in `also`; others are
     refused."""

@@ -20,6 +20,7 @@ from bertrain.errors import AgreedError, DivergedError, UserError
 from bertrain.files import write_atomically
 from bertrain.mlperf.log import ResultLog, require_library
 from bertrain.observe.console import warn
+from bertrain.optim.schedules import in_steps
 from bertrain.settings import OptimizerSettings, Settings
 from bertrain.train.checkpoint import Progress
 from bertrain.train.events import Events
@@ -44,6 +45,11 @@ def check_settings(settings: Settings) -> None:
         raise UserError(
             f"the closed division trains with LAMB, and optimizer.name is {settings.optimizer.name}; set "
             "--mlperf.division open"
+        )
+    if settings.mlperf.division == "closed" and settings.schedule.decay in ("cosine", "constant"):
+        raise UserError(
+            f"the closed division's learning rate falls by a power, and schedule.decay is {settings.schedule.decay}; "
+            "set --mlperf.division open"
         )
 
 
@@ -231,7 +237,7 @@ def submission(settings: Settings, ranks: Ranks) -> list[tuple[str, Any]]:
 
 def sizes(settings: Settings, loader: Loader, world: int) -> list[tuple[str, Any]]:
     """The batch, nominally, and the length of the schedule."""
-    batch, schedule = settings.nominal_sequences, settings.schedule
+    batch, schedule = settings.nominal_sequences, in_steps(settings.schedule, settings.train.max_steps)
     ahead = loader.balances(loader.sizes_ahead(0), settings.batch.token_budget)
     return [
         ("global_batch_size", batch),
@@ -245,13 +251,14 @@ def sizes(settings: Settings, loader: Loader, world: int) -> list[tuple[str, Any
 
 def hyperparameters(settings: Settings) -> list[tuple[str, Any]]:
     """The update rule and its schedule. LAMB's names are the closed division's."""
-    optimizer, schedule = settings.optimizer, settings.schedule
+    optimizer, schedule = settings.optimizer, in_steps(settings.schedule, settings.train.max_steps)
+    power = 0.5 if schedule.decay == "square-root" else schedule.power
     return [
         ("opt_base_learning_rate", optimizer.learning_rate),
         *_of_rule(optimizer),
         ("opt_gradient_clip_norm", optimizer.clip_norm),
         ("opt_learning_rate_warmup_steps", schedule.warmup_steps),
-        ("opt_lamb_learning_rate_decay_poly_power", schedule.power),
+        ("opt_lamb_learning_rate_decay_poly_power", power),
         ("start_warmup_step", schedule.start_warmup_step),
     ]
 

@@ -65,6 +65,18 @@ class Arena:
             parameter.data = value
             parameter.grad = self.view(self.gradients, name)
 
+    @property
+    def frozen(self) -> list[range]:
+        """The stretches whose learning rate is zero, each as long as can be."""
+        stretches: list[range] = []
+        previous = None
+        for segment in self.segments:
+            if segment.rate == 0:
+                begins = stretches.pop().start if previous is not None and previous.rate == 0 else segment.start
+                stretches.append(range(begins, segment.stop))
+            previous = segment
+        return stretches
+
     def view(self, flat: Tensor, name: str) -> Tensor:
         """The part of a flat buffer of this layout that belongs to parameter `name`, in its shape."""
         start, shape = self.places[name]

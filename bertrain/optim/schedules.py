@@ -16,15 +16,21 @@ def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps:
     MLPerf's reference has it; with the step at which the warm-up ends there is no jump. From decay_steps on the rate is
     base * floor. With warmup_share the warm-up is that share of `max_steps`, and the decay counts from its end.
     """
-    if schedule.warmup_share:
-        steps = round(schedule.warmup_share * max_steps)
-        schedule = replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=steps)
+    schedule = in_steps(schedule, max_steps)
     since_start = step - schedule.start_warmup_step
     if since_start < schedule.warmup_steps:
         return base * since_start / schedule.warmup_steps
     length = (schedule.decay_steps or max_steps) - schedule.decay_start
     share = min(max(step - schedule.decay_start, 0) / max(length, 1), 1.0)
     return base * (schedule.floor + (1 - schedule.floor) * remaining(share, schedule))
+
+
+def in_steps(schedule: ScheduleSettings, max_steps: int) -> ScheduleSettings:
+    """A schedule whose warm-up is a share of the run, with that share in steps."""
+    if not schedule.warmup_share:
+        return schedule
+    steps = round(schedule.warmup_share * max_steps)
+    return replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=steps)
 
 
 def remaining(share: float, schedule: ScheduleSettings) -> float:

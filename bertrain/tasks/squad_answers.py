@@ -166,7 +166,7 @@ def _answers_to(identifier: str, spans: _Texts, own: range, null: Candidate | No
         found.setdefault(candidate.text, candidate)
     if null is not None:
         found.setdefault("", null)
-    best = next((one for one in found.values() if one.text), None)
+    best = next((spans[number] for number in own if spans[number].text), None)  # though it may not be among the first
     odds = None if null is None else null.score - (best.score if best else 0.0)
     return Answers(identifier, list(found.values()) or [Candidate("", 0.0, 0.0)], best.text if best else "", odds)
 

@@ -28,13 +28,15 @@ class Due:
     measures: bool = False
     """Whether enough steps were timed to fix the length of a run with a budget."""
     saves: bool = False
+    stops: bool = False
+    """Whether a signal stops the run here."""
     ending: str = ""
     """Why this is the last step of the run; nothing if it is not."""
 
     @property
     def flushes(self) -> bool:
         """Whether the numbers of the steps so far are wanted now."""
-        return self.logs or self.evaluates or self.measures or self.saves
+        return self.logs or self.evaluates or self.measures or self.saves or self.stops
 
 
 class Agenda:
@@ -120,6 +122,7 @@ class Agenda:
             measures=is_measured and not ending,
             saves=saving.enabled
             and (bool(ending) or verdict in (STOP, REQUEUE) or bool(asks_to_save and not is_early)),
+            stops=verdict in (STOP, REQUEUE),
             ending=ending,
         )
 

@@ -42,6 +42,7 @@ class Exchange:
         """The stretch of the arena whose sum this rank gets."""
         size = settings.train.bucket_mb * MEGABYTE // arena.gradients.element_size()
         self.buckets = arena.buckets(size)
+        self._frozen = arena.frozen
         self._shards = [arena.shard(number, shards) for number in range(shards)]
         self._members = {name: self._buckets_of(name) for name in arena.places}
         self._num_members = [0] * len(self.buckets)
@@ -88,8 +89,10 @@ class Exchange:
     def finish(self) -> None:
         """The whole gradient is complete: send what is left, and wait (on a GPU, let the device wait) for the sums."""
         if self.is_idle:
+            self._forget_frozen(range(len(self._arena.gradients)))
             return
         if self._clipping == "local" and self._limit:
+            self._forget_frozen(range(len(self._arena.gradients)))
             self._clip(self._arena.gradients, 1)
         while self._next < len(self.buckets):
             self._send()
@@ -99,6 +102,7 @@ class Exchange:
     def _send(self) -> None:
         bucket = self.buckets[self._next]
         gradients = self._arena.gradients[bucket.start : bucket.stop]
+        self._forget_frozen(bucket)
         if self._clipping == "bucket" and self._limit:
             self._clip(gradients, len(self.buckets))
         if self.is_sharded:
@@ -109,6 +113,13 @@ class Exchange:
         elif self._ranks.is_connected:
             self._works.append(self._ranks.begin_sum(gradients))
         self._next += 1
+
+    def _forget_frozen(self, stretch: range) -> None:
+        """What is not trained has no say in how much the rest is clipped, nor in whether the step is finite."""
+        for frozen in self._frozen:
+            start, stop = max(stretch.start, frozen.start), min(stretch.stop, frozen.stop)
+            if start < stop:
+                self._arena.gradients[start:stop].zero_()
 
     def _clip(self, share: Tensor, parts: int) -> None:
         length = norm(share) * self._ranks.world

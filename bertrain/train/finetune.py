@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertrain.config import override, resolve
+from bertrain.config import named_in, override, resolve
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError, nearest
 from bertrain.files import write_atomically
@@ -31,7 +31,7 @@ from bertrain.train.checkpoint import Progress
 from bertrain.train.compute import Predictor, predictor
 from bertrain.train.examples import forget_task, open_task, words_for
 from bertrain.train.precision import set_precision
-from bertrain.train.pretrain import preflight, pretrain
+from bertrain.train.pretrain import in_examples, preflight, pretrain
 from bertrain.train.room import BUDGET_STEP
 from bertrain.train.runs import Run
 from bertrain.train.scores import TaskJudge
@@ -81,29 +81,39 @@ def resolve_task(
 ) -> Settings:
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
-    Of train.epochs, max_steps and budget, overrides may name one, which takes the place of the recipe's. A run whose
-    length is a time has no share of its steps to warm up over: it warms up over 50.
+    Of train.epochs, max_steps and budget, the overrides may name one, and so may the file; it takes the place of the
+    recipe's. So it is with evaluate.every_epochs and every_samples. A run whose length is a time has no share of its
+    steps to warm up over: it warms up over 50.
     """
     if name not in registry.task_names():
         raise UserError(f"there is no task {name!r}{nearest(name, registry.task_names())}")
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
-    given = dict(overrides)
-    changes = [*overrides, ("task.name", name), *_other_lengths(given)]
-    by_share = resolve(chosen, [], settings_file).schedule.warmup_share > 0
-    if given.get("train.budget") and by_share and "schedule.warmup_share" not in given:
+    given, in_file = dict(overrides), named_in(settings_file)
+    changes = [*overrides, ("task.name", name)]
+    for rivals, what in RIVALS:
+        changes += _displaced(rivals, what, given) or _displaced(rivals, what, in_file)
+    budget = dict(changes).get("train.budget", in_file.get("train.budget"))
+    by_share = resolve(chosen).schedule.warmup_share > 0
+    if budget and by_share and "schedule.warmup_share" not in in_file | given:
         changes.append(("schedule.warmup_share", "0"))
-        if "schedule.warmup_steps" not in given:
+        if "schedule.warmup_steps" not in in_file | given:
             changes.append(("schedule.warmup_steps", str(BUDGETED_WARM_UP)))
     return resolve(chosen, changes, settings_file)
 
 
-def _other_lengths(given: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The lengths of a run that the one given puts out of force."""
-    lengths = {"train.epochs": "0", "train.budget": "", "train.max_steps": ""}
-    named = [key for key in lengths if given.get(key, "0") not in ("", "0", "0.0")]
+RIVALS: tuple[tuple[dict[str, str], str], ...] = (
+    ({"train.epochs": "0", "train.budget": "", "train.max_steps": ""}, "how long the run is"),
+    ({"evaluate.every_epochs": "0", "evaluate.every_samples": "0"}, "when to evaluate"),
+)
+"""Settings that say the same in different measures, with what each is where it says nothing."""
+
+
+def _displaced(rivals: Mapping[str, str], what: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The settings that the one given puts out of force; nothing where none is given."""
+    named = [key for key in rivals if given.get(key, "0") not in ("", "0", "0.0")]
     if len(named) > 1:
-        raise UserError(f"{' and '.join(named)} each say how long the run is; give one of them")
-    return [(key, none) for key, none in lengths.items() if named and key not in (*named, "train.max_steps")]
+        raise UserError(f"{' and '.join(named)} each say {what}; give one of them")
+    return [(key, none) for key, none in rivals.items() if named and key not in (*named, "train.max_steps")]
 
 
 def expand_tasks(name: str, data: str | Path) -> list[str]:
@@ -179,9 +189,7 @@ def _in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings
     if train.epochs:
         steps = train.epochs * num_rows / (batch.sequences or batch.tokens / mean_length)
         train = replace(train, max_steps=max(1, math.ceil(steps - 1e-9)))
-    if evaluate.every_epochs:
-        evaluate = replace(evaluate, every_samples=max(1, round(evaluate.every_epochs * num_rows)))
-    return replace(settings, train=train, evaluate=evaluate)
+    return replace(settings, train=train, evaluate=in_examples(evaluate, num_rows))
 
 
 def usual_budget(settings: Settings, lengths: Any, world: int) -> int:
@@ -376,6 +384,7 @@ def predict(
 
     `overrides` as in `judge_run`. Returns the files and how fast it was, by split.
     """
+    _refuse_own_place(Path(data), Path(out))
     with _opened(run, data, which, device, at_once, overrides) as it:
         splits: Mapping[str, Split] = it.task.unanswered() or it.task.without_answers()
         if not splits:
@@ -388,6 +397,14 @@ def predict(
             if it.ranks.is_first:
                 result[name] = {"files": _write_predictions(split, outputs, Path(out))} | timing
         return result
+
+
+def _refuse_own_place(data: Path, out: Path) -> None:
+    """Refuse to write answers where they would take the place of what they answer."""
+    if not (data.exists() and out.is_dir()):
+        return
+    if out.samefile(data) or (data.suffix == ".jsonl" and out.samefile(data.parent)):
+        raise UserError(f"--out {out} is where --data lies, and answers could take its place; choose another --out")
 
 
 def _write_predictions(split: Split, outputs: Outputs, out: Path) -> list[str]:

@@ -6,6 +6,8 @@ preflight             all that can be looked at before anything is written or an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from bertrain.config import override
@@ -14,7 +16,7 @@ from bertrain.data.loader import check_data, training_rows
 from bertrain.errors import AgreedError, UserError
 from bertrain.launch.local import has_gone_back, is_restart
 from bertrain.observe.console import warn
-from bertrain.settings import Settings
+from bertrain.settings import EvaluateSettings, Settings
 from bertrain.train import checkpoint, compute, parallel
 from bertrain.train.beginning import check_beginning
 from bertrain.train.budget import settle_budget
@@ -101,10 +103,29 @@ def preflight_resume(
             "--data and its new place"
         )
     shards = open_examples(opened.data, settings, opened.vocabulary(), verify="size")
+    settings = _evaluating_as_asked(settings, dict(overrides or []), len(settings.data.rows(len(shards))))
     check_memory(settings, shards, world, is_begun=True)
     check_groups(settings.batch.group_size, world)
     check_held_out(settings, shards)
     return settings
+
+
+def _evaluating_as_asked(settings: Settings, given: Mapping[str, str], num_rows: int) -> Settings:
+    """What a resumed task is told about evaluations last, in examples: passes over the data were counted in them."""
+    if not settings.task.name:
+        return settings
+    if "evaluate.every_epochs" in given:
+        return replace(settings, evaluate=in_examples(settings.evaluate, num_rows))
+    if "evaluate.every_samples" in given:
+        return replace(settings, evaluate=replace(settings.evaluate, every_epochs=0.0))
+    return settings
+
+
+def in_examples(evaluate: EvaluateSettings, num_rows: int) -> EvaluateSettings:
+    """Evaluations after so many passes over `num_rows` examples, as evaluations after so many examples."""
+    if not evaluate.every_epochs:
+        return evaluate
+    return replace(evaluate, every_samples=max(1, round(evaluate.every_epochs * num_rows)))
 
 
 def go_back(run: str | Path, step: int) -> None:

@@ -72,6 +72,14 @@ def test_saves_by_steps_and_samples_together_but_not_too_early() -> None:
     assert steps_where(Agenda(nothing, Progress()), "saves") == []
 
 
+def test_a_run_that_is_stopped_writes_down_its_steps_though_it_saves_nothing() -> None:
+    agenda = Agenda(helpers.tiny_settings(checkpoint__enabled=False, log__every_steps=50), Progress())
+    assert not agenda.after(Progress(6, 144), Progress(7, 168), GO_ON).flushes
+    due = agenda.after(Progress(6, 144), Progress(7, 168), STOP)
+    assert due.flushes
+    assert not due.saves
+
+
 def test_the_first_ranks_clock_asks_for_saves_and_for_the_end() -> None:
     clock = Clock()
     settings = helpers.tiny_settings(checkpoint__every_minutes=2, train__max_time="10m", checkpoint__every_steps=0)

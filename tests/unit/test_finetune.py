@@ -40,9 +40,10 @@ from bertrain.train.finetune import (
     usual_budget,
 )
 from bertrain.train.parallel import Ranks
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.train.pretrain import preflight_resume, pretrain, resume
 from bertrain.train.runs import Run
 from bertrain.train.scores import TaskJudge
+from bertrain.train.state import TrainState
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, fill_in, read_weights
 from tests import helpers, miniature_tasks
@@ -191,9 +192,46 @@ def test_the_length_of_a_run_is_said_once(mini: Miniature, tmp_path: Path) -> No
     assert settled(("train.budget", "1m"), recipe="contest-mnli-1x1").schedule.warmup_steps == 290
     with pytest.raises(UserError, match=r"train.budget and train.max_steps each say how long the run is"):
         settled(("train.max_steps", "7"), ("train.budget", "1m"))
-    (tmp_path / "mine.toml").write_text('[train]\nbudget = "1m"\n')
-    with pytest.raises(UserError, match=r"train.budget 1m and train.epochs 3 each say how long it is"):
-        resolve_task("classify", settings_file=tmp_path / "mine.toml")
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[train]\nbudget = "1m"\n')
+    by_file = resolve_task("classify", settings_file=mine)
+    assert (by_file.train.budget, by_file.train.epochs, by_file.schedule.warmup_steps) == ("1m", 0, 50)
+    by_both = resolve_task("classify", [("train.max_steps", "7")], settings_file=mine)
+    assert (by_both.train.budget, by_both.train.max_steps, by_both.schedule.warmup_share) == ("", 7, 0.1)
+    mine.write_text('[train]\nbudget = "1m"\nmax_steps = 9\n')
+    with pytest.raises(UserError, match=r"train.budget and train.max_steps each say how long the run is"):
+        resolve_task("classify", settings_file=mine)
+
+
+def test_when_to_evaluate_is_said_once(mini: Miniature, tmp_path: Path) -> None:
+    quick = {name: value for name, value in miniature_tasks.QUICK.items() if name != "evaluate.every_epochs"}
+
+    def settled(*changes: tuple[str, str], text: str = "") -> tuple[float, int]:
+        (tmp_path / "mine.toml").write_text(text)
+        asked = resolve_task("classify", [*quick.items(), *changes], settings_file=tmp_path / "mine.toml")
+        evaluate = settle_task(asked, mini.table, tmp_path / "none", init=str(mini.base), world=1).evaluate
+        return evaluate.every_epochs, evaluate.every_samples
+
+    assert settled() == (1.0, 240)
+    assert settled(("evaluate.every_epochs", "0.5")) == (0.5, 120)
+    assert settled(("evaluate.every_samples", "50")) == (0, 50)
+    assert settled(text="[evaluate]\nevery_samples = 70\n") == (0, 70)
+    assert settled(("evaluate.every_epochs", "2"), text="[evaluate]\nevery_samples = 70\n") == (2, 480)
+    with pytest.raises(UserError, match=r"evaluate.every_epochs and evaluate.every_samples each say when to evaluate"):
+        settled(("evaluate.every_samples", "50"), ("evaluate.every_epochs", "1"))
+
+
+def test_a_resumed_task_evaluates_as_it_is_told(mini: Miniature, tmp_path: Path) -> None:
+    settings = settings_for(train__max_steps=2, evaluate__every_epochs=1)
+    finetune(settings, mini.table, tmp_path / "run", init=str(mini.base))
+
+    def told(*changes: tuple[str, str]) -> tuple[float, int]:
+        evaluate = preflight_resume(tmp_path / "run", list(changes)).evaluate
+        return evaluate.every_epochs, evaluate.every_samples
+
+    assert told() == (1.0, 240)
+    assert told(("evaluate.every_epochs", "0.25")) == (0.25, 60)
+    assert told(("evaluate.every_samples", "100")) == (0, 100)
 
 
 def test_bins_hold_a_ranks_share_of_a_step(mini: Miniature) -> None:
@@ -393,6 +431,30 @@ def test_layers_have_the_rates_they_are_given(mini: Miniature, tmp_path: Path) -
         assert helpers.relative_error(trained[name], parameter) <= tolerance, name
 
 
+def test_frozen_layers_have_no_say_in_clipping(mini: Miniature, tmp_path: Path) -> None:
+    norms = {}
+    for clipping in ("global", "local", "bucket"):
+        settings = settings_for(
+            train__max_steps=1, optimizer__frozen_layers=1, optimizer__clip_norm=1e-3, optimizer__clipping=clipping
+        )
+        settled = settle_task(settings, mini.table, tmp_path / "x", init=str(mini.base), world=1)
+        state = TrainState.build(settled, Ranks(0, 1, torch.device("cpu")))
+        state.arena.gradients.fill_(1e-9)
+        for name, gradient in state.arena.named(state.arena.gradients).items():
+            if name.startswith(("embeddings.", "layers.0.")):
+                gradient.fill_(torch.nan)
+        before = state.arena.gradients.clone()
+        state.exchange.begin()
+        state.exchange.finish()
+        norms[clipping], _ = state.exchange.norm_and_factor()
+        for name, gradient in state.arena.named(state.arena.gradients).items():
+            is_frozen = name.startswith(("embeddings.", "layers.0."))
+            assert torch.equal(
+                gradient, torch.zeros_like(gradient) if is_frozen else before.new_full(gradient.shape, 1e-9)
+            )
+    assert norms["global"] == norms["local"] == norms["bucket"] > 0
+
+
 def test_frozen_layers_stay_as_they_are(mini: Miniature, tmp_path: Path) -> None:
     settings = settings_for(train__max_steps=3, optimizer__frozen_layers=1)
     finetune(settings, mini.table, tmp_path / "run", init=str(mini.base))
@@ -457,6 +519,13 @@ def test_data_are_read_again_when_they_or_the_model_are_others(mini: Miniature, 
         assert set(answer["probabilities"]) == {blue, "green", "red"}
     with pytest.raises(UserError, match=r"could not write predictions into .*train.csv: File exists"):
         predict(colours, mini.table, tmp_path / "train.csv", device="cpu")
+    with pytest.raises(UserError, match=r"is where --data lies, and answers could take its place"):
+        predict(colours, mini.table, mini.table, device="cpu")
+    asked = tmp_path / "new.jsonl"
+    asked.write_text('{"text": "red"}\n')
+    with pytest.raises(UserError, match=r"is where --data lies, and answers could take its place"):
+        predict(colours, asked, tmp_path, device="cpu")
+    assert asked.read_text() == '{"text": "red"}\n'
 
 
 def test_runs_are_reported_side_by_side(mini: Miniature, colours: Path, answers: Path, tmp_path: Path) -> None:

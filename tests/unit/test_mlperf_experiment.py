@@ -19,7 +19,14 @@ from bertrain.data.source import DataSource, open_data
 from bertrain.errors import UserError
 from bertrain.mlperf import experiment
 from bertrain.mlperf.check import check_results
-from bertrain.mlperf.experiment import as_experiment, clear_page_cache, probe, run_experiment, tensor_names
+from bertrain.mlperf.experiment import (
+    as_experiment,
+    clear_page_cache,
+    hyperparameters,
+    probe,
+    run_experiment,
+    tensor_names,
+)
 from bertrain.mlperf.log import Log, read_log
 from bertrain.mlperf.run import recipe_of, run_experiments
 from bertrain.mlperf.show import show_logs
@@ -237,6 +244,7 @@ def test_the_probe_knows_the_right_weights(miniature: Path, tmp_path: Path) -> N
         ({"batch__sequences": 0, "batch__tokens": 900}, "set batch.sequences, or mlperf.global_batch_size"),
         ({"train__budget": "1m"}, "train.budget has no place in an experiment"),
         ({"optimizer__name": "adamw", "mlperf__division": "closed"}, "the closed division trains with LAMB"),
+        ({"schedule__decay": "cosine", "mlperf__division": "closed"}, "learning rate falls by a power"),
         ({"mlperf__probe_accuracy": 0.3}, "there is no --init; name them, or set --mlperf.probe_accuracy 0"),
     ],
 )
@@ -246,6 +254,16 @@ def test_what_no_experiment_can_be_made_of(
     with pytest.raises(UserError, match=sentence.replace(".", r"\.")):
         run_experiments(miniature_settings(miniature, **given), miniature / "train", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_log_names_the_schedule_that_is_followed(miniature: Path) -> None:
+    def logged(**given: object) -> dict[str, object]:
+        return dict(hyperparameters(miniature_settings(miniature, train__max_steps=700, **given)))
+
+    followed = logged(schedule__warmup_steps=0, schedule__warmup_share=0.1, schedule__decay="square-root")
+    assert followed["opt_learning_rate_warmup_steps"] == 70
+    assert followed["opt_lamb_learning_rate_decay_poly_power"] == 0.5
+    assert logged(schedule__power=0.7)["opt_lamb_learning_rate_decay_poly_power"] == 0.7
 
 
 def test_nominal_sizes_that_contradict(miniature: Path) -> None:

@@ -15,6 +15,7 @@ from bertrain.data.tokenizer import Vocabulary, build_pipeline
 from bertrain.errors import UserError
 from bertrain.settings import Settings
 from bertrain.tasks.squad import SquadSplit, SquadTask
+from bertrain.tasks.squad_answers import Candidate, _answers_to
 from bertrain.tasks.squad_files import find_file, read_squad
 from bertrain.tasks.squad_windows import nearest_occurrence
 from tests.helpers import SHARED_DATA
@@ -75,6 +76,13 @@ def twin_windows(split: SquadSplit, settings: Settings) -> list[list[PlainWindow
 
 NARROW = {"data__max_seq_length": 70, "task__doc_stride": 17, "task__max_query_length": 9}
 WIDE_STRIDE = {"data__max_seq_length": 96, "task__doc_stride": 500}
+
+
+@pytest.mark.parametrize("n_best", [1, 2, 20])
+def test_the_best_text_is_known_though_no_answer_comes_before_it(n_best: int) -> None:
+    answers = _answers_to("q", [Candidate("Paris", 4.0, 5.0)], range(1), Candidate("", 5.0, 4.5), n_best)
+    assert answers.null_odds == 0.5
+    assert (answers.given(0.0), answers.given(1.0)) == ("", "Paris")
 
 
 @pytest.mark.parametrize("version", ["v1.1", "v2.0"])
