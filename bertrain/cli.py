@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from bertrain.cli_options import (
     Restarts,
     RunFolder,
     SkipSteps,
+    all_given,
     given,
     given_precision,
     is_first_rank,
@@ -39,7 +41,6 @@ from bertrain.cli_options import (
 from bertrain.cli_profile import profile_app
 from bertrain.cli_tasks import add_task_verbs, latency_text
 from bertrain.cli_weights import AnyWeights, Checkpoint, weights_app
-from bertrain.config import parse_overrides
 from bertrain.errors import (
     EXIT_LOST_RANK,
     EXIT_USER_ERROR,
@@ -122,8 +123,9 @@ def pretrain(
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --train.max_steps 200
     """
-    overrides = parse_overrides(context.args) + given(
-        max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
+    overrides = all_given(
+        context.args,
+        given(max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps),
     )
     overrides += given_precision(precision, isa)
     if telemetry:
@@ -134,7 +136,7 @@ def pretrain(
         raise UserError("--quiet and --verbose contradict each other; choose one")
     if quiet or verbose:
         overrides.append(("log.level", "quiet" if quiet else "verbose"))
-    if budget and max_steps:
+    if {"train.budget", "train.max_steps"} <= dict(overrides).keys():
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()
@@ -202,7 +204,7 @@ def resume(
     """
     from bertrain.train.runs import Run
 
-    overrides = parse_overrides(context.args) + given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps)
+    overrides = all_given(context.args, given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps))
     opened = Run.open(run)
     prepare_process(config.override(opened.settings, overrides).train)
     from bertrain.launch.local import GONE_BACK
@@ -244,7 +246,7 @@ def evaluate(
     from bertrain.observe.console import evaluation_text
     from bertrain.train.runs import Run
 
-    overrides = parse_overrides(context.args) + ([("task.on_error", on_error)] if on_error else [])
+    overrides = all_given(context.args, [("task.on_error", on_error)] if on_error else [])
     if Run.open(run).settings.task.name:
         from bertrain.train.finetune import judge_run
 
@@ -364,7 +366,7 @@ def doctor(
 def finish(run: Path, step: int) -> None:
     """The last line: what was made, and what to type next. Said once, by the first rank."""
     if is_first_rank():
-        print(f"done: {run} after step {step}; next: bertrain evaluate {run} --data DIR")
+        print(f"done: {run} after step {step}; next: bertrain evaluate {quote(str(run))} --data DIR")
 
 
 def main() -> None:

@@ -6,11 +6,23 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from bertrain.data.choices import Algorithm, Collection, DocumentEnd, Engine, Form, OnError, Splitter, Target
+from bertrain.data.choices import (
+    MAX_PER_ROW,
+    PACKING,
+    Algorithm,
+    Collection,
+    DocumentEnd,
+    Engine,
+    Form,
+    OnError,
+    Splitter,
+    Target,
+)
 
 data_app = typer.Typer(
     help="Make training data, and turn it from one layout into another.", no_args_is_help=True, rich_markup_mode=None
@@ -57,7 +69,7 @@ def data_download(
     for name in made["left_out"]:
         print(f"  left out, since nothing needs it: {name}")
     if what == "wikipedia":
-        print(f"next: bertrain data extract {out} --out DIR")
+        print(f"next: bertrain data extract {quote(str(out))} --out DIR")
 
 
 @data_app.command("extract")
@@ -132,7 +144,7 @@ def data_extract(
         print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
-    print(f"next: bertrain data prepare {out / EXTRACT_TRAINING} --out DIR")
+    print(f"next: bertrain data prepare {quote(str(out / EXTRACT_TRAINING))} --out DIR")
 
 
 @data_app.command("vocab")
@@ -149,12 +161,16 @@ def data_vocab(
     """
     from bertrain.data.tokenizer import train_vocabulary
 
+    is_there = out.exists()
     vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
     if as_json:
         figures = {"size": len(vocabulary.words), "lower_case": lower_case, "sha256": vocabulary.hash}
         print(json.dumps({"file": str(out)} | figures))
         return
-    print(f"{out}: {len(vocabulary.words):,} words; next: bertrain data prepare INPUT --vocab {out} --out DIR")
+    replaced = ", in place of what was there" if is_there else ""
+    cased = "" if lower_case else " --cased"
+    following = f"bertrain data prepare INPUT --vocab {quote(str(out))}{cased} --out DIR"
+    print(f"{out}: {len(vocabulary.words):,} words{replaced}; next: {following}")
 
 
 @data_app.command("prepare")
@@ -237,7 +253,7 @@ def data_prepare(
     print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
     _print_losses(manifest["preparation"], max_seq_length)
     nsp = " --model.nsp false" if full_sentences else ""
-    print(f"next: bertrain pretrain RECIPE --data {out} --run runs/NAME{nsp}")
+    print(f"next: bertrain pretrain RECIPE --data {quote(str(out))} --run runs/NAME{nsp}")
 
 
 def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
@@ -311,10 +327,10 @@ def data_convert(
     seed: MaskSeed = 12345,
     max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
     max_predictions: MaxPredictions = 0,
-    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = "lpfhp",
+    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = PACKING,
     max_per_row: Annotated[
         int, typer.Option(min=0, help="most examples in a pack of hdf5-packed; 0: all that fit")
-    ] = 3,
+    ] = MAX_PER_ROW,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:

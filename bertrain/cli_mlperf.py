@@ -11,7 +11,7 @@ import typer
 
 from bertrain import config
 from bertrain.cli_data import AsJson
-from bertrain.cli_options import OVERRIDES, is_first_rank, under_launcher
+from bertrain.cli_options import OVERRIDES, all_given, is_first_rank, under_launcher
 from bertrain.errors import AgreedError, UserError
 from bertrain.settings import Settings
 
@@ -53,9 +53,8 @@ def mlperf_run(
     --out results/
     """
     from bertrain.cli_options import prepare_process
-    from bertrain.config import parse_overrides
 
-    settings = config.resolve(recipe, parse_overrides(context.args), settings_file)
+    settings = config.resolve(recipe, all_given(context.args, []), settings_file)
     prepare_process(settings.train)
     beginning = str(init or "")
     if only is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from bertrain.config import parse_overrides
 from bertrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,6 +59,16 @@ def given_precision(precision: str | None, isa: str | None) -> list[tuple[str, s
             raise UserError(f"--precision avx-fp32 is fp32 up to avx512, and --isa says {isa}; leave one of them out")
         precision, isa = "fp32", "avx512"
     return given(precision=precision, isa=isa)
+
+
+def all_given(arguments: list[str], also: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Settings given as --section.field VALUE, and those that were given by options of their own; each once."""
+    pairs = [*parse_overrides(arguments), *also]
+    values: dict[str, str] = {}
+    for key, value in pairs:
+        if values.setdefault(key, value) != value:
+            raise UserError(f"{key} is given twice, as {values[key]} and as {value}; leave one of them out")
+    return pairs
 
 
 def given(**options: str | None) -> list[tuple[str, str]]:

@@ -65,11 +65,10 @@ def profile_run(
 
     Example: bertrain profile run bert-tiny --steps 20 --out profiles/tiny
     """
-    from bertrain.cli_options import prepare_process, start_ranks, under_launcher
-    from bertrain.config import parse_overrides
+    from bertrain.cli_options import all_given, prepare_process, start_ranks, under_launcher
     from bertrain.files import refuse_occupied
 
-    resolved = config.resolve(recipe, parse_overrides(context.args), settings_file)
+    resolved = config.resolve(recipe, all_given(context.args, []), settings_file)
     prepare_process(resolved.train)
     if nproc > 1 and not under_launcher():
         refuse_occupied(out)

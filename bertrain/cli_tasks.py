@@ -19,6 +19,7 @@ from bertrain.cli_options import (
     RankCount,
     Restarts,
     RunFolder,
+    all_given,
     given,
     given_precision,
     is_first_rank,
@@ -27,7 +28,6 @@ from bertrain.cli_options import (
     under_launcher,
 )
 from bertrain.cli_weights import Checkpoint
-from bertrain.config import parse_overrides
 from bertrain.errors import UserError
 from bertrain.train.isa import cap_isa
 
@@ -51,7 +51,10 @@ def finetune(
     ] = None,
     do: Annotated[
         Literal["train", "predict"],
-        typer.Option(help="train: train and score; predict: then answer what has no answers, into RUN/predictions"),
+        typer.Option(
+            help="train: train and score; predict: then answer what has no answers, or else the held-out part, into "
+            "RUN/predictions"
+        ),
     ] = "train",
     recipe: Annotated[str, typer.Option(help="a recipe's name, or a .toml file; default: the task's")] = "",
     settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
@@ -83,8 +86,9 @@ def finetune(
 
     Example: bertrain finetune glue/sst2 --init weights/ --data glue/ --run runs/sst2
     """
-    overrides = parse_overrides(context.args) + given(
-        max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing
+    overrides = all_given(
+        context.args,
+        given(max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing),
     )
     overrides += given_precision(precision, isa)
     if on_error:
@@ -170,7 +174,7 @@ def predict(
     """
     from bertrain.train.finetune import predict as answer
 
-    overrides = parse_overrides(context.args) + ([("task.on_error", on_error)] if on_error else [])
+    overrides = all_given(context.args, [("task.on_error", on_error)] if on_error else [])
     result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     if as_json and is_first_rank():
         print(json.dumps(result))

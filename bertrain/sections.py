@@ -396,7 +396,10 @@ class EvaluateSettings:
         shapes_training=False,
     )
     max_examples: int = setting(
-        10000, "examples to evaluate on, evenly strided; 0: all", minimum=0, shapes_training=False
+        10000,
+        "pre-training: examples to evaluate on, evenly strided; 0: all. A task is scored on all of its held-out part",
+        minimum=0,
+        shapes_training=False,
     )
 
 

@@ -13,6 +13,8 @@ Engine = Literal["local", "dask"]
 Collection = Literal["wikipedia", "mlperf"]
 """What there is to download."""
 Algorithm = Literal["lpfhp", "spfhp", "nnlshp"]
+PACKING: Algorithm = "lpfhp"
+MAX_PER_ROW = 3
 """How sequences are packed into rows."""
 Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
 """The layouts that are written."""

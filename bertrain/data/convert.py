@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bertrain.data import hdf5, tfrecord
 from bertrain.data.block import Block, Masks, concatenate
-from bertrain.data.choices import Algorithm, Target
+from bertrain.data.choices import MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.layouts import Shape
 from bertrain.data.masking import Ints, MaskingRules, mask_tokens
 from bertrain.data.packing import Packing, plan_packing
@@ -91,8 +91,8 @@ def convert(
     seed: int = 12345,
     max_seq_length: int = 0,
     max_predictions: int = 0,
-    packing: Algorithm = "lpfhp",
-    max_per_row: int = 3,
+    packing: Algorithm = PACKING,
+    max_per_row: int = MAX_PER_ROW,
     vocab: str | Path | None = None,
 ) -> Conversion:
     """Write all rows of a data folder in another layout, in their order or shuffled by `shuffle_seed`.
@@ -212,6 +212,8 @@ def _plan(
     packing: Algorithm,
     max_per_row: int,
 ) -> Plan:
+    if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
+        raise UserError(f"--packing and --max-per-row are about hdf5-packed, and --to is {to}; leave them out")
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:

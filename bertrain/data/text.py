@@ -86,17 +86,19 @@ def check_readable(path: Path) -> None:
     for magic, name in NOT_TEXT.items():
         if head.startswith(magic):
             raise UserError(f"{path} is {name}, not text; leave it out")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UserError(f"{path} is text in UTF-16; save it as UTF-8")
     form = recognise(head, path.name)
     if form in FOR_EXTRACT:
         raise UserError(f"{path} is {FOR_EXTRACT[form]}; `bertrain data extract` reads it")
 
 
-def read_documents(files: Iterable[Path]) -> Iterator[Document]:
-    """Each document as its list of non-empty sentences. The end of a file ends a document."""
+def read_documents(files: Iterable[Path], counts: Counter[str]) -> Iterator[Document]:
+    """Each document as its list of non-empty sentences. The end of a file ends a document. `counts`: see read_lines."""
     for path in files:
         check_readable(path)
         document: Document = []
-        for line in read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop"):
+        for line in read_lines(Span(str(path), 0, path.stat().st_size), counts, on_error="stop"):
             sentence = line.strip()
             if sentence:
                 document.append(sentence)

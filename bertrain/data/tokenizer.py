@@ -6,6 +6,7 @@ import hashlib
 import re
 import unicodedata
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from bertrain.data.text import find_inputs, read_documents
 from bertrain.errors import UserError
 from bertrain.files import write_atomically
+from bertrain.observe.console import warn
 
 CONTINUATION = "##"
 SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -72,7 +74,7 @@ class Vocabulary:
             text = (resources.files("bertrain") / "data" / "vocab-uncased.txt").read_text(encoding="utf-8")
         else:
             try:
-                text = Path(path).read_text(encoding="utf-8")
+                text = Path(path).read_text(encoding="utf-8-sig")  # some editors put a mark at the beginning
             except OSError:
                 raise UserError(f"no vocabulary file at {path}") from None
             except UnicodeDecodeError:
@@ -238,11 +240,16 @@ def train_vocabulary(
         raise UserError(
             f"there is no folder {out.parent} to write the vocabulary into; make it or choose another --out"
         )
+    if out.exists() and any(out.samefile(file) for file in files):
+        raise UserError(
+            f"{out} is one of the texts to train on, and the vocabulary would take its place; choose another --out"
+        )
     # The library numbers characters within words (##a) in the order of a hash table, which differs from process to
     # process, and joins the smaller numbers first where pairs are equally frequent. So they are numbered beforehand.
     characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
     alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
-    numbers = _train(_sentences(files), size, alphabet, lower_case)
+    counts: Counter[str] = Counter()
+    numbers = _train(_sentences(files, counts), size, alphabet, lower_case)
     if len(numbers) < size:
         raise UserError(
             f"the text has only {len(numbers)} word pieces to offer; ask for a smaller --size or give more text"
@@ -252,6 +259,8 @@ def train_vocabulary(
         vocabulary.save(out)
     except OSError as error:
         raise UserError(f"could not write {out}: {error.strerror or error}") from None
+    if counts["lines_not_utf8"]:
+        warn(f"{counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
     return vocabulary
 
 
@@ -273,7 +282,7 @@ def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case:
 def _distinct_words(files: list[Path]) -> Iterator[str]:
     """What stands between two spaces, each but a few times; enough to see which characters there are, and where."""
     seen: set[str] = set()
-    for sentence in _sentences(files):
+    for sentence in _sentences(files, Counter()):
         new = set(sentence.split(" ")) - seen
         if new:
             seen |= new
@@ -282,6 +291,6 @@ def _distinct_words(files: list[Path]) -> Iterator[str]:
             seen.clear()
 
 
-def _sentences(files: list[Path]) -> Iterator[str]:
-    for document in read_documents(files):
+def _sentences(files: list[Path], counts: Counter[str]) -> Iterator[str]:
+    for document in read_documents(files, counts):
         yield from document

@@ -64,6 +64,8 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path
     path = Path(out) if out is not None else folders[0] / "report.html"
     if path.is_dir():
         raise UserError(f"cannot write the report to {path}, which is a folder; name a file")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"a report is a page, and {path} does not end in .html; choose another --out")
     try:
         # As ASCII the page means the same whatever encoding a locale or a reader takes it to have.
         write_atomically(path, page(histories).encode("ascii", "xmlcharrefreplace").decode())

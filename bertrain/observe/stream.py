@@ -115,6 +115,8 @@ def by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa
 
 
 def _parse_json(block: bytes) -> pa.Table:
+    if not block.lstrip().startswith(b"{"):  # the parser ends the process at a `null` that comes first
+        raise pa.ArrowInvalid("no JSON object")
     options = pj.ReadOptions(block_size=max(PARSED_APART, _longest_line(block)))
     return pj.read_json(pa.BufferReader(block), read_options=options)
 

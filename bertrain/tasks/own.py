@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -13,8 +14,8 @@ from bertrain.data.records import Problem
 from bertrain.data.tokenizer import Vocabulary
 from bertrain.errors import UserError
 from bertrain.settings import Settings
-from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, pick, read_class, read_number
-from bertrain.tasks.tables import choose_files, form_of, read_table, stem_of
+from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, gather, pick, read_class, read_number
+from bertrain.tasks.tables import Flaws, choose_files, form_of, read_table, stem_of
 
 STEMS = {
     "train": ("train", "training", "train_*", "data"),
@@ -42,7 +43,7 @@ def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: 
     if described is not None:
         labels = tuple(described["labels"])
     elif task.target == "class":
-        labels = _find_labels(files, columns, notes)
+        labels = _find_labels(files, columns, Flaws(task.on_error), notes)
     if task.target == "number":
         reading = Reading(columns, read_number)
         maker = Maker(settings, vocabulary, "regress", labels, ("pearson", "spearmanr"), notes)
@@ -56,7 +57,7 @@ def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: 
         return maker.read(split, files[split], reading, with_answers=with_answers)
 
     others = [split for split in files if split != "train"]
-    answered = [split for split in others if any(islice(_labels(files[split], columns, required=False), LOOKED_AT))]
+    answered = [split for split in others if any(islice(_labels(files[split], columns), LOOKED_AT))]
     if not answered and described is None:
         notes.append(f"{data} has no held-out part with labels, such as a dev.csv: nothing will be scored")
     return TableTask(
@@ -105,14 +106,17 @@ def _find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, 
     return found
 
 
-def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[str]) -> tuple[str, ...]:
-    """The labels of the training data. Which rows cannot be used is said when they are read as a whole."""
+def _find_labels(files: Mapping[str, list[Path]], columns: Columns, flaws: Flaws, notes: list[str]) -> tuple[str, ...]:
+    """The labels of the training data, of rows that can be used."""
     if "train" not in files:
         raise UserError("--data has no train file, such as a train.csv, to find the labels in")
-    counts: dict[str, int] = {}
-    for label in _labels(files["train"], columns, required=True):
-        if label:
-            counts[label] = counts.get(label, 0) + 1
+    counts: Counter[str] = Counter()
+
+    def count(label: str) -> float:
+        counts[label] += 1
+        return 0.0
+
+    gather(files["train"], Reading(columns, count), flaws, with_answers=True)
     labels = sorted_labels(counts)
     place = f"column {columns.label[0]!r} of {files['train'][0]}"
     if len(labels) < 2:
@@ -123,11 +127,11 @@ def _find_labels(files: Mapping[str, list[Path]], columns: Columns, notes: list[
     return labels
 
 
-def _labels(files: Iterable[Path], columns: Columns, *, required: bool) -> Iterator[str]:
+def _labels(files: Iterable[Path], columns: Columns) -> Iterator[str]:
     """The label of each row that can be read; "" where there is none."""
 
     def choose(names: list[str]) -> list[str | None]:
-        return [pick(names, columns.label, columns.hint, required=required)]
+        return [pick(names, columns.label, columns.hint, required=False)]
 
     for path in files:
         for row in read_table(path, choose):

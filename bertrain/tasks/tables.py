@@ -196,7 +196,10 @@ def _fields(
     if unnamed and not set(header) & set(unnamed):
         rows = itertools.chain([(line, header)], rows)
         header = list(unnamed)
-    chosen = [None if column is None else header.index(column) for column in _chosen(name, header, choose)]
+    columns = _chosen(name, header, choose)
+    if twice := next((column for column in columns if column is not None and header.count(column) > 1), None):
+        raise UserError(f"{name} has {header.count(twice)} columns {twice!r}; rename all but one")
+    chosen = [None if column is None else header.index(column) for column in columns]
     for line, fields in rows:
         place = f"line {line:,} of {name}"
         if isinstance(fields, Problem):

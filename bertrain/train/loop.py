@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -180,7 +181,7 @@ def train(
             raise AgreedError(_failure_sentence(run, failure))
         if verdict in (STOP, REQUEUE) and not ending:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
-            kept = f"which is saved; continue with `bertrain resume {run.folder}`"
+            kept = f"which is saved; continue with `bertrain resume {quote(str(run.folder))}`"
             if not settings.checkpoint.enabled:
                 kept = "of which nothing is saved (checkpoint.enabled false)"
             stopped = RequeueError if verdict == REQUEUE and settings.checkpoint.enabled else AgreedError
@@ -330,8 +331,9 @@ def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> 
         return None
     telemetry.stop()
     joules = telemetry.joules
-    if ranks.device.type == "cpu" and ranks.local_rank > 0:
-        joules = 0.0  # a processor's energy is that of all ranks on it
+    num_devices = torch.cuda.device_count() if ranks.device.type == "cuda" else 1
+    if ranks.local_rank >= num_devices:
+        joules = 0.0  # a device's energy is that of all ranks on it
     total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
     ranks.sum(total)
     spent = total.item()
@@ -368,5 +370,5 @@ def _failure_sentence(run: Run, failure: Exception | None) -> str:
     kept = f"the last whole checkpoint is {newest[0]}" if newest else "there is no whole checkpoint yet"
     return (
         f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; make room and "
-        f"continue with `bertrain resume {run.folder}`"
+        f"continue with `bertrain resume {quote(str(run.folder))}`"
     )

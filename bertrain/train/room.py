@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import torch
@@ -178,7 +179,7 @@ def explaining(settings: Settings, ranks: int, folder: Path | None) -> Iterator[
             raise
         traceback.clear_frames(error.__traceback__)  # they hold the step's tensors, and to speak takes memory too
         savings = " ".join(words for words, _ in _savings(settings, ranks)[-1:])
-        again = f"continue with `bertrain resume {folder} {savings}`" if folder else f"try {savings}"
+        again = f"continue with `bertrain resume {quote(str(folder))} {savings}`" if folder else f"try {savings}"
         advice = f"{again}, or begin anew with" if savings else "begin anew with"
         raise UserError(
             f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under {settings.batch.token_budget}"

@@ -344,6 +344,8 @@ def test_what_cannot_be_converted_is_refused(masked: Path, tmp_path: Path) -> No
         ({"max_seq_length": longest - 1}, f"holds an example of {longest} tokens"),
         ({"max_predictions": 1}, "masked words"),
         ({"shards": 10_000_000}, "--shards is 10000000"),
+        ({"packing": "spfhp"}, "are about hdf5-packed, and --to is hdf5-fixed"),
+        ({"max_per_row": 2}, "are about hdf5-packed, and --to is hdf5-fixed"),
     ):
         with pytest.raises(UserError, match=sentence):
             convert(masked, tmp_path / "out", to="hdf5-fixed", **arguments)

@@ -514,6 +514,14 @@ def test_a_folder_in_the_way_is_left_alone(trained: Path, tmp_path: Path) -> Non
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
+def test_a_report_takes_no_other_files_place(trained: Path) -> None:
+    config = trained / "whole" / "config.json"
+    before = config.read_text()
+    with pytest.raises(UserError, match=r"a report is a page, and .*config\.json does not end in \.html"):
+        report([trained / "whole"], out=config)
+    assert config.read_text() == before
+
+
 def test_the_times_of_ranks_are_averaged_for_each(trained: Path, tmp_path: Path) -> None:
     def told(step: int, host: str, slow: float) -> dict[str, Any]:
         seconds = {"data": 0.001, "forward_backward": slow, "reduction": 0.5, "optimizer": 0.002}

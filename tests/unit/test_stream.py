@@ -64,7 +64,10 @@ def test_it_reads_what_a_plain_reader_reads(tmp_path: Path, monkeypatch: pytest.
 
 
 @settings(max_examples=30, deadline=None)
-@given(torn=st.sets(st.integers(0, 42), max_size=5), how=st.sampled_from(["cut", "zeros", "text", "bytes", "empty"]))
+@given(
+    torn=st.sets(st.integers(0, 42), max_size=5),
+    how=st.sampled_from(["cut", "zeros", "text", "bytes", "empty", "null"]),
+)
 def test_only_torn_lines_are_lost(tmp_path_factory: pytest.TempPathFactory, torn: set[int], how: str) -> None:
     lines = records(30)
     raw = [json.dumps(line).encode() for line in lines]
@@ -75,6 +78,7 @@ def test_only_torn_lines_are_lost(tmp_path_factory: pytest.TempPathFactory, torn
             "text": b'"step"',
             "bytes": b"\xff\xfe{",
             "empty": b"{}",
+            "null": b"null",
         }
         raw[number] = damage[how]
     path = tmp_path_factory.mktemp("torn") / "metrics.jsonl"

@@ -467,7 +467,8 @@ def test_a_trained_model_needs_no_training_data(tmp_path: Path) -> None:
 OWN_MISTAKES = {
     "an unknown label": ("text,label\na,x\nb,y\n", "text,label\na,x\nb,z\n", r"line 3 of .*dev.csv has the label 'z'"),
     "one label": ("text,label\na,x\nb,x\n", "", "only the label 'x' in column 'label' of .*train.csv"),
-    "no label": ("text,label\na,\nb,\n", "", "there is no label in column 'label'"),
+    "no label": ("text,label\na,\nb,\n", "", r"line 2 of .*train.csv has no label"),
+    "two columns": ("text,label,text\na,x,c\nb,y,d\n", "", r"train.csv has 2 columns 'text'; rename all but one"),
     "no such column": ("words,label\na,x\nb,y\n", "", r"has no column 'text', only 'words', 'label'; name yours with"),
     "no label column": ("text,class\na,x\nb,y\n", "", r"has no column 'label', only 'text', 'class'; name yours"),
     "an empty text": ("text,label\na,x\n  ,y\n", "", r"line 3 of .*train.csv has an empty text"),
@@ -488,6 +489,14 @@ def test_mistakes_in_own_tables_are_named(case: str, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=sentence):
         read_all()
+
+
+def test_rows_passed_over_bring_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\n,oops\n")
+    assert open_named("classify", tmp_path, on_error="skip").labels == ("x", "y")
+    (tmp_path / "train.csv").write_text("text,label\na,x\n,y\n")
+    with pytest.raises(UserError, match="there is only the label 'x' in column 'label'"):
+        open_named("classify", tmp_path, on_error="skip")
 
 
 def test_own_data_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -97,12 +97,19 @@ def test_where_hugging_face_differs() -> None:
         assert pipeline.encode(text, add_special_tokens=False).ids != tokenizer.encode([text])[0], ascii(text)
 
 
-def test_a_vocabulary_is_written_whole_whatever_the_bytes(tmp_path: Path) -> None:
+def test_a_vocabulary_is_written_whole_whatever_the_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sample = Path(__file__).parents[1] / "golden" / "sample.txt"
     (tmp_path / "bad.txt").write_bytes(sample.read_bytes() + b"\nbad \xff bytes\n")
     trained = train_vocabulary([tmp_path / "bad.txt"], tmp_path / "vocab.txt", size=300)
+    assert "1 line(s) held bytes that are not UTF-8; those bytes were left out" in capsys.readouterr().err
+    (tmp_path / "vocab.txt").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "vocab.txt").read_bytes())
     assert Vocabulary.load(tmp_path / "vocab.txt") == trained
     assert len(trained.words) == 300
     assert {path.name for path in tmp_path.iterdir()} == {"bad.txt", "vocab.txt"}
+    with pytest.raises(UserError, match=r"bad.txt is one of the texts to train on"):
+        train_vocabulary([tmp_path / "bad.txt"], tmp_path / "bad.txt", size=300)
+    (tmp_path / "wide.txt").write_text("sixteen bits a letter", encoding="utf-16")
+    with pytest.raises(UserError, match=r"wide.txt is text in UTF-16; save it as UTF-8"):
+        train_vocabulary([tmp_path / "wide.txt"], tmp_path / "vocab.txt", size=300)
     with pytest.raises(UserError, match="no folder"):
         train_vocabulary([sample], tmp_path / "none" / "vocab.txt", size=300)

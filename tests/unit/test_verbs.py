@@ -124,6 +124,31 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     assert bertrain.data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))
 
 
+def test_a_setting_that_is_given_twice(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    command = ("pretrain", "bert-tiny", "--data", data, "--dry-run", *helpers.tiny_arguments(train__max_steps=2))
+    assert helpers.bertrain(*command, "--max-steps", "2").returncode == 0, "the same value, so nothing is chosen"
+    said = helpers.bertrain(*command, "--max-steps", "3", check=False)
+    assert said.returncode == 2
+    assert "train.max_steps is given twice, as 2 and as 3; leave one of them out" in said.stderr
+    said = helpers.bertrain(*command, "--budget", "1m", check=False)
+    assert said.returncode == 2
+    assert "--budget sets the number of steps itself" in said.stderr
+
+
+def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
+    text = Path(__file__).parents[1] / "golden" / "sample.txt"
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    said = [
+        helpers.bertrain("data", "vocab", text, "--size", "300", "--cased", "--out", folder / "vocab.txt").stdout
+        for _ in range(2)
+    ]
+    follows = f"next: bertrain data prepare INPUT --vocab '{folder / 'vocab.txt'}' --cased --out DIR\n"
+    assert said[0].endswith(f"300 words; {follows}")
+    assert said[1].endswith(f"300 words, in place of what was there; {follows}")
+
+
 def test_precision_as_intels_scripts_name_it(tmp_path: Path) -> None:
     data = helpers.make_data(tmp_path)
     command = ("pretrain", "bert-tiny", "--data", data, "--dry-run", *helpers.tiny_arguments(train__max_steps=2))
