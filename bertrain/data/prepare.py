@@ -24,6 +24,8 @@ from bertrain.data.units import Plan, Summary, unit_folder
 from bertrain.data.write import Histogram, finish_folder, shard_name
 from bertrain.errors import UserError
 from bertrain.files import refuse_occupied
+from bertrain.observe.console import warn
+from bertrain.observe.wording import counted
 
 SHORT_SEQ_PROB, MAX_PREDICTIONS, MASKED_LM_PROB = 0.1, 76, 0.15
 LOCK, WHOLE = "lock", "whole"
@@ -76,6 +78,11 @@ def prepare(
     _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
     _check_probabilities(short_seq_prob, masked_lm_prob)
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
+    if capitals := vocabulary.num_unreachable:
+        warn(
+            f"{vocab} has {counted(capitals, 'word')} with capitals, which text in lower case never meets; "
+            "if it is a cased vocabulary, use --cased"
+        )
     files, unreadable = _usable(find_inputs(inputs), on_error)
     out = Path(out)
     refuse_occupied(out)

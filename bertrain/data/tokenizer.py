@@ -64,6 +64,11 @@ class Vocabulary:
         """For each number, whether it is a piece that continues the word before it."""
         return np.array([word.startswith(CONTINUATION) for word in self.words])
 
+    @property
+    def num_unreachable(self) -> int:
+        """Words with capitals, where text is put into lower case; words in brackets stand for themselves."""
+        return sum(word != word.lower() and not word.startswith("[") for word in self.words) if self.lower_case else 0
+
     def save(self, path: Path) -> None:
         write_atomically(path, "\n".join(self.words) + "\n")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from bertrain.config import override
 from bertrain.data.batching import check_groups
 from bertrain.data.loader import check_data, training_rows
+from bertrain.data.source import DataSource
 from bertrain.errors import AgreedError, UserError
 from bertrain.launch.local import has_gone_back, is_restart
 from bertrain.observe.console import warn
@@ -103,19 +104,19 @@ def preflight_resume(
             "--data and its new place"
         )
     shards = open_examples(opened.data, settings, opened.vocabulary(), verify="size")
-    settings = _evaluating_as_asked(settings, dict(overrides or []), len(settings.data.rows(len(shards))))
+    settings = _evaluating_as_asked(settings, dict(overrides or []), shards)
     check_memory(settings, shards, world, is_begun=True)
     check_groups(settings.batch.group_size, world)
     check_held_out(settings, shards)
     return settings
 
 
-def _evaluating_as_asked(settings: Settings, given: Mapping[str, str], num_rows: int) -> Settings:
+def _evaluating_as_asked(settings: Settings, given: Mapping[str, str], shards: DataSource) -> Settings:
     """What a resumed task is told about evaluations last, in examples: passes over the data were counted in them."""
     if not settings.task.name:
         return settings
     if "evaluate.every_epochs" in given:
-        return replace(settings, evaluate=in_examples(settings.evaluate, num_rows))
+        return replace(settings, evaluate=in_examples(settings.evaluate, len(settings.data.rows(len(shards)))))
     if "evaluate.every_samples" in given:
         return replace(settings, evaluate=replace(settings.evaluate, every_epochs=0.0))
     return settings

@@ -147,6 +147,11 @@ def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
     follows = f"next: bertrain data prepare INPUT --vocab '{folder / 'vocab.txt'}' --cased --out DIR\n"
     assert said[0].endswith(f"300 words; {follows}")
     assert said[1].endswith(f"300 words, in place of what was there; {follows}")
+    for cased, out in (([], "folded"), (["--cased"], "as-it-is")):
+        done = helpers.bertrain(
+            "data", "prepare", text, "--vocab", folder / "vocab.txt", *cased, "--out", tmp_path / out
+        )
+        assert ("with capitals, which text in lower case never meets" in done.stderr) == (not cased)
 
 
 def test_precision_as_intels_scripts_name_it(tmp_path: Path) -> None:
