@@ -123,20 +123,20 @@ def pretrain(
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --train.max_steps 200
     """
-    overrides = all_given(
-        context.args,
-        given(max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps),
+    options = given(
+        max_steps=max_steps, max_samples=max_samples, max_time=max_time, budget=budget, skip_steps=skip_steps
     )
-    overrides += given_precision(precision, isa)
+    options += given_precision(precision, isa)
     if telemetry:
-        overrides.append(("log.telemetry", "true"))
+        options.append(("log.telemetry", "true"))
     if deterministic:
-        overrides.append(("train.deterministic", "true"))
+        options.append(("train.deterministic", "true"))
     if quiet and verbose:
         raise UserError("--quiet and --verbose contradict each other; choose one")
     if quiet or verbose:
-        overrides.append(("log.level", "quiet" if quiet else "verbose"))
-    if {"train.budget", "train.max_steps"} <= dict(overrides).keys():
+        options.append(("log.level", "quiet" if quiet else "verbose"))
+    overrides = all_given(context.args, options)
+    if budget and max_steps:
         raise UserError("--budget sets the number of steps itself; leave --max-steps out")
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()

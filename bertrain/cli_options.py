@@ -62,13 +62,13 @@ def given_precision(precision: str | None, isa: str | None) -> list[tuple[str, s
 
 
 def all_given(arguments: list[str], also: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Settings given as --section.field VALUE, and those that were given by options of their own; each once."""
-    pairs = [*parse_overrides(arguments), *also]
-    values: dict[str, str] = {}
-    for key, value in pairs:
-        if values.setdefault(key, value) != value:
+    """Settings given as --section.field VALUE, of which the last one counts, and `also` by options of their own."""
+    pairs = parse_overrides(arguments)
+    values = dict(pairs)
+    for key, value in also:
+        if values.get(key, value) != value:
             raise UserError(f"{key} is given twice, as {values[key]} and as {value}; leave one of them out")
-    return pairs
+    return [*pairs, *also]
 
 
 def given(**options: str | None) -> list[tuple[str, str]]:

@@ -86,15 +86,15 @@ def finetune(
 
     Example: bertrain finetune glue/sst2 --init weights/ --data glue/ --run runs/sst2
     """
-    overrides = all_given(
-        context.args,
-        given(max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing),
+    options = given(
+        max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing
     )
-    overrides += given_precision(precision, isa)
+    options += given_precision(precision, isa)
     if on_error:
-        overrides.append(("task.on_error", on_error))
+        options.append(("task.on_error", on_error))
     if deterministic:
-        overrides.append(("train.deterministic", "true"))
+        options.append(("train.deterministic", "true"))
+    overrides = all_given(context.args, options)
     if as_json:
         overrides.insert(0, ("log.level", "quiet"))
     cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # what it is not, settings refuse below

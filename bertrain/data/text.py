@@ -86,15 +86,16 @@ def check_readable(path: Path) -> None:
     for magic, name in NOT_TEXT.items():
         if head.startswith(magic):
             raise UserError(f"{path} is {name}, not text; leave it out")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) and len(head) >= 64 and 4 * head.count(0) >= len(head):
         raise UserError(f"{path} is text in UTF-16; save it as UTF-8")
     form = recognise(head, path.name)
     if form in FOR_EXTRACT:
         raise UserError(f"{path} is {FOR_EXTRACT[form]}; `bertrain data extract` reads it")
 
 
-def read_documents(files: Iterable[Path], counts: Counter[str]) -> Iterator[Document]:
+def read_documents(files: Iterable[Path], counts: Counter[str] | None = None) -> Iterator[Document]:
     """Each document as its list of non-empty sentences. The end of a file ends a document. `counts`: see read_lines."""
+    counts = Counter() if counts is None else counts
     for path in files:
         check_readable(path)
         document: Document = []
@@ -127,7 +128,7 @@ def read_lines(
                     raise UserError(f"{span.path} has become shorter while it was read; begin again when it is at rest")
                 position += len(raw)
                 if len(raw) > LONGEST_LINE:
-                    length = len(raw) + _skip_line(file)
+                    length = len(raw) + (0 if raw.endswith(b"\n") else _skip_line(file))
                     if on_error != "skip":
                         number = _line_number(span.path, position - len(raw))
                         raise UserError(

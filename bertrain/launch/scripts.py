@@ -68,8 +68,12 @@ def in_container(job: Job) -> list[str]:
 
 def _repeat(job: Job) -> list[str]:
     """Which repeats this script is for (0: there are none), and where their run is kept."""
-    array = {"slurm": '"$SLURM_ARRAY_TASK_ID"', "pbs": '"${BERTRAIN_ONLY:-$PBS_ARRAY_INDEX}"'}.get(job.launcher)
-    numbers = "0" if job.wishes.repeats == 1 else array or f'"$(seq -s " " {job.wishes.repeats})"'
+    one_after_another = f'$(seq -s " " {job.wishes.repeats})'  # also in an allocation that is no array
+    array = {
+        "slurm": f'"${{SLURM_ARRAY_TASK_ID:-{one_after_another}}}"',
+        "pbs": f'"${{BERTRAIN_ONLY:-${{PBS_ARRAY_INDEX:-{one_after_another}}}}}"',
+    }.get(job.launcher)
+    numbers = "0" if job.wishes.repeats == 1 else array or f'"{one_after_another}"'
     return ["", f"repeats={numbers}", f"run={shlex.quote(job.run)}", ""]
 
 
@@ -262,6 +266,7 @@ run_step() {
     fi
     start_step "$1" < /dev/null &
     step=$!
+    [ -z "$stopping" ] || pass_on "$stopping" # which came when there was no step yet
     wait "$step"
     code=$?
     while [ -n "$woken" ]; do

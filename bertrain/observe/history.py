@@ -114,7 +114,10 @@ def read_kept(run: Run) -> list[Kept]:
         kind = path.name.partition("step-")[0]
         if not path.is_dir() or kind.startswith("."):
             continue
-        files = [file.stat() for file in path.iterdir()]
+        try:
+            files = [file.stat() for file in path.iterdir()]
+        except FileNotFoundError:  # a run that goes on has just removed it
+            continue
         is_whole = (path / checkpoint.MANIFEST).is_file()
         states = {"": "whole" if is_whole else "not whole", "damaged-": "damaged, passed over"}
         step = path.name.rpartition("step-")[2]

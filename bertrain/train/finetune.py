@@ -25,6 +25,7 @@ from bertrain.model.bert import Bert
 from bertrain.observe.console import remark, warn
 from bertrain.settings import ModelSettings, Settings
 from bertrain.tasks import glue, registry
+from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Outputs, Split, Task
 from bertrain.train import checkpoint, parallel
 from bertrain.train.checkpoint import Progress
@@ -395,15 +396,16 @@ def predict(
         for name, split in splits.items():
             outputs, timing = judge.outputs(split, it.predict, it.ranks)
             if it.ranks.is_first:
-                result[name] = {"files": _write_predictions(split, outputs, Path(out))} | timing
+                # Files of SQuAD's have the same names whatever they answer.
+                folder = Path(out) / name if len(splits) > 1 and it.task.head == "span" else Path(out)
+                result[name] = {"files": _write_predictions(split, outputs, folder)} | timing
         return result
 
 
 def _refuse_own_place(data: Path, out: Path) -> None:
     """Refuse to write answers where they would take the place of what they answer."""
-    if not (data.exists() and out.is_dir()):
-        return
-    if out.samefile(data) or (data.suffix == ".jsonl" and out.samefile(data.parent)):
+    places = [data, data / HUB] if data.is_dir() else [data.parent] if data.suffix == ".jsonl" else []
+    if out.is_dir() and any(place.is_dir() and out.samefile(place) for place in places):
         raise UserError(f"--out {out} is where --data lies, and answers could take its place; choose another --out")
 
 

@@ -41,6 +41,8 @@ def _head_of(described: dict[str, Any], path: Path) -> dict[str, Any]:
         return {"head": "span"}
     if "BertForSequenceClassification" not in architectures:
         return {}
+    if described.get("problem_type") == "multi_label_classification":
+        return {}  # there is no such head here: its tensors are left over, and named
     names = described.get("id2label")
     number = len(names) if isinstance(names, dict) and names else described.get("num_labels", 2)
     if not isinstance(number, int) or number < 1:

@@ -53,6 +53,10 @@ def open_source(
     path = Path(source)
     opened = _open_others(path, config, vocab)
     if opened is None:
+        if config or vocab:
+            raise UserError(
+                f"{path} is a run, which knows its config and its vocabulary; leave --config and --vocab out"
+            )
         return _open_run(path, which)
     if which != NEWEST:
         raise UserError(f"--checkpoint {which} chooses among those of a run, and {path} is none")

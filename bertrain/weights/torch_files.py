@@ -7,9 +7,11 @@ bytes can describe a tensor of any size.
 
 from __future__ import annotations
 
+import lzma
 import re
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from torch import Tensor
 
 from bertrain.errors import UserError
 
+_DAMAGE = (
+    zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError,
+    ValueError, OSError,
+)  # fmt: skip
 ARCHIVE = b"PK"
 """How files begin since PyTorch 1.6; older ones are bare pickles."""
 
@@ -53,7 +59,7 @@ def _verify_archive(path: Path) -> None:
             if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
                 raise UserError(f"{path} is compressed, which no file of PyTorch's is")
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError):
+    except _DAMAGE:
         raise UserError(
             f"{path} is cut off or damaged: it begins as a file of PyTorch's and does not end as one"
         ) from None

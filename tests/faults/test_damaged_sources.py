@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 import bertrain.data.records
 from bertrain.data.choices import DocumentEnd
 from bertrain.data.extract import extract
-from bertrain.data.text import LONGEST_LINE, find_inputs, read_documents
+from bertrain.data.text import LONGEST_LINE, Span, find_inputs, read_documents, read_lines
 from bertrain.errors import UserError
 from tests.unit.test_extract import DUMP, PACKINGS, archive, documents_of, text_of, write_parquet
 
@@ -93,6 +94,14 @@ def test_what_comes_before_a_break_is_kept(tmp_path: Path, packing: str, form: s
     assert kept == [[text] for text in texts[: len(kept)]]
     assert len(kept) > len(texts) / 2
     assert made["skipped"] == {"damaged": 1}
+
+
+def test_a_line_just_too_long_takes_no_other_with_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * LONGEST_LINE + "\nGood.\n")
+    counts: Counter[str] = Counter()
+    span = Span(str(tmp_path / "a.txt"), 0, (tmp_path / "a.txt").stat().st_size)
+    assert list(read_lines(span, counts, on_error="skip")) == ["Good."]
+    assert counts == {"lines_skipped": 1}
 
 
 def test_sentences_too_long_for_prepare(tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def test_answers_are_found_in_texts_never_seen(mini: Miniature, answers: Path, t
         tmp_path / "predictions.json", "--json",
     )  # fmt: skip
     assert json.loads(scored.out)["exact_match"] == figures_of(answers)["exact_match"]
+    (tmp_path / "both").mkdir()
+    for part in ("dev", "test"):
+        shutil.copy(mini.questions / "dev-v1.1.json", tmp_path / "both" / f"{part}-v1.1.json")
+    predict(answers, tmp_path / "both", tmp_path / "apart", device="cpu")
+    for part in ("dev", "test"):
+        found = (tmp_path / "apart" / part / "predictions.json").read_bytes()
+        assert found == (tmp_path / "predictions.json").read_bytes(), "each has a folder"
     shorter = command_line("evaluate", answers, "--device", "cpu", "--task.n_best", 1, "--json")
     assert 0 < json.loads(shorter.out)["exact_match"] <= figures_of(answers)["exact_match"]
 

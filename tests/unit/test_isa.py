@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bertrain.doctor import _vector_units
+import bertrain
 from bertrain.errors import UserError
 from bertrain.train import isa
 from tests import helpers
@@ -117,6 +117,6 @@ def test_an_arm_cpu_has_a_name_and_instructions(
     assert isa.cpu_name() == name
     assert isa.describe("auto") == f"instructions up to {instructions} (all this CPU has)"
     assert isa.usable("auto") is None
-    finding = _vector_units()
+    (finding,) = (finding for finding in bertrain.doctor() if finding.subject == "cpu")
     assert finding.found == f"{name}: {features.removeprefix('fp ')}"
     assert "the kernels for CPUs need AMX" in finding.consequence

@@ -242,9 +242,27 @@ def test_of_an_array_only_the_repeat_that_was_stopped_is_submitted_again(tmp_pat
     assert (tmp_path / "words").read_text().split() == ["-v", "BERTRAIN_ONLY=2", "-"]
     again = (tmp_path / "script").read_text()
     assert again.replace("#PBS -r y", "#PBS -J 1-3\n#PBS -r y") == (job.folder / "job.sh").read_text()
-    assert 'repeats="${BERTRAIN_ONLY:-$PBS_ARRAY_INDEX}"' in again
+    assert 'repeats="${BERTRAIN_ONLY:-${PBS_ARRAY_INDEX:-' in again
     assert (job.folder / "submitted").read_text() == "13.server\n"
     assert "submitted again as 13.server" in (job.folder / "repeat-2" / "events").read_text()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variable"), [("slurm", "SLURM_ARRAY_TASK_ID"), ("pbs", "PBS_ARRAY_INDEX"), ("local", "")]
+)
+def test_repeats_are_those_of_the_array_or_one_after_another(tmp_path: Path, launcher: Launcher, variable: str) -> None:
+    script = job_script(job_of(tmp_path, launcher, repeats=3))
+    (line,) = (line for line in script.splitlines() if line.startswith("repeats="))
+
+    def repeats(**environment: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", f'{line}; echo "$repeats"'], env={"PATH": os.environ["PATH"]} | environment,
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    assert repeats() == "1 2 3\n"
+    if variable:
+        assert repeats(**{variable: "2"}) == "2\n"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])

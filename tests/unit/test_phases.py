@@ -41,15 +41,16 @@ def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
     helpers.make_data(tmp_path / "long", max_seq_length=256)
     one, two = tmp_path / "one", tmp_path / "two"
     shape = {"data__max_predictions": 20, "batch__token_budget": 512}
-    start = ["pretrain", "bert-tiny", "--data", tmp_path / "short" / "data", "--run", one, "--max-steps", 4]
-    helpers.bertrain(*start, *helpers.tiny_arguments(**shape, model__max_positions=128, data__max_seq_length=128))
+    short = {"model__max_positions": 128, "data__max_seq_length": 128}
+    start = ["pretrain", "bert-tiny", "--data", tmp_path / "short" / "data", "--run", one]
+    helpers.bertrain(*start, *helpers.tiny_arguments(**shape, **short), "--train.max_steps", 4)
     arguments = helpers.tiny_arguments(
         **shape, model__max_positions=256, data__max_seq_length=256, train__init_positions="extend",
         train__init_optimizer="keep",
     )  # fmt: skip
     said = helpers.bertrain(
         "pretrain", "bert-tiny", "--data", tmp_path / "long" / "data", "--run", two, "--init", one, *arguments,
-        "--max-steps", 3,
+        "--train.max_steps", 3,
     ).stdout  # fmt: skip
     assert f"beginning with the weights of {one / 'checkpoints' / 'step-00000004'}: 38 tensors taken" in said
     assert "initialised afresh: positions 128 to 255" in said

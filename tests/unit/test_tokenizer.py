@@ -108,7 +108,7 @@ def test_a_vocabulary_is_written_whole_whatever_the_bytes(tmp_path: Path, capsys
     assert {path.name for path in tmp_path.iterdir()} == {"bad.txt", "vocab.txt"}
     with pytest.raises(UserError, match=r"bad.txt is one of the texts to train on"):
         train_vocabulary([tmp_path / "bad.txt"], tmp_path / "bad.txt", size=300)
-    (tmp_path / "wide.txt").write_text("sixteen bits a letter", encoding="utf-16")
+    (tmp_path / "wide.txt").write_text("sixteen bits a letter, for a while", encoding="utf-16")
     with pytest.raises(UserError, match=r"wide.txt is text in UTF-16; save it as UTF-8"):
         train_vocabulary([tmp_path / "wide.txt"], tmp_path / "vocab.txt", size=300)
     with pytest.raises(UserError, match="no folder"):

@@ -126,14 +126,16 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
 
 def test_a_setting_that_is_given_twice(tmp_path: Path) -> None:
     data = helpers.make_data(tmp_path)
-    command = ("pretrain", "bert-tiny", "--data", data, "--dry-run", *helpers.tiny_arguments(train__max_steps=2))
+    command = ("pretrain", "bert-tiny", "--data", data, "--dry-run",
+               *helpers.tiny_arguments(train__max_steps=2, train__precision="fp32"))  # fmt: skip
     assert helpers.bertrain(*command, "--max-steps", "2").returncode == 0, "the same value, so nothing is chosen"
     said = helpers.bertrain(*command, "--max-steps", "3", check=False)
     assert said.returncode == 2
     assert "train.max_steps is given twice, as 2 and as 3; leave one of them out" in said.stderr
-    said = helpers.bertrain(*command, "--budget", "1m", check=False)
+    said = helpers.bertrain(*command, "--precision", "bf16", check=False)
     assert said.returncode == 2
-    assert "--budget sets the number of steps itself" in said.stderr
+    assert "train.precision is given twice, as fp32 and as bf16; leave one of them out" in said.stderr
+    assert helpers.bertrain(*command, "--train.max_steps", "3").returncode == 0, "the last word counts"
 
 
 def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
