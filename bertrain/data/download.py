@@ -258,6 +258,8 @@ def _persistently(url: str, attempt: Callable[[int], Any], progress_made: Callab
                 what, wait = f"HTTP {error.code} {error.reason}", _retry_after(error.headers.get("Retry-After"))
             else:
                 raise UserError(f"{url} answers HTTP {error.code} {error.reason}; is the address right?") from None
+        except http.client.InvalidURL as error:  # an HTTPException, but no repetition mends it
+            raise UserError(f"{url} is not an address that can be fetched ({error})") from None
         except (OSError, http.client.HTTPException) as error:
             what, wait = str(getattr(error, "reason", error)) or type(error).__name__, None
         except ValueError as error:

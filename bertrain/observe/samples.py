@@ -37,6 +37,7 @@ DEVICES = ("gpu", "cpu", "device", "uuid")  # the first of these columns that is
 TEXTS = (*DEVICES, *THROTTLES, "host")
 NO_NUMBERS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns that are no number of the device
 NUM_BINS = 512  # of a curve at the most; from half of them on it is never coarser
+EARLY_S = 0.5  # by which a start's first sample may be older than the time noted of it
 TAIL_BYTES = 64 << 10  # that are read to know how things stand now
 
 
@@ -92,8 +93,11 @@ class Device:
     num_set_back: int = 0
     """Times that the clock was set back between two samples."""
     longest_gap_s: float = 0.0
+    starts: Doubles = field(default_factory=lambda: np.zeros(0))
+    """When its sampler was started, each time."""
     _last_time: float = math.nan
     _last_energy: float = math.nan
+    _last_start: int = 0
 
     def add(self, table: pa.Table) -> None:
         """Add samples, in their order in the file."""
@@ -117,17 +121,23 @@ class Device:
                     for reason in reasons_of(counted["values"]):
                         self.reasons[reason] += counted["counts"]
             elif name == ENERGY:
-                self._add_energy(_numbers(table, name))
+                self._add_energy(_numbers(table, name), np.searchsorted(self.starts - EARLY_S, times, side="right"))
             elif name not in NO_NUMBERS:
                 self.tracks.setdefault(name, Track()).add(bins, _numbers(table, name))
 
-    def _add_energy(self, counter: Doubles) -> None:
-        """A counter of joules, which begins anew when a machine or a run does."""
-        counter = counter[np.isfinite(counter)]
+    def _add_energy(self, counter: Doubles, start: npt.NDArray[np.int64]) -> None:
+        """Add what a counter of joules rose by, `start` being the start each sample belongs to.
+
+        It may begin anew when a machine does. What it rose by between two starts was spent by others.
+        """
+        known = np.isfinite(counter)
+        counter, start = counter[known], start[known]
         if len(counter):
-            steps = np.diff(counter, prepend=self._last_energy if math.isfinite(self._last_energy) else counter[:1])
-            self.energy_j += float(np.maximum(steps, 0.0).sum())
-            self._last_energy = float(counter[-1])
+            is_first = not math.isfinite(self._last_energy)
+            steps = np.diff(counter, prepend=counter[:1] if is_first else self._last_energy)
+            is_same = np.diff(start, prepend=start[:1] if is_first else self._last_start) == 0
+            self.energy_j += float(np.maximum(steps[is_same], 0.0).sum())
+            self._last_energy, self._last_start = float(counter[-1]), int(start[-1])
 
     @property
     def minutes(self) -> Doubles:
@@ -144,7 +154,7 @@ class Telemetry:
     missing: list[str] = field(default_factory=list)
     """What the samplers could not read, in words."""
     joules: float = 0.0
-    """Of all devices; the counter of a processor that several ranks share is counted once."""
+    """Of all devices; the counter of one that several ranks share is counted once."""
 
 
 def reasons_of(cell: str | None) -> list[str]:
@@ -170,6 +180,7 @@ def read_telemetry(folder: Path) -> Telemetry:
     missing: dict[str, tuple[list[str], list[str]]] = {}  # by reason: columns, ranks
     for rank, path in files_of(folder):
         names: list[str] = []
+        starts = np.sort([_number(str(notes.get("started"))) for notes in all_notes_of(folder, rank)])
         for block in whole_lines(path):
             if not names:
                 header, _, block = block.partition(b"\n")
@@ -180,7 +191,7 @@ def read_telemetry(folder: Path) -> Telemetry:
             tables, unreadable = by_halves(block, partial(_parse, names=names))
             num_unreadable += unreadable if block.endswith(b"\n") else 0
             for table in tables:
-                _add(devices, rank, table)
+                _add(devices, rank, table, starts)
     shared: set[str] = set()
     for rank in dict.fromkeys(rank for rank, _ in files_of(folder)):
         notes = notes_of(folder, rank)
@@ -189,10 +200,11 @@ def read_telemetry(folder: Path) -> Telemetry:
             columns.append(column)
             ranks.append(str(rank))
         own = [device for (of, _), device in devices.items() if of == rank]
-        host = "" if notes.get("device") else notes.get("host", "")  # without a GPU, the counter is the machine's
-        if not host or host not in shared:
+        # Without a GPU, the counter is the machine's.
+        meter = notes["device"].get("uuid", "") if notes.get("device") else notes.get("host", "")
+        if not meter or meter not in shared:
             joules += sum(device.energy_j for device in own)
-        shared.add(host)
+        shared.add(meter)
     sentences = [
         f"telemetry of rank {few(ranks)} has no {few(columns)}: {why}" for why, (columns, ranks) in missing.items()
     ]
@@ -233,11 +245,18 @@ def _time_column(names: Sequence[str]) -> str:
 
 def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
     """What the last start of a rank's sampler noted of itself; nothing, where the file is damaged or not there."""
+    return next(reversed(all_notes_of(folder, rank)), {})
+
+
+def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """What each start of a rank's sampler noted of itself, as far as it can be read."""
     try:
-        notes = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())[-1]
-        return notes | {"missing": dict(notes["missing"])}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+        starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
+    except (OSError, ValueError):
+        return []
+    if not isinstance(starts, list):
+        return []
+    return [notes for notes in starts if isinstance(notes, dict) and isinstance(notes.get("missing"), dict)]
 
 
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
@@ -249,13 +268,13 @@ def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
     )
 
 
-def _add(devices: dict[tuple[int, str], Device], rank: int, table: pa.Table) -> None:
+def _add(devices: dict[tuple[int, str], Device], rank: int, table: pa.Table, starts: Doubles) -> None:
     key = _device_column(table.column_names)
     for value in pc.unique(table[key]).to_pylist() if key else [None]:
         part = table.filter(pc.equal(table[key], value)) if key and value is not None else table
         if len(part):
             name = _device_name({key: value} if key and value else {}, table.column_names, rank)
-            devices.setdefault((rank, name), Device(name)).add(part)
+            devices.setdefault((rank, name), Device(name, starts=starts)).add(part)
 
 
 def _device_column(names: Sequence[str]) -> str | None:

@@ -209,6 +209,7 @@ def test_a_file_altered_later_is_not_taken_for_right(server: Server, tmp_path: P
         ("nonsense", "is not an address that can be fetched"),
         ("file:///etc/hostname", "is not an address that can be fetched"),
         ("http://[::1/a", "is not an address that can be fetched"),
+        ("http://127.0.0.1/a\x01b", "is not an address that can be fetched"),
     ],
 )
 def test_addresses_that_lead_nowhere(server: Server, tmp_path: Path, url: str, message: str) -> None:

@@ -53,6 +53,21 @@ def test_a_clock_set_back_and_a_counter_begun_anew_add_nothing(tmp_path: Path) -
     assert device.longest_gap_s == 2.0
 
 
+def test_what_others_spent_between_two_starts_is_not_the_runs(tmp_path: Path) -> None:
+    """NVML counts since the driver was loaded, and another GPU stands elsewhere."""
+    header = "time,monotonic,energy_j"
+    rows = ["100,1,5000", "101,2,", "102,3,6000", "", "400,301,9000000", "402,303,9001000"]
+    write(tmp_path, rows, header=header)
+    device = {"uuid": "GPU-1"}
+    starts = [{"started": started, "device": device, "missing": {}} for started in (100.2, 399.9)]
+    assert read_telemetry(tmp_path).joules == 8_996_000, "as far as one can know without the starts"
+    (tmp_path / "telemetry.json").write_text(json.dumps(starts))
+    assert read_telemetry(tmp_path).joules == 2000.0
+    (tmp_path / "telemetry-1.csv").write_text((tmp_path / "telemetry.csv").read_text())
+    (tmp_path / "telemetry-1.json").write_text(json.dumps(starts))
+    assert read_telemetry(tmp_path).joules == 2000.0, "two ranks that share it"
+
+
 def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     write(tmp_path, ["10,0,100,1,,1", "11,0,broken,1,,2", "12,0", "13,0,300,1,,3"])
     with open(tmp_path / "telemetry.csv", "a") as file:
