@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bertrain.data.batching import Policy, choose_policy
-from bertrain.data.stats import PolicyStats, measure_policy
+from bertrain.data.feed.batching import Policy, choose_policy
+from bertrain.data.feed.stats import PolicyStats, measure_policy
 
 HERE = Path(__file__).parent
 MAX_SEQ_LENGTH = 512

@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as functional
 from workload import wikipedia_lengths
 
+from bertrain.base.isa import cpu_name
 from bertrain.kernels import attention, cpu, cross_entropy, gelu, lamb, layernorm, reduction
-from bertrain.launch.preload import keep_memory
-from bertrain.train.isa import cpu_name
+from bertrain.ranks.preload import keep_memory
 
 HIDDEN, HEADS, HEAD_DIM, FFN, WIDTH, VOCABULARY, DROPOUT = 1024, 16, 64, 4096, 30528, 30522, 0.1
 SEED = torch.tensor([1])

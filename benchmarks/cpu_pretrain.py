@@ -5,7 +5,8 @@
 The measure: 24 layers of 1024, 16 heads, vocabulary padded to 30,528, hidden and attention dropout 0.1, masked words
 and next sentence, AdamW with float32 masters, gradients clipped to norm 1. Two workloads with the lengths of Wikipedia
 (wikipedia-512.csv and wikipedia-128.csv beside this file): at most 512 tokens and 76 predictions, at most 128 and 20.
-A step runs from a Batch in memory to updated weights, and is `bertrain.train.loop.train_step`, which the trainer calls.
+A step runs from a Batch in memory to updated weights, and is `bertrain.training.loop.train_step`, which the trainer
+calls.
 
 Peer: Transformers' BertForPreTraining in the same precision, sdpa attention, padded, torch's fused AdamW, the same
 examples in the same steps, eager and through torch.compile. In bf16 it has 1,024 slots at a time and bertrain 2,048
@@ -74,8 +75,8 @@ def write_examples(folder: Path, max_seq_length: int, count: int) -> None:
     """Examples of random words with Wikipedia's lengths."""
     from workload import random_examples
 
-    from bertrain.data.tokenizer import Vocabulary
-    from bertrain.data.write import write_shards
+    from bertrain.data.formats.write import write_shards
+    from bertrain.data.text.tokenizer import Vocabulary
 
     vocabulary = Vocabulary.load()
     examples = random_examples(count, vocabulary, max_seq_length)
@@ -83,7 +84,7 @@ def write_examples(folder: Path, max_seq_length: int, count: int) -> None:
 
 
 def settings_for(case: Case, policy: str = "budget") -> Any:
-    from bertrain.config import resolve
+    from bertrain.config.resolve import resolve
 
     return resolve(
         "bert-large-phase2",
@@ -104,8 +105,8 @@ def settings_for(case: Case, policy: str = "budget") -> Any:
 
 def make_steps(case: Case, folder: Path, policy: str) -> list[Any]:
     """The same examples for every system, step by step."""
-    from bertrain.data.loader import Loader
-    from bertrain.data.shards import Shards
+    from bertrain.data.feed.loader import Loader
+    from bertrain.data.formats.shards import Shards
 
     settings = settings_for(case, policy)
     shards = Shards.open(folder, verify="size")
@@ -119,10 +120,10 @@ def make_steps(case: Case, folder: Path, policy: str) -> list[Any]:
 def bertrain(case: Case, folder: Path) -> tuple[list[Any], Action]:
     import torch
 
-    from bertrain.observe.metrics import Stopwatch
-    from bertrain.train.loop import train_step
-    from bertrain.train.parallel import Ranks
-    from bertrain.train.state import TrainState
+    from bertrain.ranks.parallel import Ranks
+    from bertrain.run.metrics import Stopwatch
+    from bertrain.training.loop import train_step
+    from bertrain.training.state import TrainState
 
     settings, cpu = settings_for(case), torch.device("cpu")
     steps, ranks, watch = make_steps(case, folder, settings.batch.policy), Ranks(0, 1, cpu), Stopwatch(cpu)
@@ -290,7 +291,7 @@ def ranks_case(folder: Path, ranks: int, case: Case) -> dict[str, Any]:
 
 def environment(system: str) -> dict[str, str]:
     """What bertrain would preload."""
-    from bertrain.launch.preload import choose
+    from bertrain.ranks.preload import choose
 
     chosen = choose("auto", "auto").environment
     if system not in ("bertrain", "products"):
@@ -376,8 +377,8 @@ def machine(threads: int) -> dict[str, Any]:
     import torch
     import transformers
 
-    from bertrain.launch.preload import choose
-    from bertrain.train.isa import cpu_name
+    from bertrain.base.isa import cpu_name
+    from bertrain.ranks.preload import choose
 
     return {
         "cpu": cpu_name(),

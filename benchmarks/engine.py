@@ -26,16 +26,16 @@ from typing import Any
 
 import torch
 
-from bertrain.config import resolve
-from bertrain.data.loader import Loader
-from bertrain.data.prepare import prepare
-from bertrain.data.shards import Shards
-from bertrain.settings import Settings
-from bertrain.train.benchmark import benchmark
-from bertrain.train.checkpoint import Saver
-from bertrain.train.isa import cpu_name
-from bertrain.train.parallel import Ranks
-from bertrain.train.state import TrainState
+from bertrain.base.isa import cpu_name
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
+from bertrain.data.prepare.prepare import prepare
+from bertrain.ranks.parallel import Ranks
+from bertrain.run.checkpoint import Saver
+from bertrain.training.benchmark import benchmark
+from bertrain.training.state import TrainState
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"

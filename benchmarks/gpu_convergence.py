@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertrain.errors import EXIT_REQUEUE
+from bertrain.base.errors import EXIT_REQUEUE
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"

@@ -44,14 +44,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertrain.data.block import Block
-from bertrain.observe.metrics import Stopwatch
-from bertrain.settings import Settings
+from bertrain.config.settings import Settings
+from bertrain.data.formats.block import Block
+from bertrain.run.metrics import Stopwatch
 from bertrain.tasks.task import Outputs, Task
-from bertrain.train import loop
-from bertrain.train.examples import open_task, words_for
-from bertrain.train.finetune import finetune, resolve_task
-from bertrain.train.state import rate_factor
+from bertrain.training import loop
+from bertrain.training.finetune import finetune, resolve_task
+from bertrain.training.open_data import open_task, words_for
+from bertrain.training.state import rate_factor
 from bertrain.weights.names import huggingface_names
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,8 +4,8 @@
 
 Workload and step are those of gpu_pretrain.py: Wikipedia's lengths up to 512, one bin a step, LAMB, dropout 0.1. A
 budget fits if a bin of it runs as it is, is captured as a CUDA graph and replayed, with its updates. The search begins
-at what `bertrain.train.memory` estimates, and takes four trials at the most; nothing beyond what the kernels can count
-(524,280 tokens) is tried.
+at what `bertrain.planning.memory` estimates, and takes four trials at the most; nothing beyond what the kernels can
+count (524,280 tokens) is tried.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from gpu_pretrain import (
     write_examples,
 )
 
-from bertrain.data.shards import Shards
-from bertrain.observe.metrics import Stopwatch
-from bertrain.settings import Settings
-from bertrain.train import compute, parallel
-from bertrain.train.compute import MOST_TOKENS
-from bertrain.train.loop import train_step
-from bertrain.train.memory import GIB
-from bertrain.train.room import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
-from bertrain.train.state import TrainState
+from bertrain.config.settings import Settings
+from bertrain.data.formats.shards import Shards
+from bertrain.planning.memory import GIB
+from bertrain.planning.memory_fit import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
+from bertrain.ranks import parallel
+from bertrain.run.metrics import Stopwatch
+from bertrain.training import compute
+from bertrain.training.compute import MOST_TOKENS
+from bertrain.training.loop import train_step
+from bertrain.training.state import TrainState
 
 MODES = ("none", "selective", "full")
 COMMON_BUDGET, MOST = 24576, MOST_TOKENS // 64 * 64

@@ -5,7 +5,7 @@
 The measure: 24 layers of 1024, 16 heads, vocabulary padded to 30,528, at most 512 tokens, lengths drawn from those of
 Wikipedia (wikipedia-512.csv beside this file), hidden and attention dropout 0.1, 15 % masked words (at most 76) and
 next sentence, exact loss, LAMB with float32 masters, gradients clipped to norm 1, one update per bin. A step runs from
-a Batch in pinned host memory to updated weights, and is `bertrain.train.loop.train_step`, which the trainer calls.
+a Batch in pinned host memory to updated weights, and is `bertrain.training.loop.train_step`, which the trainer calls.
 Sequences per second are real tokens per second over 254.5, the mean length of MLPerf's Wikipedia set.
 
 Peers: Transformers' BertForPreTraining, bf16 autocast, torch.compile, fused AdamW (which computes less than LAMB), on
@@ -37,17 +37,17 @@ import torch
 from gpu_kernels import median_us
 from workload import padded_inputs, random_examples, wikipedia_lengths
 
-from bertrain.config import resolve
-from bertrain.data.batch import IGNORED
-from bertrain.data.loader import Loader, Step
-from bertrain.data.shards import Shards
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.data.write import Example, write_shards
-from bertrain.observe.metrics import Stopwatch
-from bertrain.settings import Settings
-from bertrain.train import parallel
-from bertrain.train.loop import train_step
-from bertrain.train.state import TrainState
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import Loader, Step
+from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.write import Example, write_shards
+from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.model.batch import IGNORED
+from bertrain.ranks import parallel
+from bertrain.run.metrics import Stopwatch
+from bertrain.training.loop import train_step
+from bertrain.training.state import TrainState
 
 DEVICE = torch.device("cuda")
 MEAN_LENGTH = 254.5  # of MLPerf's Wikipedia set at 512 tokens

@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 from workload import random_examples
 
-from bertrain.config import resolve
-from bertrain.data.batching import choose_policy
-from bertrain.data.loader import Loader
-from bertrain.data.masking import count_predictions
-from bertrain.data.shards import Shards
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.data.write import write_shards
-from bertrain.train.isa import cpu_name
+from bertrain.base.isa import cpu_name
+from bertrain.config.resolve import resolve
+from bertrain.data.feed.batching import choose_policy
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.masking import count_predictions
+from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.write import write_shards
+from bertrain.data.text.tokenizer import Vocabulary
 
 HERE = Path(__file__).parent
 STEP = 768

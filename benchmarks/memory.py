@@ -3,8 +3,8 @@
     python benchmarks/memory.py [--only WORD]
 
 Each case is `bertrain pretrain` in a process of its own, three steps, the third beside a checkpoint being written, on
-full rows of 128 random words; its largest resident size is compared with what `bertrain.train.memory` had said. Writes
-benchmarks/results/memory.json.
+full rows of 128 random words; its largest resident size is compared with what `bertrain.planning.memory` had said.
+Writes benchmarks/results/memory.json.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from workload import random_examples
 
-from bertrain.config import resolve
-from bertrain.data.shards import Shards
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.data.write import Example, write_shards
-from bertrain.train.memory import GIB
-from bertrain.train.settle import place_for
+from bertrain.config.resolve import resolve
+from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.write import Example, write_shards
+from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.planning.memory import GIB
+from bertrain.training.resolve_auto import place_for
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 CHECKPOINTING = "train.activation_checkpointing"

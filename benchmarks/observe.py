@@ -2,7 +2,7 @@
 
     python benchmarks/observe.py [--output benchmarks/results/observe.json] [--rounds 5] [--steps 60]
 
-Each round times the same steps of the real loop (`bertrain.train.benchmark`) three times, in an order that is turned
+Each round times the same steps of the real loop (`bertrain.training.benchmark`) three times, in an order that is turned
 from round to round: as quiet as it can be (no telemetry, no TensorBoard, a line at the end), with telemetry every
 100 ms, and with telemetry, TensorBoard and a line every ten steps, as a run is. Compared are medians of a round with
 those of the same round; reported are the medians of these ratios over the rounds, and the fastest round of each.
@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from bertrain.config import resolve
-from bertrain.observe.synthetic import write_synthetic
-from bertrain.observe.telemetry import Telemetry, device_sensors
-from bertrain.settings import Settings
-from bertrain.train.benchmark import benchmark
-from bertrain.train.isa import cpu_name
+from bertrain.base.isa import cpu_name
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.profiling.synthetic import write_synthetic
+from bertrain.run.telemetry import Telemetry, device_sensors
+from bertrain.training.benchmark import benchmark
 
 HERE = Path(__file__).parent
 ON_GPU = torch.cuda.is_available()

@@ -24,9 +24,9 @@ import matplotlib
 import numpy as np
 import pyarrow
 
-from bertrain.config import resolve
-from bertrain.settings import Settings
-from bertrain.train.isa import cpu_name
+from bertrain.base.isa import cpu_name
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
 
 HERE = Path(__file__).parent
 SAMPLES = 864_000  # of a day, every 100 ms
@@ -54,8 +54,8 @@ def main() -> None:
             result: dict[str, Any] = {"steps": steps, "ranks": ranks}
             result["metrics_mb"] = (run / "metrics.jsonl").stat().st_size / 1e6
             result["telemetry_mb"] = (run / "telemetry.csv").stat().st_size / 1e6
-            result["report"] = measure("bertrain.observe.report", "report", f"report([{str(run)!r}])")
-            result["look"] = measure("bertrain.observe.watch", "look", f"look({str(run)!r})")
+            result["report"] = measure("bertrain.reports.report", "report", f"report([{str(run)!r}])")
+            result["look"] = measure("bertrain.reports.watch", "look", f"look({str(run)!r})")
             page = (run / "report.html").read_text()
             result["page_kb"] = len(page) / 1e3
             result["says"] = re.findall(r"Each point is the mean of [\d,]+ steps\.", page)

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.train.isa import cpu_name
+from bertrain.base.isa import cpu_name
+from bertrain.data.text.tokenizer import Vocabulary
 from tests import plain_reference
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ REFERENCE_MB, TURNS = 4, 3
 
 MEASURE = """
 import json, pathlib, re, sys, time
-from bertrain.data.prepare import prepare
+from bertrain.data.prepare.prepare import prepare
 arguments = json.loads(sys.argv[1])
 wall, cpu = time.perf_counter(), time.process_time()
 manifest = prepare(**arguments)

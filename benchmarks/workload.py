@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertrain.data.batch import IGNORED, Batch
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.data.write import Example
+from bertrain.data.formats.write import Example
+from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.model.batch import IGNORED, Batch
 
 HERE = Path(__file__).parent
 HIDDEN, HEADS, HEAD_DIM, FFN = 1024, 16, 64, 4096  # BERT-Large's

@@ -1,3 +1,3 @@
-from bertrain.cli import main
+from bertrain.cli.main import main
 
 main()

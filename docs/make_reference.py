@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 import bertrain
-from bertrain import config
-from bertrain.cli import app
-from bertrain.errors import EXIT_CODES
-from bertrain.settings import SECTIONS
+from bertrain.base.errors import EXIT_CODES
+from bertrain.cli.main import app
+from bertrain.config import resolve as config
+from bertrain.config.settings import SECTIONS
 
 HERE = Path(__file__).parent
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertrain.config import resolve
-from bertrain.data.block import Block
-from bertrain.data.prepare import prepare
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import ModelSettings, Settings
+from bertrain.data.formats.block import Block
+from bertrain.data.prepare.prepare import prepare
 from bertrain.model.bert import Bert
-from bertrain.settings import ModelSettings, Settings
 from bertrain.weights.huggingface import huggingface_names
 
 SHARED = Path(__file__).parents[2] / "shared"

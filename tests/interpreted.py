@@ -29,9 +29,9 @@ from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
 from bertrain.optim.clipping import clip_factor, norm
-from bertrain.train.compute import FusedCompute
-from bertrain.train.parallel import Ranks
-from bertrain.train.state import TrainState
+from bertrain.ranks.parallel import Ranks
+from bertrain.training.compute import FusedCompute
+from bertrain.training.state import TrainState
 from tests import helpers, twins, whole_model
 
 SEED = torch.tensor([2**40 + 5])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from bertrain.config import resolve
-from bertrain.data.prepare import prepare
-from bertrain.settings import Settings
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.data.prepare.prepare import prepare
 from tests.helpers import SPECIAL
 
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]

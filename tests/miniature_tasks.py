@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bertrain import cli
-from bertrain.settings import Settings
-from bertrain.train.finetune import resolve_task
-from bertrain.train.pretrain import pretrain
+from bertrain.cli import main
+from bertrain.config.settings import Settings
+from bertrain.training.finetune import resolve_task
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 COLOURS = ("red", "green", "blue")
@@ -128,7 +128,7 @@ def command_line(*words: object, check: bool = True) -> Ended:
         contextlib.redirect_stderr(err),
     ):
         try:
-            cli.main()
+            main.main()
         except SystemExit as ending:
             code = ending.code
     ended = Ended(int(code or 0), out.getvalue(), err.getvalue())

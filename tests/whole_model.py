@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertrain.data.batch import IGNORED, Batch
+from bertrain.config.settings import ModelSettings
+from bertrain.model.arena import Arena
+from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.fused import FusedBert
-from bertrain.optim.arena import Arena
-from bertrain.settings import ModelSettings
-from bertrain.train.compute import sums_of
+from bertrain.training.compute import sums_of
 from tests import helpers, twins
 
 

@@ -1,0 +1,1 @@
+"""Starts ranks on this machine and jobs on clusters."""

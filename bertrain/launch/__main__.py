@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.launch.job import read_job
 
 

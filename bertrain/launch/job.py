@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import bertrain
-from bertrain.config import to_toml
-from bertrain.errors import UserError
-from bertrain.files import new_folder
-from bertrain.notation import parse_duration
-from bertrain.settings import Settings
+from bertrain.base.errors import UserError
+from bertrain.base.files import new_folder
+from bertrain.base.units import parse_duration
+from bertrain.config.resolve import to_toml
+from bertrain.config.settings import Settings
 
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
 Runtime = Literal["pyxis", "apptainer"]

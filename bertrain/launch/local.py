@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
-from bertrain.launch.binding import USABLE, write_cpu_list
+from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+from bertrain.ranks.binding import USABLE, write_cpu_list
+from bertrain.ranks.restart import FAILED
 
 if TYPE_CHECKING:
     from bertrain.launch.meeting import Meeting
 
-GONE_BACK = "BERTRAIN_GONE_BACK"  # tells ranks that the launcher has gone back to an older checkpoint already
-FAILED = "BERTRAIN_FAILED"  # tells ranks that are started again what befell the ones before them, and when
 SAVING_S = 120
 MEETING_S = 300
 
@@ -133,29 +132,3 @@ def _given_up(restarts: int) -> str:
     if not restarts:
         return "; all ranks were ended (--restarts starts them again)"
     return f"; given up after {restarts} restart(s) without a new checkpoint (--restarts)"
-
-
-def is_restart() -> bool:
-    """Whether a launcher, ours or torchrun's, started this rank in the place of one that failed."""
-    return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def befell_before() -> str:
-    """What befell the ranks whose place these have taken; nothing, if there were none or it is not known."""
-    return os.environ.get(FAILED, "").partition(" ")[2]
-
-
-def has_gone_back() -> bool:
-    """Whether our launcher has gone back to the checkpoint that `--from-step` names, before it started any rank."""
-    return GONE_BACK in os.environ
-
-
-def say_that_it_goes_on(step: int) -> None:
-    """After the first step of ranks that were started again: how long nothing was trained. Said once."""
-    failed = os.environ.pop(FAILED, "")
-    if failed:
-        ended, _, what = failed.partition(" ")
-        print(
-            f"bertrain: training went on at step {step}, {time.time() - float(ended):.1f} s after {what}",
-            file=sys.stderr,
-        )

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertrain.errors import UserError
-from bertrain.files import write_atomically
+from bertrain.base.errors import UserError
+from bertrain.base.files import write_atomically
 from bertrain.launch.local import MEETING_S
 
 WORD = "meeting.json"

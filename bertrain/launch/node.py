@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
+from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
 from bertrain.launch.job import Job
 from bertrain.launch.local import run_once, what_befell
 from bertrain.launch.meeting import call_together, come_to, find_place, meet, ranks_of_mpi

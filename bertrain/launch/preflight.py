@@ -22,17 +22,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bertrain import config
-from bertrain.data.source import open_data
-from bertrain.errors import AgreedError, SaidElsewhereError, UserError
+from bertrain.base.errors import AgreedError, SaidElsewhereError, UserError
+from bertrain.config import resolve as config
+from bertrain.config.model_size import count_parameters
+from bertrain.config.settings import Settings
+from bertrain.data.formats.source import open_data
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts, Gpu
 from bertrain.launch.job import RECIPE, Job, code_version, read_job
-from bertrain.model.size import count_parameters
-from bertrain.settings import Settings
-from bertrain.train import parallel
-from bertrain.train.memory import GIB
-from bertrain.train.parallel import Ranks
+from bertrain.planning.memory import GIB
+from bertrain.ranks import parallel
+from bertrain.ranks.parallel import Ranks
 
 CLOCKS_APART_S = 1.0
 SLOW_SHARE = 0.5

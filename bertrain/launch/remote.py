@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from bertrain.errors import EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+from bertrain.base.errors import EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
 from bertrain.launch.job import Host, Job, read_hostfile
 from bertrain.launch.local import SAVING_S
 from bertrain.launch.node import PREFLIGHT

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.settings import Settings
 from bertrain.launch.job import SCRIPT, Job, read_job, write_job
 from bertrain.launch.scripts import job_script
-from bertrain.settings import Settings
 
 SUBMITTED, EVENTS = "submitted", "events"
 ALLOCATIONS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}

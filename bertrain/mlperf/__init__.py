@@ -1,0 +1,1 @@
+"""MLPerf experiments, logs and checks."""

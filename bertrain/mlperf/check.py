@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.mlperf.log import TOKEN, Log, read_log, require_library, result_files
 from bertrain.mlperf.show import CAN_BE_SCORED, LogFigures, Score, figures_of, score_of
 

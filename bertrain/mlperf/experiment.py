@@ -15,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertrain.data.loader import Loader
-from bertrain.errors import AgreedError, DivergedError, UserError
-from bertrain.files import write_atomically
+from bertrain.base.console import warn
+from bertrain.base.errors import AgreedError, DivergedError, UserError
+from bertrain.base.files import write_atomically
+from bertrain.config.settings import OptimizerSettings, Settings
+from bertrain.data.feed.loader import Loader
 from bertrain.mlperf.log import ResultLog, require_library
-from bertrain.observe.console import warn
 from bertrain.optim.schedules import in_steps
-from bertrain.settings import OptimizerSettings, Settings
-from bertrain.train.checkpoint import Progress
-from bertrain.train.events import Events
-from bertrain.train.parallel import Ranks
-from bertrain.train.state import TrainState
+from bertrain.ranks.parallel import Ranks
+from bertrain.run.checkpoint import Progress
+from bertrain.training.events import Events
+from bertrain.training.state import TrainState
 
 SUCCESS, ABORTED = "success", "aborted"
 TARGET = 0.720
@@ -111,7 +111,7 @@ def run_experiment(
         log.event("cache_clear", cleared, **({"reason": reason} if reason else {}))
         log.start("init_start", ranks=int(os.environ.get("WORLD_SIZE", "1")))
     recorder = Recorder(log)
-    from bertrain.train.pretrain import pretrain
+    from bertrain.training.pretrain import pretrain
 
     try:
         pretrain(as_experiment(settings), data, folder / "run", init=init, events=recorder)
@@ -222,7 +222,7 @@ class Recorder(Events):
 
 def submission(settings: Settings, ranks: Ranks) -> list[tuple[str, Any]]:
     """Whose run this is, and on what."""
-    from bertrain.train.runs import describe_environment
+    from bertrain.run.folder import describe_environment
 
     about = settings.mlperf
     device = describe_environment(ranks.world, str(ranks.device), 0)["device"]
@@ -294,12 +294,12 @@ def probe(settings: Settings, init: str) -> float:
     Raises UserError where it is further from mlperf.probe_accuracy than mlperf.probe_tolerance.
     """
     from bertrain.model.bert import Bert
-    from bertrain.train import parallel
-    from bertrain.train.compute import predictor
-    from bertrain.train.evaluate import HeldOut
-    from bertrain.train.examples import open_for
-    from bertrain.train.precision import set_precision
-    from bertrain.train.settle import settle
+    from bertrain.ranks import parallel
+    from bertrain.training.compute import predictor
+    from bertrain.training.evaluate import HeldOut
+    from bertrain.training.open_data import open_for
+    from bertrain.training.precision import set_precision
+    from bertrain.training.resolve_auto import settle
     from bertrain.weights.source import fill_in, read_weights
 
     check_settings(settings)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 
 TOKEN = ":::MLLOG "
 CALLERS = 2  # between a line's author and the library, which notes his file and line

@@ -13,16 +13,16 @@ import json
 import signal
 from pathlib import Path
 
-from bertrain.config import resolve, to_toml
-from bertrain.errors import EXIT_REQUEUE, EXIT_USER_ERROR, RequeueError, SaidElsewhereError, UserError
-from bertrain.files import write_atomically
+from bertrain.base.errors import EXIT_REQUEUE, EXIT_USER_ERROR, RequeueError, SaidElsewhereError, UserError
+from bertrain.base.files import write_atomically
+from bertrain.config.resolve import resolve, to_toml
+from bertrain.config.settings import Settings
 from bertrain.mlperf.check import Checked, check_results
 from bertrain.mlperf.experiment import as_experiment, attempt_folder, check_settings, warn_of_settings
 from bertrain.mlperf.log import read_log, require_library
 from bertrain.mlperf.show import figures_of
-from bertrain.settings import Settings
-from bertrain.train.agenda import evaluation_interval
-from bertrain.train.runs import Run
+from bertrain.run.folder import Run
+from bertrain.training.agenda import evaluation_interval
 
 RECIPE = "recipe.toml"
 
@@ -111,8 +111,8 @@ def describe(code: int) -> str:
 
 def _preflight(settings: Settings, data: str | Path, out: Path, init: str, nproc: int) -> None:
     """Refuse what can be refused before anything is written, and look through the data once for all experiments."""
-    from bertrain.data.source import open_data
-    from bertrain.train.pretrain import preflight
+    from bertrain.data.formats.source import open_data
+    from bertrain.training.pretrain import preflight
 
     if settings.mlperf.probe_accuracy and not init:
         raise UserError(

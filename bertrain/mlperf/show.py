@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TypeGuard
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.mlperf.log import Entry, Log, read_log
 
 CAN_BE_SCORED = 3  # results, of which the fastest and the slowest are left out
@@ -193,8 +193,8 @@ def of_one_system(logs: Sequence[LogFigures]) -> bool:
 
 def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
     """Draw the accuracy of logs over each other, by samples and by time, as an SVG file."""
-    from bertrain.files import write_atomically
-    from bertrain.observe.mlperf_plots import draw_logs
+    from bertrain.base.files import write_atomically
+    from bertrain.mlperf.plots import draw_logs
 
     out = Path(out)
     if out.suffix != ".svg":

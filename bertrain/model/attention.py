@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertrain.data.batch import Batch
+from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 
 GROUP_STEP = 32  # lengths are rounded up to a multiple of this to share a group

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertrain.data.batch import Batch
+from bertrain.config.settings import ModelSettings
 from bertrain.model.attention import RaggedPlan, attend_grouped
+from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 from bertrain.model.heads import MaskedWordHead, SentenceHead, SpanHead, answer_head
-from bertrain.settings import ModelSettings
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from bertrain.data.batch import Batch
 from bertrain.kernels.attention import plan_attention
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient, word_gradient
 from bertrain.kernels.fp8 import Scales
 from bertrain.kernels.reduction import column_sums
+from bertrain.model.arena import Arena
+from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert, Outputs
 from bertrain.model.fused_heads import FusedHeads
 from bertrain.model.fused_layer import FusedLayer, Kept, Operand, Recompute, Run
-from bertrain.optim.arena import Arena
 
 
 class FusedBert:

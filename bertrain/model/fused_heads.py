@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertrain.data.batch import IGNORED, Batch
+from bertrain.config.settings import ModelSettings
 from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.random import rows_keep_mask
 from bertrain.kernels.reduction import row_sum
+from bertrain.model.arena import Arena
+from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.fused_layer import Matrix, Operand, Run, add
 from bertrain.model.heads import by_sequence
-from bertrain.optim.arena import Arena
-from bertrain.settings import ModelSettings
 
 aten = torch.ops.aten
 Judged = tuple[tuple[Tensor, Tensor], Tensor]

@@ -17,8 +17,8 @@ from bertrain.kernels.fp8 import Bytes, Cast, Eight, Scales, cast_both_ways, emp
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
+from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
-from bertrain.optim.arena import Arena
 
 
 class Operand(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertrain.data.batch import IGNORED, Batch
+from bertrain.config.settings import ModelSettings
+from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.dropout import dropout
-from bertrain.settings import ModelSettings
 
 NEVER = -1e30  # a score that no softmax sees; finite, so that a row of nothing else is no NaN
 

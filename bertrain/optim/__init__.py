@@ -1,0 +1,1 @@
+"""Optimizers over one flat buffer, gradient clipping and learning-rate schedules."""

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bertrain.errors import UserError
-from bertrain.optim.arena import Arena
-from bertrain.settings import OptimizerSettings
+from bertrain.base.errors import UserError
+from bertrain.config.settings import OptimizerSettings
+from bertrain.model.arena import Arena
 
 
 class Optimizer(ABC):

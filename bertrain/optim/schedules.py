@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bertrain.settings import ScheduleSettings
+from bertrain.config.settings import ScheduleSettings
 
 
 def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps: int) -> float:

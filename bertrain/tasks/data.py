@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.data.block import Block, Masks
-from bertrain.data.masking import Ints
-from bertrain.data.tokenizer import Vocabulary
+from bertrain.data.formats.block import Block, Masks
+from bertrain.data.formats.masking import Ints
+from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks.task import Split
 
 NOTHING = np.zeros(0, dtype=np.int64)

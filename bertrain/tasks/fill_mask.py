@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from bertrain.data.batch import IGNORED, Batch
-from bertrain.data.tokenizer import Tokenizer, Vocabulary
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
 from bertrain.weights.source import build_model, read_weights
 

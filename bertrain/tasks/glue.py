@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
-from bertrain.files import write_atomically
-from bertrain.settings import Settings
+from bertrain.base.errors import UserError
+from bertrain.base.files import write_atomically
+from bertrain.config.settings import Settings
+from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, read_class, read_number
 from bertrain.tasks.tables import choose_files

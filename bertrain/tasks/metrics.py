@@ -14,8 +14,8 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.data.block import Values
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.formats.block import Values
 from bertrain.tasks.task import Head, Outputs
 
 Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError, nearest
-from bertrain.settings import Settings
+from bertrain.base.errors import UserError, nearest
+from bertrain.config.settings import Settings
+from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks.glue import TASKS, open_glue
 from bertrain.tasks.metrics import require_libraries
 from bertrain.tasks.task import Task
@@ -33,7 +33,7 @@ def open_task(
     if not folder.exists():
         raise UserError(f"there is no --data {folder}")
     if name in SQUAD:
-        from bertrain.tasks.squad import SquadTask
+        from bertrain.tasks.squad.task import SquadTask
 
         return SquadTask.open(settings, folder, vocabulary)
     if described is None and name in task_names():

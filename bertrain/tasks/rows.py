@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from bertrain.data.block import Block
-from bertrain.data.records import Problem, listed
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
-from bertrain.files import write_atomically
-from bertrain.settings import Settings
+from bertrain.base.errors import UserError
+from bertrain.base.files import write_atomically
+from bertrain.config.settings import Settings
+from bertrain.data.formats.block import Block
+from bertrain.data.text.records import Problem, listed
+from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.sentences import encode_texts
 from bertrain.tasks.tables import Flaws, Row, Torn, read_table

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertrain.errors import UserError, nearest
-from bertrain.tasks.squad import squad_version
-from bertrain.tasks.squad_files import read_json_file, read_squad
-from bertrain.tasks.squad_score import score_squad
+from bertrain.base.errors import UserError, nearest
+from bertrain.tasks.squad.files import read_json_file, read_squad
+from bertrain.tasks.squad.scoring import score_squad
+from bertrain.tasks.squad.task import squad_version
 
 
 def score(

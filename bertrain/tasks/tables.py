@@ -19,10 +19,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bertrain.data.records import LARGEST_RECORD, Problem, listed, numbered_lines
-from bertrain.data.streams import DAMAGE, Stream, open_streams
-from bertrain.errors import UserError
-from bertrain.observe.wording import counted
+from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
+from bertrain.data.text.records import LARGEST_RECORD, Problem, listed, numbered_lines
+from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 
 HUB = "data"  # the folder of the files in a repository of Hugging Face's hub
 FORMS = {

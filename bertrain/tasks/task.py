@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.data.block import Block
+from bertrain.data.formats.block import Block
 
 Head = Literal["classify", "regress", "span"]
 Outputs = npt.NDArray[np.float32]

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertrain.config import model_from_bert_config
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
-from bertrain.settings import ModelSettings
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import model_from_bert_config
+from bertrain.config.settings import ModelSettings
+from bertrain.data.text.tokenizer import Vocabulary
 
 CONFIGS = ("bert_config.json", "config.json")
 VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertrain.errors import UserError
-from bertrain.observe.wording import counted
+from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.weights import huggingface, nvidia
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
 from bertrain.weights.tensors import ENCODER, Kind, Weights, gather, in_a_sentence

@@ -18,11 +18,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bertrain.config import BERT_CONFIG_KEYS
-from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
-from bertrain.errors import UserError
-from bertrain.files import new_folder, refuse_occupied, save_tensors
-from bertrain.settings import ModelSettings
+from bertrain.base.errors import UserError
+from bertrain.base.files import new_folder, refuse_occupied, save_tensors
+from bertrain.config.resolve import BERT_CONFIG_KEYS
+from bertrain.config.settings import ModelSettings
+from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
 from bertrain.weights import torch_files
 from bertrain.weights.companions import (
     CONFIGS,

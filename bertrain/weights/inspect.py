@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.weights.huggingface import bert_config
 from bertrain.weights.names import for_head
 from bertrain.weights.source import open_source, read_weights

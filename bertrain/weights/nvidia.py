@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bertrain.files import new_folder, refuse_occupied
+from bertrain.base.files import new_folder, refuse_occupied
 from bertrain.weights.companions import CONFIGS, VOCABULARY, find_settings, find_vocabulary
 from bertrain.weights.huggingface import bert_config, stored_torch, to_huggingface, with_places
 from bertrain.weights.tensors import Source, Stored, Weights, combined_digest

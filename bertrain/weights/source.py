@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.model.bert import Bert
-from bertrain.observe.wording import counted
-from bertrain.train import checkpoint
-from bertrain.train.runs import Run
+from bertrain.run import checkpoint
+from bertrain.run.folder import Run
 from bertrain.weights import huggingface, nvidia, tf1
 from bertrain.weights.companions import CONFIGS, read_json
 from bertrain.weights.names import Place, other_pool

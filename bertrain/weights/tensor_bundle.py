@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertrain.data.tfrecord import masked_checksum, read_varint, wire_fields
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.formats.tfrecord import masked_checksum, read_varint, wire_fields
 
 FOOTER_BYTES, MAGIC = 48, 0xDB4775248B80FB57
 TRAILER = struct.Struct("<BI")  # of a block: how it is compressed, and its checksum

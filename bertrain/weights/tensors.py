@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
-from bertrain.files import file_digest
+from bertrain.base.errors import UserError
+from bertrain.base.files import file_digest
+from bertrain.config.settings import ModelSettings
+from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.model.bert import Bert
-from bertrain.settings import ModelSettings
 from bertrain.weights.names import Place, for_head
 
 Kind = Literal["run", "huggingface", "nvidia", "tf1"]

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.weights.companions import find_settings, find_vocabulary
 from bertrain.weights.names import TENSORFLOW, TRANSPOSED_IN_TENSORFLOW, place_in
 from bertrain.weights.tensor_bundle import Bundle, index_of, open_bundle

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 
 _DAMAGE = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError,

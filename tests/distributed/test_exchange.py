@@ -14,19 +14,19 @@ import torch.multiprocessing
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bertrain.data.loader import Loader, Step
-from bertrain.data.shards import Shards
+from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import Loader, Step
+from bertrain.data.formats.shards import Shards
+from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.model.initial import initialise
-from bertrain.observe.metrics import Stopwatch
-from bertrain.optim.arena import Arena
-from bertrain.optim.rules import RULES
-from bertrain.settings import Settings
-from bertrain.train import exchange
-from bertrain.train.loop import train_step
-from bertrain.train.parallel import Ranks
-from bertrain.train.state import TrainState
+from bertrain.model.initialization import initialise
+from bertrain.optim.registry import RULES
+from bertrain.ranks.parallel import Ranks
+from bertrain.run.metrics import Stopwatch
+from bertrain.training import exchange
+from bertrain.training.loop import train_step
+from bertrain.training.state import TrainState
 from tests import helpers
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.data.batching import POLICIES
-from bertrain.data.loader import Loader
-from bertrain.data.shards import Shards
-from bertrain.errors import UserError
-from bertrain.train.pretrain import pretrain
+from bertrain.base.errors import UserError
+from bertrain.data.feed.batching import POLICIES
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 TOLERANCE = 1e-5

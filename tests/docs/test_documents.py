@@ -21,9 +21,9 @@ import pyarrow as pa
 import pytest
 import typer
 
-from bertrain import config
-from bertrain.cli import app
-from bertrain.config import parse_overrides
+from bertrain.cli.main import app
+from bertrain.config import resolve as config
+from bertrain.config.resolve import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -197,15 +197,15 @@ def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, f
     for line in steps:
         assert list(line) == list(generator.STEP_FIELDS)
     assert list(end) == list(generator.END_FIELDS)
-    from bertrain.train.evaluate import evaluate
+    from bertrain.training.evaluate import evaluate
 
     result = evaluate(followed / "runs" / "first", followed / "held-out", max_examples=4, device="cpu")
     assert set(result) | {"kind", "samples"} == set(generator.EVALUATION_FIELDS)
 
 
 def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:
-    from bertrain.observe.sensors import sensors_for
-    from bertrain.observe.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS
+    from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS
+    from bertrain.run.sensors import sensors_for
     from tests.unit.test_profile import FILES
 
     assert list(generator.ITERATION_FIELDS) == list(ITERATION_COLUMNS)

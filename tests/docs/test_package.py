@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.config import recipe_names, resolve
+from bertrain.config.resolve import recipe_names, resolve
 from tests import helpers
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +67,8 @@ def test_text_to_evaluation_outside_the_checkout(installed: Path, tmp_path: Path
 @pytest.fixture(scope="module")
 def data_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
     """A folder that holds `data` of so many words and such a length; recipes that are alike share one."""
-    from bertrain.data.prepare import prepare
-    from bertrain.data.tokenizer import Vocabulary
+    from bertrain.data.prepare.prepare import prepare
+    from bertrain.data.text.tokenizer import Vocabulary
 
     @cache
     def prepared(words: int, max_seq_length: int) -> Path:
@@ -86,7 +86,7 @@ TASK_RECIPES = [name for name in recipe_names() if resolve(name).task.name]
 
 @pytest.mark.parametrize("recipe", sorted(set(recipe_names()) - set(TASK_RECIPES)))
 def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]) -> None:
-    from bertrain.train.announce import dry_run
+    from bertrain.training.announce import dry_run
 
     settings = resolve(recipe)
     if settings.train.precision == "fp8":  # which is refused where there is no GPU that has it
@@ -101,7 +101,7 @@ def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to fine-tune, with positions for any recipe."""
-    from bertrain.train.pretrain import pretrain
+    from bertrain.training.pretrain import pretrain
 
     folder = tmp_path_factory.mktemp("weights")
     settings = helpers.tiny_settings(train__max_steps=1, schedule__warmup_steps=0, model__max_positions=512)
@@ -111,8 +111,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("recipe", TASK_RECIPES)
 def test_every_recipe_of_a_task_dry_runs(recipe: str, weights: Path, tmp_path: Path) -> None:
-    from bertrain.train.announce import dry_run
-    from bertrain.train.finetune import settle_task
+    from bertrain.training.announce import dry_run
+    from bertrain.training.finetune import settle_task
 
     asked = resolve(recipe)
     data = ROOT / "tests" / "data" / ("squad" if asked.task.name.startswith("squad/") else "glue")
@@ -142,7 +142,7 @@ def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
 def test_help_imports_nothing_heavy() -> None:
     """No clock here (benchmarks/loader.py has it): --help answers at once because it loads neither torch nor arrow."""
     script = (
-        "import sys, bertrain.cli as cli\n"
+        "import sys, bertrain.cli.main as cli\n"
         "sys.argv = ['bertrain', '--help']\n"
         "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
         "print([name for name in ('torch', 'numpy', 'pyarrow', 'tokenizers', 'rich') if name in sys.modules])"

@@ -18,7 +18,7 @@ import typer
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from bertrain.cli import app
+from bertrain.cli.main import app
 from tests.docs.test_documents import Action, perform
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.cli import main
-from bertrain.data.shards import SCHEMA_VERSION
-from bertrain.train.pretrain import pretrain
+from bertrain.cli.main import main
+from bertrain.data.formats.shards import SCHEMA_VERSION
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 
@@ -231,12 +231,12 @@ def test_resume_when_the_data_has_moved(refused: Refused, tmp_path: Path) -> Non
 
 
 def test_an_interrupt_outside_training_is_said(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    import bertrain.config
+    import bertrain.config.resolve
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bertrain.config, "recipe_names", interrupted)
+    monkeypatch.setattr(bertrain.config.resolve, "recipe_names", interrupted)
     assert refused("recipes") == "interrupted; what was saved before stays"
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from bertrain.errors import UserError
-from bertrain.train import checkpoint
-from bertrain.train.checkpoint import Progress, Saver, Snapshot
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.base.errors import UserError
+from bertrain.run import checkpoint
+from bertrain.run.checkpoint import Progress, Saver, Snapshot
+from bertrain.training.pretrain import pretrain, resume
 from tests import helpers
 from tests.processes import kill_when
 

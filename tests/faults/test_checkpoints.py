@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.errors import UserError
-from bertrain.train import checkpoint
-from bertrain.train.checkpoint import Progress, Saver, Snapshot
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.base.errors import UserError
+from bertrain.run import checkpoint
+from bertrain.run.checkpoint import Progress, Saver, Snapshot
+from bertrain.training.pretrain import pretrain, resume
 from tests import helpers
 
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertrain.data.convert import bin_by_length, convert, eval_set
-from bertrain.data.source import open_data
-from bertrain.data.verify import verify
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.formats.convert import bin_by_length, convert, eval_set
+from bertrain.data.formats.source import open_data
+from bertrain.data.formats.verify import verify
 from tests import helpers
 
 GOLDEN = Path(__file__).parents[1] / "golden"

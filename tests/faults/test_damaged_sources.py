@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bertrain.data.records
-from bertrain.data.choices import DocumentEnd
-from bertrain.data.extract import extract
-from bertrain.data.text import LONGEST_LINE, Span, find_inputs, read_documents, read_lines
-from bertrain.errors import UserError
+import bertrain.data.text.records
+from bertrain.base.errors import UserError
+from bertrain.config.choices import DocumentEnd
+from bertrain.data.text.documents import LONGEST_LINE, Span, find_inputs, read_documents, read_lines
+from bertrain.data.text.extract import extract
 from tests.unit.test_extract import DUMP, PACKINGS, archive, documents_of, text_of, write_parquet
 
 
@@ -203,7 +203,7 @@ def test_not_what_it_seems(tmp_path: Path, content: bytes, message: str) -> None
 
 @pytest.mark.parametrize("form", ["dump", "jsonl", "text", "wikiextractor"])
 def test_a_giant_record_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    monkeypatch.setattr(bertrain.data.records, "LARGEST_RECORD", 10_000)
+    monkeypatch.setattr(bertrain.data.text.records, "LARGEST_RECORD", 10_000)
     contents = {
         "dump": b"<page>" + b"x" * 1_100_000,
         "jsonl": b'{"text": "' + b"x" * 30_000 + b'"}\n' + json.dumps({"text": "Good."}).encode(),

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary
-from bertrain.errors import UserError
-from bertrain.tasks.squad import SquadTask
-from bertrain.tasks.squad_files import read_squad
+from bertrain.base.errors import UserError
+from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.tasks.squad.files import read_squad
+from bertrain.tasks.squad.task import SquadTask
 from tests.unit.test_squad import SAMPLE, open_task, settings_of
 
 Damage = Callable[[dict[str, Any]], None]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import show_weights
 from bertrain.weights.source import read_weights

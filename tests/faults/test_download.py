@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import bertrain.data.download as downloads
-from bertrain.data.download import RemoteFile, download, fetch
-from bertrain.errors import UserError
+import bertrain.data.text.download as downloads
+from bertrain.base.errors import UserError
+from bertrain.data.text.download import RemoteFile, download, fetch
 from tests import helpers
 
 CONTENT = random.Random(1).randbytes(300_000)

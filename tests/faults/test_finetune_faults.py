@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.train.finetune import figures_of, finetune
+from bertrain.training.finetune import figures_of, finetune
 from bertrain.weights.export import export
 from tests import helpers
 from tests import miniature_tasks as tiny_tasks

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.errors import UserError
-from bertrain.train.room import explaining
+from bertrain.base.errors import UserError
+from bertrain.planning.memory_fit import explaining
 from tests import helpers
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import bertrain.train.pretrain
-from bertrain.cli import main
+import bertrain.training.pretrain
+from bertrain.cli.main import main
 status = Path("/proc/self/status").read_text()
 now = int(status.split("VmSize:")[1].split()[0]) << 10
 resource.setrlimit(resource.RLIMIT_AS, (now + (100 << 20), resource.RLIM_INFINITY))

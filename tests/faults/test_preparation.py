@@ -18,21 +18,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertrain.data import engines
-from bertrain.data import prepare as preparation
-from bertrain.data.convert import convert
-from bertrain.data.extract import extract
-from bertrain.data.prepare import prepare
-from bertrain.data.shards import Shards
-from bertrain.data.source import open_data
-from bertrain.data.text import LONGEST_LINE
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.formats.convert import convert
+from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.source import open_data
+from bertrain.data.prepare import engines
+from bertrain.data.prepare import prepare as preparation
+from bertrain.data.prepare.prepare import prepare
+from bertrain.data.text.documents import LONGEST_LINE
+from bertrain.data.text.extract import extract
 from tests import helpers
 
 UNIT_MB = 1000 / (1 << 20)
 SCRIPT = """
 import json, os, pathlib, signal, sys
-from bertrain.data.prepare import prepare
+from bertrain.data.prepare.prepare import prepare
 arguments = json.loads(sys.argv[1])
 fatal = arguments.pop("die_at_rename", None)
 renames, rename = 0, pathlib.Path.rename

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from bertrain.data.loader import Loader
-from bertrain.data.shards import Shards
-from bertrain.errors import EXIT_REQUEUE, UserError
-from bertrain.observe.logs import logs
-from bertrain.observe.watch import look
-from bertrain.train import checkpoint
-from bertrain.train.pretrain import pretrain
+from bertrain.base.errors import EXIT_REQUEUE, UserError
+from bertrain.base.logs import logs
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
+from bertrain.reports.watch import look
+from bertrain.run import checkpoint
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 from tests.processes import Launched, records
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertrain.data.loader import Loader, Step
-from bertrain.data.shards import Shards
+from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import Loader, Step
+from bertrain.data.formats.shards import Shards
 from bertrain.kernels.backend import available
-from bertrain.settings import Settings
-from bertrain.train.compute import FusedCompute, PlainCompute
-from bertrain.train.parallel import Ranks
-from bertrain.train.state import TrainState
+from bertrain.ranks.parallel import Ranks
+from bertrain.training.compute import FusedCompute, PlainCompute
+from bertrain.training.state import TrainState
 from tests import helpers, twins, whole_model
 
 USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.launch.binding import read_topology, usable_cpus
-from bertrain.train.parallel import gpu_nodes
+from bertrain.ranks.binding import read_topology, usable_cpus
+from bertrain.ranks.parallel import gpu_nodes
 from tests import helpers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

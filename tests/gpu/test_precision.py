@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.errors import UserError
-from bertrain.train.precision import check_precision, set_precision
-from bertrain.train.pretrain import pretrain
+from bertrain.base.errors import UserError
+from bertrain.training.precision import check_precision, set_precision
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 HAS_GPU = torch.cuda.is_available()

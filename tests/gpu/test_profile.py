@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from bertrain.kernels.backend import available
-from bertrain.observe.metrics import Stopwatch
-from bertrain.observe.profile import profile
-from bertrain.observe.profile_report import profile_report, read_roofline
-from bertrain.observe.sensors import sensors_for, uuid_of
-from bertrain.observe.sets import find_sets
-from bertrain.observe.variability import joules, summarise
-from bertrain.train.pretrain import pretrain
+from bertrain.profiling.profile import profile
+from bertrain.profiling.profile_report import profile_report, read_roofline
+from bertrain.profiling.sets import find_sets
+from bertrain.profiling.variability import joules, summarise
+from bertrain.run.metrics import Stopwatch
+from bertrain.run.sensors import sensors_for, uuid_of
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 from tests.unit.test_profile import FILES, read_csv
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bertrain.optim.arena import Arena
+from bertrain.config.settings import OptimizerSettings
+from bertrain.model.arena import Arena
 from bertrain.optim.clipping import clip_factor, is_finite
-from bertrain.optim.rules import RULES, build_optimizer
-from bertrain.settings import OptimizerSettings
+from bertrain.optim.registry import RULES, build_optimizer
 from tests import helpers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.kernels.backend import available
-from bertrain.train.pretrain import pretrain
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")

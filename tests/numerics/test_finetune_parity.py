@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from bertrain.data.batching import step_by_sequences
-from bertrain.data.loader import Loader
-from bertrain.data.shards import Shards
+from bertrain.config.settings import ModelSettings
+from bertrain.data.feed.batching import step_by_sequences
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
 from bertrain.model.bert import Bert
 from bertrain.model.heads import answer_sums, by_sequence
-from bertrain.settings import ModelSettings
-from bertrain.train.examples import open_task
-from bertrain.train.finetune import finetune
-from bertrain.train.runs import Run
+from bertrain.run.folder import Run
+from bertrain.training.finetune import finetune
+from bertrain.training.open_data import open_task
 from bertrain.weights.names import huggingface_names
 from tests import helpers, miniature_tasks, whole_model
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertrain.config import resolve
-from bertrain.data.batch import Batch
-from bertrain.data.loader import Loader
-from bertrain.data.prepare import prepare
-from bertrain.data.shards import Shards
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import ModelSettings
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
+from bertrain.data.prepare.prepare import prepare
+from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.settings import ModelSettings
 from bertrain.weights.huggingface import huggingface_names
 from tests import helpers
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from bertrain.optim.arena import Arena
+from bertrain.config.settings import OptimizerSettings
+from bertrain.model.arena import Arena
 from bertrain.optim.clipping import clip_factor, is_finite
-from bertrain.optim.rules import build_optimizer
-from bertrain.settings import OptimizerSettings
+from bertrain.optim.registry import build_optimizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

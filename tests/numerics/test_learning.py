@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bertrain.data.shards import Shards
-from bertrain.train.evaluate import evaluate
-from bertrain.train.pretrain import pretrain
+from bertrain.data.formats.shards import Shards
+from bertrain.training.evaluate import evaluate
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 

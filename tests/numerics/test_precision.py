@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.errors import UserError
-from bertrain.train import isa
-from bertrain.train.precision import check_precision, set_precision
-from bertrain.train.pretrain import pretrain
+from bertrain.base import isa
+from bertrain.base.errors import UserError
+from bertrain.training.precision import check_precision, set_precision
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 from tests.numerics import golden_losses
 

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from bertrain.observe.profile_report import profile_report
-from bertrain.observe.report import report
-from bertrain.train.pretrain import pretrain
+from bertrain.profiling.profile_report import profile_report
+from bertrain.reports.report import report
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 H200 = Path(__file__).parents[1] / "data" / "profile-h200"

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.optim.schedules import learning_rate
-from bertrain.train.agenda import Agenda, mlperf_interval, passes_multiple, time_limit
-from bertrain.train.budget import TIMED_STEPS, WARM_UP_STEPS, measure, without_an_end
-from bertrain.train.checkpoint import Progress
-from bertrain.train.guard import END, GO_ON, SAVE, STOP
+from bertrain.planning.time_budget import TIMED_STEPS, WARM_UP_STEPS, measure, without_an_end
+from bertrain.ranks.signals import END, GO_ON, SAVE, STOP
+from bertrain.run.checkpoint import Progress
+from bertrain.training.agenda import Agenda, mlperf_interval, passes_multiple, time_limit
 from tests import helpers
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertrain.data.balance import (
+from bertrain.data.feed.balance import (
     Balance,
     better_budget,
     describe_balance,
@@ -20,12 +20,12 @@ from bertrain.data.balance import (
     multiply_adds,
     per_rank,
 )
-from bertrain.data.batching import POLICIES
-from bertrain.data.loader import Loader
-from bertrain.data.shards import Shards
+from bertrain.data.feed.batching import POLICIES
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
 from bertrain.model.attention import RaggedPlan
-from bertrain.train.announce import dry_run
-from bertrain.train.pretrain import pretrain
+from bertrain.training.announce import dry_run
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 

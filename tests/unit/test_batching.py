@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.batching import (
+from bertrain.base.errors import UserError
+from bertrain.config.settings import BatchSettings
+from bertrain.data.feed.batching import (
     MAX_PER_ROW,
     POLICIES,
     STRATA,
@@ -20,10 +22,8 @@ from bertrain.data.batching import (
     step_by_sequences,
     step_by_tokens,
 )
-from bertrain.data.masking import count_predictions
-from bertrain.data.packing import Algorithm, pack_lengths
-from bertrain.errors import UserError
-from bertrain.settings import BatchSettings
+from bertrain.data.formats.masking import count_predictions
+from bertrain.data.formats.packing import Algorithm, pack_lengths
 
 MAX_LENGTH = 64
 VARIANTS = {name: choose_policy(name) for name in POLICIES} | {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.launch.binding import (
+from bertrain.ranks.binding import (
     Core,
     node_of_pci_device,
     parse_cpu_list,
@@ -139,7 +139,7 @@ def test_a_rank_keeps_to_its_cores_for_real() -> None:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         pytest.skip("one processor cannot be shared out")
-    program = "import os; from bertrain.launch.binding import bind; bind(1, 2); print(*sorted(os.sched_getaffinity(0)))"
+    program = "import os; from bertrain.ranks.binding import bind; bind(1, 2); print(*sorted(os.sched_getaffinity(0)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     mine = {int(word) for word in done.stdout.split()}
     assert mine

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from bertrain.observe import compare, wording
-from bertrain.observe.history import History, read
-from bertrain.observe.report import report
-from bertrain.train.pretrain import pretrain
+from bertrain.base import formatting
+from bertrain.reports import compare
+from bertrain.reports.history import History, read
+from bertrain.reports.report import report
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 
@@ -112,11 +113,11 @@ def test_environments_are_part_of_what_differs(folder: Path) -> None:
     ],
 )
 def test_what_a_run_is_judged_by(metrics: list[str], headline: str | None) -> None:
-    assert wording.headline_of(metrics) == headline
+    assert formatting.headline_of(metrics) == headline
 
 
 def test_quantities_have_units() -> None:
-    assert [wording.amount(value, "J") for value in (0.0, 356.2, 9.566e6, 2.5e12)] == [
+    assert [formatting.amount(value, "J") for value in (0.0, 356.2, 9.566e6, 2.5e12)] == [
         "0 J",
         "356 J",
         "9.57 MJ",

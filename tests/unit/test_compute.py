@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.errors import UserError
+from bertrain.base import isa
+from bertrain.base.errors import UserError
 from bertrain.kernels import cpu
-from bertrain.train import compute, isa
-from bertrain.train.precision import choose_precision
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.training import compute
+from bertrain.training.precision import choose_precision
+from bertrain.training.pretrain import pretrain, resume
 from tests import helpers
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.config import differing, from_dict, recipe_names, resolve
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import differing, from_dict, recipe_names, resolve
 
 VERBS = ("pretrain", "mlperf run", "profile run")
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertrain.data import tfrecord
-from bertrain.data.convert import bin_by_length, convert, eval_set, shard_sizes
-from bertrain.data.inspect import inspect_data, lines_of, parse_rows
-from bertrain.data.source import DataSource, open_data
-from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary
-from bertrain.data.verify import verify
-from bertrain.data.write import Example, write_shards
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.formats import tfrecord
+from bertrain.data.formats.convert import bin_by_length, convert, eval_set, shard_sizes
+from bertrain.data.formats.inspect import inspect_data, lines_of, parse_rows
+from bertrain.data.formats.source import DataSource, open_data
+from bertrain.data.formats.verify import verify
+from bertrain.data.formats.write import Example, write_shards
+from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
 from tests import helpers
 
 MASKED = ("hdf5-fixed", "hdf5-varlength", "tfrecord")  # in these each record is one row

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bertrain.errors import UserError
-from bertrain.observe.report import report
-from bertrain.settings import Settings
-from bertrain.train import checkpoint
-from bertrain.train.evaluate import evaluate
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.base.errors import UserError
+from bertrain.config.settings import Settings
+from bertrain.reports.report import report
+from bertrain.run import checkpoint
+from bertrain.training.evaluate import evaluate
+from bertrain.training.pretrain import pretrain, resume
 from bertrain.weights.source import read_weights
 from tests import helpers
 
@@ -102,7 +102,7 @@ def test_a_target_ends_the_run_and_the_best_is_kept(tmp_path: Path) -> None:
 
 
 def test_held_out_batches_are_kept_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertrain.data.loader import Loader
+    from bertrain.data.feed.loader import Loader
 
     data, calls = helpers.make_data(tmp_path), []
     made = Loader.evaluation
@@ -110,7 +110,7 @@ def test_held_out_batches_are_kept_on_the_device(tmp_path: Path, monkeypatch: py
     settings = small(train__max_steps=4, evaluate__data=data, evaluate__every_samples=8)
     pretrain(settings, data, tmp_path / "kept")
     assert len(calls) == 1
-    monkeypatch.setattr("bertrain.train.evaluate.KEPT_BYTES", 10_000)
+    monkeypatch.setattr("bertrain.training.evaluate.KEPT_BYTES", 10_000)
     pretrain(settings, data, tmp_path / "made anew")
     assert len(calls) == 1 + 4
     kept, anew = (

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertrain.data.extract import extract
-from bertrain.data.sentences import split_sentences
-from bertrain.data.wikipedia import Wiki, paragraphs_of_wikitext
-from bertrain.errors import UserError
-from bertrain.seeds import derive
+from bertrain.base.errors import UserError
+from bertrain.base.seeds import derive
+from bertrain.data.text.extract import extract
+from bertrain.data.text.sentences import split_sentences
+from bertrain.data.text.wikipedia import Wiki, paragraphs_of_wikitext
 from tests import helpers
 
 SAMPLE = Path(__file__).parents[1] / "golden" / "enwik-sample.xml"

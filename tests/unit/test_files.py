@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.files import new_folder, replacing
+from bertrain.base.files import new_folder, replacing
 
 WRITING = """
 import sys, time
 from pathlib import Path
-from bertrain.files import new_folder
+from bertrain.base.files import new_folder
 with new_folder(Path(sys.argv[1]) / "whole") as folder:
     (folder / "part").write_text("half")
     print("writing", flush=True)

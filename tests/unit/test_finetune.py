@@ -14,19 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from bertrain.data.batch import Batch
-from bertrain.data.loader import Loader
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import AgreedError, UserError
+from bertrain.base.errors import AgreedError, UserError
+from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import Loader
+from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.model import bert
+from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import answer_sums
-from bertrain.model.initial import initialise
-from bertrain.settings import Settings
+from bertrain.model.initialization import initialise
+from bertrain.ranks.parallel import Ranks
+from bertrain.run.folder import Run
 from bertrain.tasks.task import Outputs, Split
-from bertrain.train.compute import predictor
-from bertrain.train.examples import open_examples, open_task
-from bertrain.train.finetune import (
+from bertrain.training.compute import predictor
+from bertrain.training.finetune import (
     SPEED,
     SPEED_OVERALL,
     Outcome,
@@ -39,11 +40,10 @@ from bertrain.train.finetune import (
     table,
     usual_budget,
 )
-from bertrain.train.parallel import Ranks
-from bertrain.train.pretrain import preflight_resume, pretrain, resume
-from bertrain.train.runs import Run
-from bertrain.train.scores import TaskJudge
-from bertrain.train.state import TrainState
+from bertrain.training.open_data import open_examples, open_task
+from bertrain.training.pretrain import preflight_resume, pretrain, resume
+from bertrain.training.state import TrainState
+from bertrain.training.task_evaluator import TaskJudge
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, fill_in, read_weights
 from tests import helpers, miniature_tasks
@@ -496,7 +496,7 @@ def test_a_model_that_has_diverged_has_no_figures(colours: Path, monkeypatch: py
     def says_nothing(batch: Batch) -> bert.Outputs:
         return bert.Outputs(answers=torch.full((len(batch.nsp_labels), 3), torch.nan))
 
-    monkeypatch.setattr("bertrain.train.finetune.predictor", lambda *_: says_nothing)
+    monkeypatch.setattr("bertrain.training.finetune.predictor", lambda *_: says_nothing)
     with pytest.raises(AgreedError, match="no finite numbers for some of dev; it has diverged"):
         judge_run(colours)
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertrain.config.settings import ModelSettings
 from bertrain.model.bert import Bert, Layer
-from bertrain.model.initial import draw_normal, initialise, neighbour_of, position_waves, shift
-from bertrain.settings import ModelSettings
+from bertrain.model.initialization import draw_normal, initialise, neighbour_of, position_waves, shift
 from tests import helpers, whole_model
 
 

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 import bertrain
-from bertrain.errors import UserError
-from bertrain.train import isa
+from bertrain.base import isa
+from bertrain.base.errors import UserError
 from tests import helpers
 
 PRODUCTS = """
 import sys
-from bertrain.train.isa import cap_isa
+from bertrain.base.isa import cap_isa
 cap_isa(sys.argv[1])
 import torch
 a = torch.ones(64, 64)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bertrain.config import resolve, to_toml
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import resolve, to_toml
 from bertrain.launch.job import (
     Launcher,
     Wishes,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertrain.data import layouts, tfrecord
-from bertrain.data.block import Block, Masks, concatenate, split
-from bertrain.data.layouts import BadRecord, Shape
-from bertrain.data.source import open_data
+from bertrain.data.formats import layouts, tfrecord
+from bertrain.data.formats.block import Block, Masks, concatenate, split
+from bertrain.data.formats.layouts import BadRecord, Shape
+from bertrain.data.formats.source import open_data
 from tests.helpers import examples_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"

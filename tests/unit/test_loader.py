@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from bertrain.data.batch import Batch
-from bertrain.data.batching import POLICIES
-from bertrain.data.loader import Loader, training_rows
-from bertrain.data.shards import Shards
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.settings import Settings
+from bertrain.data.feed.batching import POLICIES
+from bertrain.data.feed.loader import Loader, training_rows
+from bertrain.data.formats.shards import Shards
+from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.settings import Settings
-from bertrain.train.announce import dry_run
+from bertrain.training.announce import dry_run
 from tests import helpers
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from bertrain.errors import AgreedError, RequeueError, UserError
-from bertrain.observe import logs as module
-from bertrain.observe.console import Console, warn
-from bertrain.observe.logs import describe, keep_log, logs, newest_entries, note
-from bertrain.train.pretrain import pretrain
+from bertrain.base import logs as module
+from bertrain.base.console import Console, warn
+from bertrain.base.errors import AgreedError, RequeueError, UserError
+from bertrain.base.logs import describe, keep_log, logs, newest_entries, note
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 

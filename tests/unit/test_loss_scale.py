@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.loader import Loader
-from bertrain.data.shards import Shards
-from bertrain.errors import UserError
-from bertrain.train import loss_scale
-from bertrain.train.loss_scale import GROWTH_STEPS, MINIMUM, SCALE, START, LossScale, next_scale
-from bertrain.train.parallel import Ranks
-from bertrain.train.pretrain import pretrain, resume
-from bertrain.train.state import TrainState
+from bertrain.base.errors import UserError
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
+from bertrain.ranks.parallel import Ranks
+from bertrain.run import loss_scale
+from bertrain.run.loss_scale import GROWTH_STEPS, MINIMUM, SCALE, START, LossScale, next_scale
+from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.state import TrainState
 from tests import helpers
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.masking import MaskingRules, count_predictions, mask_tokens
+from bertrain.data.formats.masking import MaskingRules, count_predictions, mask_tokens
 
 VOCAB, PAD, CLS, SEP, MASK, FIRST_WORD = 1000, 0, 2, 3, 4, 5
 

@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.config import recipe_names, resolve
-from bertrain.data.shards import Shards
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.model_size import count_parameters
+from bertrain.config.resolve import recipe_names, resolve
+from bertrain.config.settings import Settings
+from bertrain.data.formats.shards import Shards
+from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.model.size import count_parameters
 from bertrain.optim import lamb
-from bertrain.optim.arena import Arena
-from bertrain.optim.rules import RULES, build_optimizer
-from bertrain.settings import Settings
-from bertrain.train import settle
-from bertrain.train.announce import dry_run
-from bertrain.train.memory import GIB, LIBRARIES, PROCESS, BinSize, estimate
-from bertrain.train.precision import autocast
-from bertrain.train.pretrain import pretrain, resume
-from bertrain.train.recompute import recompute_layers
-from bertrain.train.room import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
+from bertrain.optim.registry import RULES, build_optimizer
+from bertrain.planning.memory import GIB, LIBRARIES, PROCESS, BinSize, estimate
+from bertrain.planning.memory_fit import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
+from bertrain.training import resolve_auto
+from bertrain.training.announce import dry_run
+from bertrain.training.precision import autocast
+from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.recompute import recompute_layers
 from tests import helpers, whole_model
 from tests.live_memory import LiveMemory
 
@@ -218,7 +218,7 @@ def test_the_budget_is_a_ranks_share_of_a_step_and_is_kept(
     assert "(limited by a rank's share of a step)" in said
     calm = helpers.losses(run)
     # The same command, and resume, on a machine with less memory: the run keeps the budget it has.
-    monkeypatch.setattr(settle, "FILLED", 0.0)
+    monkeypatch.setattr(resolve_auto, "FILLED", 0.0)
     (run / "checkpoints" / "step-00000004" / "manifest.json").unlink()
     pretrain(settings, data, run)
     assert f"batch.auto: a token_budget of {budget:,}, as the run was begun" in capsys.readouterr().out
@@ -231,10 +231,10 @@ def test_the_budget_is_a_ranks_share_of_a_step_and_is_kept(
 def test_the_budget_is_limited_by_memory(shards: Shards) -> None:
     settings = large_settings(batch__sequences=100000, batch__auto=True)
     there = place(shards, 4.0)
-    budget = settle.estimate_token_budget(settings, there)
-    assert 0 < budget < settle.share_of_a_step(settings, there)
-    assert 0.85 <= there.needs(with_budget(settings, budget)).total / there.bytes <= settle.FILLED
-    assert settle.estimate_token_budget(settings, replace(there, bytes=2 * there.bytes)) > 2 * budget
+    budget = resolve_auto.estimate_token_budget(settings, there)
+    assert 0 < budget < resolve_auto.share_of_a_step(settings, there)
+    assert 0.85 <= there.needs(with_budget(settings, budget)).total / there.bytes <= resolve_auto.FILLED
+    assert resolve_auto.estimate_token_budget(settings, replace(there, bytes=2 * there.bytes)) > 2 * budget
 
 
 def test_dry_run_shows_memory_and_what_auto_means(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 import pytest
 
-import bertrain.data.mlperf_data as mlperf
-from bertrain.data.mlperf_data import mlperf_data
-from bertrain.data.prepare import prepare
-from bertrain.data.source import open_data
-from bertrain.errors import UserError
+import bertrain.mlperf.data as mlperf
+from bertrain.base.errors import UserError
+from bertrain.data.formats.source import open_data
+from bertrain.data.prepare.prepare import prepare
+from bertrain.mlperf.data import mlperf_data
 from tests import helpers
 
 SHARDS = 3

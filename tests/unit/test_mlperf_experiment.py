@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bertrain.cli import app
-from bertrain.config import recipe_names, resolve
-from bertrain.data.block import Block
-from bertrain.data.loader import Loader
-from bertrain.data.masking import Ints
-from bertrain.data.source import DataSource, open_data
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.cli.main import app
+from bertrain.config.resolve import recipe_names, resolve
+from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.block import Block
+from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.source import DataSource, open_data
 from bertrain.mlperf import experiment
 from bertrain.mlperf.check import check_results
 from bertrain.mlperf.experiment import (
@@ -30,13 +31,12 @@ from bertrain.mlperf.experiment import (
 from bertrain.mlperf.log import Log, read_log
 from bertrain.mlperf.run import recipe_of, run_experiments
 from bertrain.mlperf.show import show_logs
-from bertrain.settings import Settings
-from bertrain.train.agenda import mlperf_interval
-from bertrain.train.checkpoint import Progress
-from bertrain.train.events import Events
-from bertrain.train.pretrain import pretrain
-from bertrain.train.runs import Run
-from bertrain.train.state import TrainState
+from bertrain.run.checkpoint import Progress
+from bertrain.run.folder import Run
+from bertrain.training.agenda import mlperf_interval
+from bertrain.training.events import Events
+from bertrain.training.pretrain import pretrain
+from bertrain.training.state import TrainState
 from tests import helpers
 from tests.miniature import make_miniature, miniature_settings
 

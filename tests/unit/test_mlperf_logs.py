@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from bertrain.cli import app
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.cli.main import app
 from bertrain.mlperf.check import check_results
 from bertrain.mlperf.log import TOKEN, ResultLog, read_log, result_files
 from bertrain.mlperf.show import LogFigures, figures_of, of_one_system, plot_logs, score_of, show_logs
@@ -323,7 +323,7 @@ def test_strange_names_never_reach_the_checker_which_would_open_them(tmp_path: P
 def test_without_mlperfs_library_the_extra_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['mlperf_logging'] = None\n"
-        "from bertrain.cli import main; sys.argv = ['bertrain', 'mlperf', 'check', sys.argv[1]]; main()"
+        "from bertrain.cli.main import main; sys.argv = ['bertrain', 'mlperf', 'check', sys.argv[1]]; main()"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from bertrain.config.settings import OptimizerSettings
+from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initial import initialise
-from bertrain.optim.arena import Arena
+from bertrain.model.initialization import initialise
 from bertrain.optim.clipping import clip_factor, is_finite, norm, norms
-from bertrain.optim.rules import RULES, build_optimizer
-from bertrain.settings import OptimizerSettings
+from bertrain.optim.registry import RULES, build_optimizer
 from tests import helpers
 
 

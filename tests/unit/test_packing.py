@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertrain
-from bertrain.data import packing
-from bertrain.data.nnls import exact_fillings, solve
-from bertrain.data.pack import read_lengths
-from bertrain.data.packing import (
+from bertrain.base.errors import UserError
+from bertrain.data.formats import packing
+from bertrain.data.formats.nnls import exact_fillings, solve
+from bertrain.data.formats.pack import read_lengths
+from bertrain.data.formats.packing import (
     Algorithm,
     count_lengths,
     efficiency,
@@ -28,8 +29,7 @@ from bertrain.data.packing import (
     plan_packing,
     sort_by_length,
 )
-from bertrain.data.shards import Shards
-from bertrain.errors import UserError
+from bertrain.data.formats.shards import Shards
 from tests import helpers
 
 ROW = 40
@@ -186,7 +186,7 @@ def test_what_cannot_be_packed(lengths: list[int], options: dict, sentence: str)
 
 def test_least_squares_refuses_more_than_it_can_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five places in a row of 512 can be filled in 25 million ways; here the limit is lower, to be quick."""
-    monkeypatch.setattr("bertrain.data.nnls.MAX_FILLINGS", 1000)
+    monkeypatch.setattr("bertrain.data.formats.nnls.MAX_FILLINGS", 1000)
     with pytest.raises(UserError, match="5 sequences in 40 tokens have more than 1,000; take --max-per-row 3 or fewer"):
         pack_lengths(np.arange(1, 41, dtype=np.int32), row_length=ROW, max_per_row=5, algorithm="nnlshp")
 

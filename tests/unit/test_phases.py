@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.model.bert import Bert
-from bertrain.model.initial import initialise
-from bertrain.train import checkpoint
-from bertrain.train.pretrain import pretrain
+from bertrain.model.initialization import initialise
+from bertrain.run import checkpoint
+from bertrain.training.pretrain import pretrain
 from bertrain.weights.export import export
 from tests import helpers
 

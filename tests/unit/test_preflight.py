@@ -18,7 +18,7 @@ from bertrain.launch.facts import Facts, parse_gpu_processes, parse_gpus
 from bertrain.launch.job import Job, Wishes, make_job, write_job
 from bertrain.launch.preflight import Link, compare, neighbours
 from bertrain.launch.scripts import job_script
-from bertrain.train.memory import GIB
+from bertrain.planning.memory import GIB
 from tests import helpers
 
 VERSION = {"bertrain": "0.1.0 (files 0123456789ab)", "torch": "2.13.0"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.errors import UserError
-from bertrain.launch import preload
+from bertrain.base.errors import UserError
+from bertrain.ranks import preload
 from tests import helpers
 
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.assembly import block_of_pairs
-from bertrain.data.examples import Pair, TokenText, draw_pairs, full_sentences
-from bertrain.data.loader import Loader
-from bertrain.data.prepare import prepare
-from bertrain.data.shards import Shards
-from bertrain.data.text import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
-from bertrain.data.tokenizer import Tokenizer, Vocabulary
-from bertrain.data.write import Example, write_shards
-from bertrain.errors import UserError
-from bertrain.files import file_digest
+from bertrain.base.errors import UserError
+from bertrain.base.files import file_digest
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.write import Example, write_shards
+from bertrain.data.prepare.assembly import block_of_pairs
+from bertrain.data.prepare.examples import Pair, TokenText, draw_pairs, full_sentences
+from bertrain.data.prepare.prepare import prepare
+from bertrain.data.text.documents import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
+from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
 from tests import helpers
 
 documents_of_tokens = st.lists(

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertrain.cli import app
-from bertrain.errors import UserError
+from bertrain.base.console import PHASES
+from bertrain.base.errors import UserError
+from bertrain.cli.main import app
 from bertrain.kernels import cpu
-from bertrain.observe.console import PHASES
-from bertrain.observe.profile import profile, settings_to_profile
-from bertrain.observe.profile_report import profile_report, read_roofline
-from bertrain.observe.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, find_sets
-from bertrain.train.pretrain import pretrain
+from bertrain.profiling.profile import profile, settings_to_profile
+from bertrain.profiling.profile_report import profile_report, read_roofline
+from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, find_sets
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 H200 = Path(__file__).parents[1] / "data" / "profile-h200"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bertrain.model.heads import pretraining_sums
-from bertrain.train.precision import autocast
-from bertrain.train.recompute import recompute_layers
+from bertrain.training.precision import autocast
+from bertrain.training.recompute import recompute_layers
 from tests import helpers, whole_model
 from tests.live_memory import LiveMemory
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertrain.errors import UserError
-from bertrain.model.size import count_parameters
-from bertrain.observe import compare, plots, wording
-from bertrain.observe import history as arithmetic
-from bertrain.observe.report import report
-from bertrain.train.pretrain import pretrain
+from bertrain.base import formatting
+from bertrain.base.errors import UserError
+from bertrain.config.model_size import count_parameters
+from bertrain.reports import compare, plots
+from bertrain.reports import history as arithmetic
+from bertrain.reports.report import report
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 NAN = float("nan")
@@ -156,7 +157,7 @@ def test_lengths_fall_into_equal_ranges() -> None:
      (1_012_130, "1.01 M"), (109_482_240, "109 M"), (3.3e9, "3.3 B"), (2.5e12, "2.5 T")],
 )  # fmt: skip
 def test_large_numbers_are_short(value: float, text: str) -> None:
-    assert wording.compact(value) == text
+    assert formatting.compact(value) == text
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_large_numbers_are_short(value: float, text: str) -> None:
      (5 * 3600 + 12 * 60 + 59, "5 h 12 min"), (2 * 86400 + 3 * 3600, "2 d 3 h")],
 )  # fmt: skip
 def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert wording.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 def test_the_figures_are_those_of_the_metrics(trained: Path, tmp_path: Path) -> None:

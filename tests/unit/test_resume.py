@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.config import parse_overrides
-from bertrain.errors import UserError
-from bertrain.launch.local import GONE_BACK
-from bertrain.train.announce import dry_run
-from bertrain.train.pretrain import go_back, pretrain, resume
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import parse_overrides
+from bertrain.ranks.restart import GONE_BACK
+from bertrain.training.announce import dry_run
+from bertrain.training.pretrain import go_back, pretrain, resume
 from tests import helpers
 
 

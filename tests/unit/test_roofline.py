@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertrain.data.balance import multiply_adds
-from bertrain.data.loader import Loader
+from bertrain.data.feed.balance import multiply_adds
+from bertrain.data.feed.loader import Loader
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.observe import roofline
-from bertrain.observe.roofline import Ceilings, StepSize, Widths, Work, linear, measure_ceilings, part_of, work_of
-from bertrain.observe.synthetic import write_synthetic
-from bertrain.observe.trace import Launch, launches_of
+from bertrain.profiling import roofline
+from bertrain.profiling.roofline import Ceilings, StepSize, Widths, Work, linear, measure_ceilings, part_of, work_of
+from bertrain.profiling.synthetic import write_synthetic
+from bertrain.profiling.trace import Launch, launches_of
 from tests import helpers
 from tests.unit.test_trace import recorded
 

@@ -12,12 +12,12 @@ from madgrad import MADGRAD
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.settings import OptimizerSettings
+from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
-from bertrain.optim.arena import Arena
-from bertrain.optim.rules import RULES, build_optimizer
-from bertrain.settings import OptimizerSettings
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.optim.registry import RULES, build_optimizer
+from bertrain.training.pretrain import pretrain, resume
 from tests import helpers
 
 ONE = torch.tensor(1.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertrain.observe.console import PHASES, console_line, duration
-from bertrain.observe.metrics import drop_after
-from bertrain.train.evaluate import evaluate
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.base.console import PHASES, console_line, duration
+from bertrain.run.metrics import drop_after
+from bertrain.training.evaluate import evaluate
+from bertrain.training.pretrain import pretrain, resume
 from tests import helpers
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertrain.observe import samples, stream
-from bertrain.observe.samples import NUM_BINS, newest, read_telemetry
+from bertrain.run import samples, stream
+from bertrain.run.samples import NUM_BINS, newest, read_telemetry
 
 HEADER = "time_s,gpu,power_w,utilisation,throttle,energy_j"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bertrain.config import resolve
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import ScheduleSettings
 from bertrain.optim.schedules import learning_rate
-from bertrain.settings import ScheduleSettings
 
 DECAYS = get_args(get_type_hints(ScheduleSettings)["decay"])
 

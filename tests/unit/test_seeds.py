@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.seeds import combine, derive, mix, permute
+from bertrain.base.seeds import combine, derive, mix, permute
 
 
 @given(size=st.integers(1, 5000), key=st.integers(0, 2**62))

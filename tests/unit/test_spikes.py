@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bertrain.observe.spikes import FEWEST, WINDOW, SpikeWatch, spike_limit
+from bertrain.run.spikes import FEWEST, WINDOW, SpikeWatch, spike_limit
 
 
 def falling_losses(steps: int, seed: int) -> list[float]:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertrain.config import resolve
-from bertrain.data.tokenizer import Vocabulary, build_pipeline
-from bertrain.errors import UserError
-from bertrain.settings import Settings
-from bertrain.tasks.squad import SquadSplit, SquadTask
-from bertrain.tasks.squad_answers import Candidate, _answers_to
-from bertrain.tasks.squad_files import find_file, read_squad
-from bertrain.tasks.squad_windows import nearest_occurrence
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.data.text.tokenizer import Vocabulary, build_pipeline
+from bertrain.tasks.squad.answers import Candidate, _answers_to
+from bertrain.tasks.squad.files import find_file, read_squad
+from bertrain.tasks.squad.task import SquadSplit, SquadTask
+from bertrain.tasks.squad.windows import nearest_occurrence
 from tests.helpers import SHARED_DATA
 from tests.plain_squad import PlainWindow, plain_answers, plain_windows
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import bertrain
-from bertrain.errors import UserError
-from bertrain.tasks.squad_files import Answer, Collection, Question, read_squad
-from bertrain.tasks.squad_score import best_threshold, normalise, score_answer, score_squad
+from bertrain.base.errors import UserError
+from bertrain.tasks.squad.files import Answer, Collection, Question, read_squad
+from bertrain.tasks.squad.scoring import best_threshold, normalise, score_answer, score_squad
 from tests.helpers import SHARED_DATA
 from tests.helpers import bertrain as command_line
 

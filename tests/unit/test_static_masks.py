@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.batching import POLICIES, Capacity, step_by_sequences
-from bertrain.data.convert import convert
-from bertrain.data.loader import Loader, room_for_static_masks
-from bertrain.data.source import DataSource, open_data
-from bertrain.data.tokenizer import SPECIAL_WORDS, Vocabulary
-from bertrain.data.write import Example, write_shards
-from bertrain.observe import history
-from bertrain.settings import Settings
-from bertrain.train.evaluate import evaluate
-from bertrain.train.pretrain import pretrain, resume
+from bertrain.config.settings import Settings
+from bertrain.data.feed.batching import POLICIES, Capacity, step_by_sequences
+from bertrain.data.feed.loader import Loader, room_for_static_masks
+from bertrain.data.formats.convert import convert
+from bertrain.data.formats.source import DataSource, open_data
+from bertrain.data.formats.write import Example, write_shards
+from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.reports import history
+from bertrain.training.evaluate import evaluate
+from bertrain.training.pretrain import pretrain, resume
 from tests import helpers
 from tests.unit.test_loader import content, step_content
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertrain.observe import stream
-from bertrain.observe.stream import read_stream
+from bertrain.run import stream
+from bertrain.run.stream import read_stream
 
 
 def records(count: int, ranks: int = 3) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertrain.data.records import Problem
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.text.records import Problem
 from bertrain.tasks.rows import Columns, Reading, gather, read_class
 from bertrain.tasks.tables import FORMS, Flaws, Row, find_tables, form_of, read_table
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from bertrain.observe import clock, telemetry
-from bertrain.observe.sensors import CpuShare, Gauge, Rapl, Sensors, add_nvml, sensors_for, why_throttled
-from bertrain.observe.telemetry import EnergyMeter, Telemetry
-from bertrain.train.pretrain import pretrain
+from bertrain.base import clock
+from bertrain.run import telemetry
+from bertrain.run.sensors import CpuShare, Gauge, Rapl, Sensors, add_nvml, sensors_for, why_throttled
+from bertrain.run.telemetry import EnergyMeter, Telemetry
+from bertrain.training.pretrain import pretrain
 from tests import helpers
 
 

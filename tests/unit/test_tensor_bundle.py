@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
 from bertrain.weights.tensor_bundle import Bundle, open_bundle
 from tests import bundles
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data.tokenizer import Tokenizer, Vocabulary
-from bertrain.errors import UserError
-from bertrain.settings import DataSettings, Settings, TaskSettings
+from bertrain.base.errors import UserError
+from bertrain.config.settings import DataSettings, Settings, TaskSettings
+from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.glue import TASKS
 from bertrain.tasks.own import sorted_labels

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.data import tokenizer as tokenizer_module
-from bertrain.data.tokenizer import Tokenizer, Vocabulary, build_pipeline, train_vocabulary
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.data.text import tokenizer as tokenizer_module
+from bertrain.data.text.tokenizer import Tokenizer, Vocabulary, build_pipeline, train_vocabulary
 from tests import plain_reference
 
 NASTY = [

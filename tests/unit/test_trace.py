@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bertrain.observe.trace import (
+from bertrain.profiling.trace import (
     BOTH,
     Launch,
     RegionMarks,
@@ -22,7 +22,7 @@ from bertrain.observe.trace import (
     read_trace,
     total_by_name,
 )
-from bertrain.train.watchdog import Whereabouts
+from bertrain.ranks.watchdog import Whereabouts
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto-h200"
 UNIX_2026 = 1.76e18

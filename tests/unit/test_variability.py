@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertrain.errors import UserError
-from bertrain.observe.profile_report import plot_durations, profile_report
-from bertrain.observe.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
-from bertrain.observe.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
+from bertrain.base.errors import UserError
+from bertrain.profiling.profile_report import plot_durations, profile_report
+from bertrain.profiling.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
+from bertrain.profiling.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
 
 START = 1_800_000_000.0
 

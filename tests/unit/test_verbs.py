@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import bertrain
-from bertrain.config import recipe_names
-from bertrain.data.batching import POLICIES
-from bertrain.data.shards import Shards
-from bertrain.data.tokenizer import Vocabulary
-from bertrain.errors import UserError
-from bertrain.train import isa
+from bertrain.base import isa
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import recipe_names
+from bertrain.data.feed.batching import POLICIES
+from bertrain.data.formats.shards import Shards
+from bertrain.data.text.tokenizer import Vocabulary
 from tests import helpers
 
 
@@ -88,7 +88,7 @@ def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
     longest = int(shards.lengths.max())
     stats = bertrain.data_stats(folder, ranks=1, sequences=16, token_budget=16 * longest)
     padded = next(entry for entry in stats.policies if entry.policy == "padded")
-    from bertrain.data.batching import rows_at
+    from bertrain.data.feed.batching import rows_at
 
     real = sum(int(shards.lengths[rows_at(np.arange(16 * k, 16 * k + 16), len(shards), 1)[1]].sum()) for k in range(20))
     assert padded.padding == pytest.approx(1 - real / (20 * 16 * longest))
@@ -98,7 +98,8 @@ def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
 def test_stats_draw_what_they_print(tmp_path: Path) -> None:
     folder = helpers.make_data(tmp_path)
     plot = tmp_path / "stats.svg"
-    stats = bertrain.data_stats(folder, ranks=4, sequences=32, plot=plot)
+    stats = bertrain.data_stats(folder, ranks=4, sequences=32)
+    bertrain.plot_stats(stats, plot)
     root = ElementTree.parse(plot).getroot()
     labels = [element.attrib["aria-label"] for element in root.iter() if "aria-label" in element.attrib]
     assert len(labels) == 2
@@ -108,7 +109,7 @@ def test_stats_draw_what_they_print(tmp_path: Path) -> None:
     assert "var(--" in plot.read_text()
     for refused, sentence in ((tmp_path / "stats.png", "ends in .svg"), (tmp_path / "none" / "x.svg", "cannot write")):
         with pytest.raises(UserError, match=sentence):
-            bertrain.data_stats(folder, plot=refused)
+            bertrain.plot_stats(stats, refused)
     with pytest.raises(UserError, match="--group-size 3 does not divide the number of ranks, which is 8"):
         bertrain.data_stats(folder, group_size=3)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bertrain.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
+from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
 from bertrain.launch.local import what_befell
-from bertrain.train.stragglers import slow_ranks
-from bertrain.train.watchdog import PLACES, STARTING, Whereabouts, Word, have_stopped, sentence, waited_for
+from bertrain.ranks.watchdog import PLACES, STARTING, Whereabouts, Word, have_stopped, sentence, waited_for
+from bertrain.run.stragglers import slow_ranks
 from tests import helpers
 
 

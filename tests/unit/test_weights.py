@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.config import resolve
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import resolve
 from bertrain.tasks.fill_mask import fill_mask, one_sequence
-from bertrain.train.pretrain import pretrain
+from bertrain.training.pretrain import pretrain
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, read_weights
 from tests import helpers
@@ -77,7 +77,7 @@ def test_weights_are_for_whom_other_files_are(run: Path, exported: Path) -> None
 def test_tokenizers_agree(run: Path, exported: Path) -> None:
     from transformers import AutoTokenizer
 
-    from bertrain.data.tokenizer import Tokenizer
+    from bertrain.data.text.tokenizer import Tokenizer
 
     vocabulary = read_weights(run).vocabulary
     assert vocabulary is not None

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from bertrain.cli_weights import weights_app
-from bertrain.config import resolve
-from bertrain.errors import UserError
+from bertrain.base.errors import UserError
+from bertrain.cli.weights import weights_app
+from bertrain.config.resolve import resolve
 from bertrain.tasks.fill_mask import fill_mask
-from bertrain.train.pretrain import pretrain
+from bertrain.training.pretrain import pretrain
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
 from bertrain.weights.source import read_weights

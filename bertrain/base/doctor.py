@@ -1,0 +1,139 @@
+"""`bertrain doctor`: what this machine has, what bertrain will use of it and why, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `verdict` is ok, note (works, but could be better) or missing."""
+
+    subject: str
+    found: str
+    verdict: str
+    consequence: str
+
+
+def doctor(folder: str | Path = ".") -> list[Finding]:
+    """Look at the machine; `folder` is where runs will be written."""
+    findings = [_python(), _packages(), _cores(), _vector_units(), _memory(), _disk(Path(folder))]
+    return [*findings, *_gpus(), _compiler(), _triton()]
+
+
+def _python() -> Finding:
+    return Finding("python", platform.python_version(), "ok", "3.11 or later is needed")
+
+
+def _packages() -> Finding:
+    names = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "matplotlib", "tensorboard")
+    versions, absent = [], []
+    for name in names:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(name)
+    if absent:
+        return Finding("packages", ", ".join(versions), "missing", f"install {', '.join(absent)}: pip install bertrain")
+    return Finding("packages", ", ".join(versions), "ok", "all that a run needs")
+
+
+def _cores() -> Finding:
+    usable, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    limit = _cgroup_cores()
+    found = f"{usable} of {all_cores} cores usable" + (f", {limit:g} by cgroup quota" if limit else "")
+    return Finding("cores", found, "ok", f"one rank uses {usable} thread(s); change with --train.threads or --nproc")
+
+
+def _cgroup_cores() -> float | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _vector_units() -> Finding:
+    from bertrain.base.isa import cpu_flags, cpu_name
+
+    flags, model = cpu_flags(), cpu_name()
+    if not flags:
+        return Finding("cpu", model, "note", "/proc/cpuinfo does not say which instructions it has")
+    units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+    if "amx_bf16" in flags:
+        return Finding(
+            "cpu", f"{model}: {' '.join(units)}", "ok", "bf16 and bf32 run on AMX: --train.precision auto takes bf16"
+        )
+    if "avx512f" in flags:
+        return Finding(
+            "cpu", f"{model}: {' '.join(units)}", "ok", "fp32 products use AVX-512; bf16 gains little, bf32 needs AMX"
+        )
+    on_arm = [name for name in ("asimd", "sve", "sve2", "bf16") if name in flags]
+    if on_arm:
+        plainly = "training is plain PyTorch, in fp32 unless asked for otherwise: the kernels for CPUs need AMX"
+        return Finding("cpu", f"{model}: {' '.join(on_arm)}", "note", plainly)
+    return Finding("cpu", f"{model}: {' '.join(units) or 'no vector units'}", "note", "training on this CPU is slow")
+
+
+def _memory() -> Finding:
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(fields[name].split()[0]) / 2**20 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return Finding("memory", "unknown", "note", "no /proc/meminfo to read it from")
+    fits = (
+        "BERT-Large (16 bytes a parameter, and activations)" if free > 12 else "BERT-Base" if free > 4 else "BERT-Tiny"
+    )
+    return Finding(
+        "memory", f"{free:.1f} GiB free of {total:.1f}", "ok" if free > 2 else "note", f"enough to train {fits}"
+    )
+
+
+def _disk(folder: Path) -> Finding:
+    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    enough = f"a BERT-Large checkpoint takes 4 GiB, and checkpoint.keep is 3: {free / 12:.0f} such runs fit"
+    return Finding("disk", f"{free:.1f} GiB free at {existing}", "ok" if free > 12 else "note", enough)
+
+
+def _gpus() -> list[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return [Finding("gpu", "none that torch sees", "note", "training runs on the CPU")]
+    findings = []
+    for number in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(number)
+        capability = f"compute capability {facts.major}.{facts.minor}"
+        found = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {capability}"
+        advice = (
+            "bf16, tf32 and the fused kernels"
+            if facts.major >= 8
+            else "fp32 or fp16: bf16 and tf32 need compute capability 8.0"
+        )
+        findings.append(Finding(f"gpu {number}", found, "ok" if facts.major >= 8 else "note", advice))
+    return findings
+
+
+def _compiler() -> Finding:
+    found = [name for name in ("cc", "gcc", "clang", "c++", "g++") if shutil.which(name)]
+    if found:
+        return Finding("compilers", " ".join(found), "ok", "kernels for GPUs and for CPUs with AMX can be built")
+    return Finding(
+        "compilers", "none", "note", "plain PyTorch needs none; kernels for GPUs and for CPUs with AMX do: install gcc"
+    )
+
+
+def _triton() -> Finding:
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            "triton", "not installed", "note", "only the fused GPU kernels need it; torch's CUDA build brings it"
+        )
+    return Finding("triton", version, "ok", "the fused GPU kernels can be built")

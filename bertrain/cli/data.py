@@ -1,0 +1,546 @@
+"""The verbs of `bertrain data`, each a thin skin over one Python function of `bertrain.data`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from bertrain.config.choices import (
+    MAX_PER_ROW,
+    PACKING,
+    Algorithm,
+    Collection,
+    DocumentEnd,
+    Engine,
+    Form,
+    OnError,
+    Splitter,
+    Target,
+)
+
+data_app = typer.Typer(
+    help="Make training data, and turn it from one layout into another.", no_args_is_help=True, rich_markup_mode=None
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="text files, or folders of them")]
+NewFolder = Annotated[Path, typer.Option("--out", help="the folder to make")]
+AnyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="data of any layout: a folder, or one HDF5 or TFRecord")]
+VocabularyFile = Annotated[
+    Path | None,
+    typer.Option("--vocab", help="vocabulary of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"),
+]
+ShardCount = Annotated[int, typer.Option("--shards", min=0, help="files to write; 0: one for every 65,536 rows")]
+MaskSeed = Annotated[int, typer.Option("--seed", help="seed of masks, where unmasked rows need some, and of packing")]
+MaxPredictions = Annotated[
+    int, typer.Option(min=0, help="masked words a row has room for; 0: as the data has it, or 15 % of its width")
+]
+LowerCase = Annotated[bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")]
+
+
+@data_app.command("download")
+def data_download(
+    what: Annotated[Collection, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
+    out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
+    mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
+    language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
+    date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
+
+    After a break, run it again: it goes on where it was. Nothing gets its name before length and MD5 are right.
+
+    Example: bertrain data download wikipedia --language simple --out dumps/
+    """
+    from bertrain.data.text.download import download
+
+    made = download(what, out, mirror=mirror, language=language, date=date)
+    if as_json:
+        print(json.dumps(made))
+        return
+    print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
+    for name in made["left_out"]:
+        print(f"  left out, since nothing needs it: {name}")
+    if what == "wikipedia":
+        print(f"next: bertrain data extract {quote(str(out))} --out DIR")
+
+
+@data_app.command("extract")
+def data_extract(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked"),
+    ],
+    out: NewFolder,
+    form: Annotated[
+        Form, typer.Option("--format", help="what all inputs are; auto: as the content of each says")
+    ] = "auto",
+    text_column: Annotated[
+        str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
+    ] = "text",
+    document_end: Annotated[
+        DocumentEnd, typer.Option(help="what ends a document of plain text; file: lines may be wrapped")
+    ] = "blank-line",
+    sentences: Annotated[
+        Splitter, typer.Option(help="sentencex: split by rule; lines: a line is a sentence; none: a document is")
+    ] = "sentencex",
+    language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
+    min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="keep one of equal documents; 100 bytes of memory for each")
+    ] = False,
+    hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
+    hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
+    on_error: Annotated[
+        OnError, typer.Option(help="skip: pass over damaged input; whole pages before a break are kept")
+    ] = "stop",
+    part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
+    workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make text, a sentence per line, of Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
+
+    Of a dump, articles are kept, and of these the running text, without tables, templates, references and lists.
+
+    Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
+    """
+    from bertrain.data.text.documents import EXTRACT_TRAINING
+    from bertrain.data.text.extract import EVALUATION, extract
+
+    made = extract(
+        inputs,
+        out,
+        form=form,
+        text_column=text_column,
+        document_end=document_end,
+        sentences=sentences,
+        language=language,
+        min_characters=min_characters,
+        deduplicate=deduplicate,
+        hold_out=hold_out,
+        hold_out_seed=hold_out_seed,
+        on_error=on_error,
+        part_bytes=part_bytes,
+        workers=workers,
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for problem in made["problems"]:
+        print(f"skipped: {problem}", file=sys.stderr)
+    counts = made["counts"]
+    parts = sum(file["name"] != EVALUATION for file in made["files"])
+    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
+    for reason, count in made["skipped"].items():
+        print(f"  left out: {count:,} {reason}")
+    if counts["lines_not_utf8"]:
+        print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
+    if counts["held_out"]:
+        print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
+    print(f"next: bertrain data prepare {quote(str(out / EXTRACT_TRAINING))} --out DIR")
+
+
+@data_app.command("vocab")
+def data_vocab(
+    inputs: Inputs,
+    out: Annotated[Path, typer.Option("--out", help="the vocabulary file to write")],
+    size: Annotated[int, typer.Option(help="words and word pieces in it")] = 30522,
+    lower_case: LowerCase = True,
+    as_json: AsJson = False,
+) -> None:
+    """Train a WordPiece vocabulary on your own text.
+
+    Example: bertrain data vocab articles.txt --size 8000 --out vocab.txt
+    """
+    from bertrain.data.text.tokenizer import train_vocabulary
+
+    is_there = out.exists()
+    vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
+    if as_json:
+        figures = {"size": len(vocabulary.words), "lower_case": lower_case, "sha256": vocabulary.hash}
+        print(json.dumps({"file": str(out)} | figures))
+        return
+    replaced = ", in place of what was there" if is_there else ""
+    cased = "" if lower_case else " --cased"
+    following = f"bertrain data prepare INPUT --vocab {quote(str(out))}{cased} --out DIR"
+    print(f"{out}: {len(vocabulary.words):,} words{replaced}; next: {following}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    inputs: Inputs,
+    out: NewFolder,
+    vocab: Annotated[Path | None, typer.Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
+    lower_case: LowerCase = True,
+    max_seq_length: Annotated[int, typer.Option(help="longest example in tokens")] = 512,
+    short_seq_prob: Annotated[
+        float | None,
+        typer.Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
+    ] = None,
+    dupe_factor: Annotated[int, typer.Option(help="times to go through the text, each time drawing anew")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of all that is drawn")] = 12345,
+    full_sentences: Annotated[
+        bool, typer.Option("--full-sentences", help="rows of whole sentences instead of pairs, for --model.nsp false")
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="exactly the masked rows of MLPerf's reference script")
+    ] = False,
+    per_file: Annotated[
+        bool, typer.Option("--per-file", help="with --reference: each file by itself, as one call of the script a file")
+    ] = False,
+    max_predictions: Annotated[
+        int | None,
+        typer.Option(help="most words to predict in an example: with --reference (76), or when `data convert` draws"),
+    ] = None,
+    masked_lm_prob: Annotated[
+        float | None, typer.Option(help="share of words to predict: with --reference (0.15), or for `data convert`")
+    ] = None,
+    rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
+    unit_mb: Annotated[
+        float, typer.Option(help="MB of text that a process takes at a time; a random B comes from the same")
+    ] = 16,
+    workers: Annotated[int, typer.Option(help="processes on this machine")] = 1,
+    engine: Annotated[Engine, typer.Option(help="dask: a cluster (the extra `dask`)")] = "local",
+    scheduler: Annotated[
+        str | None, typer.Option(help="address of the Dask scheduler; its workers see the same files")
+    ] = None,
+    on_error: Annotated[OnError, typer.Option(help="skip: pass over unreadable files and giant lines")] = "stop",
+    as_json: AsJson = False,
+) -> None:
+    """Turn text (a sentence per line, a blank line between documents) into training examples.
+
+    The result is the same for any --workers and --engine. Interrupted, the same command goes on where it was.
+
+    Example: bertrain data prepare articles.txt --out data/ --max-seq-length 128
+    """
+    from bertrain.data.prepare.prepare import prepare
+    from bertrain.data.text.progress import tell_units
+
+    manifest = prepare(
+        inputs,
+        out,
+        vocab=vocab,
+        lower_case=lower_case,
+        max_seq_length=max_seq_length,
+        short_seq_prob=short_seq_prob,
+        dupe_factor=dupe_factor,
+        seed=seed,
+        full_sentences=full_sentences,
+        reference=reference,
+        per_file=per_file,
+        max_predictions=max_predictions,
+        masked_lm_prob=masked_lm_prob,
+        rows_per_shard=rows_per_shard,
+        unit_mb=unit_mb,
+        workers=workers,
+        engine=engine,
+        scheduler=scheduler,
+        on_error=on_error,
+        progress=tell_units(),
+    )
+    if as_json:
+        figures = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
+        print(json.dumps({"folder": str(out), "files": len(manifest["files"])} | figures))
+        return
+    mean = manifest["tokens"] / manifest["rows"]
+    print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
+    _print_losses(manifest["preparation"], max_seq_length)
+    nsp = " --model.nsp false" if full_sentences else ""
+    print(f"next: bertrain pretrain RECIPE --data {quote(str(out))} --run runs/NAME{nsp}")
+
+
+def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
+    """Say what of the text did not go in whole."""
+    text = preparation["text"]
+    share = text["unknown_tokens"] / text["tokens"]
+    if share > 0.01:
+        print(f"{share:.1%} of the words are not in the vocabulary ([UNK])")
+    for name, what in (
+        ("sentences_longer_than_an_example", f"sentence(s) longer than {max_seq_length} tokens were cut"),
+        ("lines_not_utf8", "line(s) held bytes that are not UTF-8; those bytes were left out"),
+        ("lines_skipped", "line(s) were too long to be sentences and were skipped"),
+    ):
+        if text.get(name):
+            print(f"{text[name]:,} {what}")
+    for name in preparation.get("skipped_inputs", ()):
+        print(f"skipped {name}: it could not be read as text")
+
+
+@data_app.command("mlperf")
+def data_mlperf(
+    out: Annotated[Path, typer.Option("--out", help="the folder to make it in; run again to go on after a break")],
+    packed: Annotated[bool, typer.Option("--packed", help="packed shards too (NNLSHP, three to a row)")] = False,
+    skip_download: Annotated[
+        bool, typer.Option("--skip-download", help="text and vocabulary are in OUT/download/results4 and OUT/phase1")
+    ] = False,
+    mirror: Annotated[str | None, typer.Option(help="address in place of MLCommons'")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="files of training data")] = 4320,
+    eval_count: Annotated[int, typer.Option(min=1, help="examples to pick for evaluation")] = 10_000,
+    needed_only: Annotated[
+        bool, typer.Option("--needed-only", help="leave out the folders that no training reads, 1.1 TB of the whole")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="processes to make examples")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make MLPerf's BERT data: download, examples, shards, shuffle, evaluation set, checksums; all in one.
+
+    Folders and file names are those of NVIDIA's prepare_data.
+
+    Example: bertrain data mlperf --out bert_data/ --packed --needed-only --workers 16
+    """
+    from bertrain.mlperf.data import mlperf_data
+
+    made = mlperf_data(
+        out,
+        packed=packed,
+        skip_download=skip_download,
+        mirror=mirror,
+        shards=shards,
+        eval_count=eval_count,
+        needed_only=needed_only,
+        workers=workers,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if as_json:
+        print(json.dumps(made))
+        return
+    for place, what in made["stages"].items():
+        print(f"{place}: {what}")
+    compared = made["checksums_compared"]
+    print(f"{compared} known checksums agree" if compared else "other text than MLPerf's: no checksum is known for it")
+
+
+@data_app.command("convert")
+def data_convert(
+    folder: AnyFolder,
+    to: Annotated[Target, typer.Option("--to", help="the layout to write")],
+    out: NewFolder,
+    shards: ShardCount = 0,
+    shuffle_seed: Annotated[int | None, typer.Option(help="shuffle all rows by this seed; default: keep order")] = None,
+    seed: MaskSeed = 12345,
+    max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
+    max_predictions: MaxPredictions = 0,
+    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = PACKING,
+    max_per_row: Annotated[
+        int, typer.Option(min=0, help="most examples in a pack of hdf5-packed; 0: all that fit")
+    ] = MAX_PER_ROW,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write data in another layout: Arrow, or MLPerf's HDF5 and TFRecord, which other trainers read.
+
+    Example: bertrain data convert data/ --to hdf5-varlength --shards 4320 --shuffle-seed 24 --out hdf5/
+    """
+    from bertrain.data.formats.convert import convert
+
+    written = convert(
+        folder,
+        out,
+        to=to,
+        shards=shards,
+        shuffle_seed=shuffle_seed,
+        seed=seed,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        packing=packing,
+        max_per_row=max_per_row,
+        vocab=vocab,
+    )
+    print(json.dumps(asdict(written)) if as_json else written.sentence())
+
+
+@data_app.command("bin")
+def data_bin(
+    folder: AnyFolder,
+    out: NewFolder,
+    to: Annotated[Target, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
+    shards: ShardCount = 0,
+    seed: MaskSeed = 12345,
+    max_predictions: MaxPredictions = 0,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sort examples by length into the folders 128, 256, 384 and 512.
+
+    Example: bertrain data bin data/ --shards 2048 --out binned/
+    """
+    from bertrain.data.formats.convert import bin_by_length
+
+    written = bin_by_length(folder, out, to=to, shards=shards, seed=seed, max_predictions=max_predictions, vocab=vocab)
+    if as_json:
+        print(json.dumps({longest: asdict(one) for longest, one in written.items()}))
+        return
+    for one in written.values():
+        print(one.sentence())
+
+
+@data_app.command("pack")
+def data_pack(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="data of any layout: a folder, or one HDF5 or TFRecord")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write the packs there, as hdf5-packed; default: only count")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="instead of data: a CSV file with the columns length and sequences")
+    ] = None,
+    algorithm: Annotated[
+        Algorithm, typer.Option(help="longest pack first, shortest pack first, or non-negative least squares")
+    ] = "lpfhp",
+    max_per_row: Annotated[
+        int, typer.Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")
+    ] = 0,
+    row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
+    shards: ShardCount = 0,
+    seed: MaskSeed = 12345,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack sequences into rows of one length, say how full they are, and write them if --out says where.
+
+    Example: bertrain data pack data/ --algorithm lpfhp --out packed/
+    """
+    from bertrain.data.formats.pack import pack
+
+    stats = pack(
+        folder,
+        out,
+        lengths=lengths,
+        algorithm=algorithm,
+        max_per_row=max_per_row,
+        row_length=row_length,
+        shards=shards,
+        seed=seed,
+        vocab=vocab,
+    )
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{stats.sequences:,} sequences of {stats.tokens / stats.sequences:.1f} tokens on average")
+    print(
+        f"{stats.algorithm}: {stats.rows:,} rows of {stats.row_length}, {stats.efficiency:.3%} full, up to "
+        f"{stats.most_per_row} sequences each, in {stats.strategies:,} kinds; {stats.seconds:.3f} s"
+    )
+    print(f"unpacked, one sequence to a row: {stats.sequences:,} rows, {stats.unpacked:.3%} full")
+    if stats.written is not None:
+        print(stats.written.sentence())
+
+
+@data_app.command("eval-set")
+def data_eval_set(
+    folder: AnyFolder,
+    out: NewFolder,
+    count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
+    to: Annotated[Target | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
+    seed: MaskSeed = 12345,
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pick an evaluation set, evenly strided as MLPerf's reference picks its own.
+
+    Example: bertrain data eval-set held-out/ --count 10000 --out eval/
+    """
+    from bertrain.data.formats.convert import eval_set
+
+    written = eval_set(folder, out, count=count, to=to, seed=seed, vocab=vocab)
+    print(json.dumps(asdict(written)) if as_json else written.sentence())
+
+
+@data_app.command("stats")
+def data_stats(
+    folder: AnyFolder,
+    ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
+    sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
+    token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
+    vocab: VocabularyFile = None,
+    group_size: Annotated[int, typer.Option(min=0, help="ranks dealt to together by exchange; 0: all")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="draw lengths and policies into this .svg file")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count what a data folder holds, and compare the batching policies on it.
+
+    Example: bertrain data stats data/ --ranks 8 --sequences 768
+    """
+    from bertrain.data.feed.stats import data_stats as describe
+    from bertrain.reports.data_plots import check_plot, plot_stats
+
+    if plot is not None:
+        check_plot(plot)
+    stats = describe(
+        folder,
+        ranks=ranks,
+        sequences=sequences,
+        token_budget=token_budget,
+        group_size=group_size,
+        vocab=vocab,
+    )
+    if plot is not None:
+        plot_stats(stats, plot, vocab=vocab)
+    if as_json:
+        print(json.dumps(asdict(stats)))
+        return
+    print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
+    print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
+    print(f"next sentence drawn at random: {stats.random_next_share:.1%}; words unknown: {stats.unknown_share:.2%}")
+    most = max(stats.histogram.values())
+    for length, count in stats.histogram.items():
+        print(f"  up to {length:>4} {count:>10,} {'#' * round(40 * count / most)}")
+    print(f"steps of {sequences} examples on {ranks} ranks (imbalance: the busiest rank over the mean)")
+    print(f"  {'policy':<9}{'padding':>9}{'bins':>7}{'tokens':>9}{'attention':>11}")
+    for one in stats.policies:
+        fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
+        print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
+    if plot is not None:
+        print(f"drawn: {plot}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    folder: AnyFolder,
+    rows: Annotated[str, typer.Option(help="which rows: FIRST:END")] = "0:5",
+    vocab: VocabularyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show examples as words: both segments, and each word to predict as SHOWN=TRUE; in colour on a terminal.
+
+    Example: bertrain data inspect data/ --rows 0:5
+    """
+    from bertrain.data.formats.inspect import inspect_data, lines_of
+
+    shown = inspect_data(folder, rows=rows, vocab=vocab)
+    if as_json:
+        print(json.dumps([asdict(example) for example in shown]))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for example in shown:
+        for line in lines_of(example):
+            console.print(line)
+
+
+@data_app.command("verify")
+def data_verify(
+    folder: AnyFolder,
+    checksums: Annotated[
+        Path | None, typer.Option(help="a list of MLPerf's row checksums, a file's name and an MD5 on each line")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every file with the hash it had, or its rows with a list of checksums.
+
+    Example: bertrain data verify hdf5/ --checksums 4320_shards_varlength.chk
+    """
+    from bertrain.data.formats.verify import verify
+
+    verified = verify(folder, checksums=checksums)
+    if as_json:
+        print(json.dumps(asdict(verified)))
+    else:
+        print(verified.sentence())

@@ -1,0 +1,200 @@
+"""The verbs of `bertrain mlperf`, each a thin skin over one Python function of `bertrain.mlperf`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertrain.base.errors import AgreedError, UserError
+from bertrain.cli.data import AsJson
+from bertrain.cli.options import OVERRIDES, all_given, is_first_rank, under_launcher
+from bertrain.config import resolve as config
+from bertrain.config.settings import Settings
+
+if TYPE_CHECKING:
+    from bertrain.mlperf.check import Checked
+    from bertrain.mlperf.show import LogFigures
+
+mlperf_app = typer.Typer(
+    help="MLPerf: experiments that train to a target, their logs, and the official checks.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@mlperf_app.command("run", context_settings=OVERRIDES)
+def mlperf_run(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="a recipe's name, or a .toml file")],
+    data: Annotated[Path, typer.Option("--data", help="the data to train on; evaluate.data names the other")],
+    out: Annotated[Path, typer.Option("--out", help="the folder for result_0.txt ..., made or gone on with")],
+    nexp: Annotated[int, typer.Option(min=1, help="experiments; MLPerf asks for 10")] = 10,
+    init: Annotated[Path | None, typer.Option(help="the initial checkpoint: weights of any form")] = None,
+    settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="how often an experiment that dies is begun")] = 3,
+    only: Annotated[
+        str | None,
+        typer.Option(help="only the experiment of this number, or the probe, in this process or torchrun's ranks"),
+    ] = None,
+    attempt: Annotated[int, typer.Option(min=1, help="with --only: which attempt at it this is")] = 1,
+) -> None:
+    """Train to the target again and again, each time under a new seed, write MLPerf's logs, and check them.
+
+    Any setting can be given as --section.field VALUE; evaluate.data must be. The target is 0.720 and evaluations go by
+    MLPerf's rule, unless settings say otherwise. Results that are there already are kept; an experiment that dies is
+    not counted and is begun again.
+
+    Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
+    --out results/
+    """
+    from bertrain.cli.options import prepare_process
+
+    settings = config.resolve(recipe, all_given(context.args, []), settings_file)
+    prepare_process(settings.train)
+    beginning = str(init or "")
+    if only is not None:
+        _run_part(settings, data, out, only, attempt, beginning)
+        return
+    if under_launcher():
+        raise AgreedError("torchrun's ranks run one experiment at a time: say which with --only N")
+    from bertrain.mlperf.run import run_experiments
+
+    _say(run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts), as_json=False)
+
+
+def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
+    from bertrain.mlperf.experiment import probe, run_experiment
+
+    if only == "probe":
+        accuracy = probe(settings, init)
+        if is_first_rank():
+            print(f"the probe: the initial weights guess {accuracy:.5f} of the masked words right, as they should")
+    elif only.isascii() and only.isdigit():
+        run_experiment(settings, data, out, number=int(only), attempt=attempt, init=init)
+    else:
+        raise UserError(f"--only is the number of an experiment, or probe, not {only!r}")
+
+
+@mlperf_app.command("check")
+def mlperf_check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of result_*.txt")],
+    ruleset: Annotated[
+        list[str] | None, typer.Option(help="4.1.0 or 5.0.0, the last two of BERT; default: both")
+    ] = None,
+    division: Annotated[
+        str | None, typer.Option(help="closed or open: check as if they were; default: as the logs say")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run MLPerf's own checkers over results and say what comes of it; exit code 0 if they pass, 1 if not.
+
+    The compliance checker, the rule about seeds, and in the closed division the reference's convergence points.
+
+    Example: bertrain mlperf check results/
+    """
+    from bertrain.mlperf.check import RULESETS, check_results
+
+    if division not in (None, "closed", "open"):
+        raise UserError(f"--division is closed or open, not {division!r}")
+    checked = check_results(folder, rulesets=ruleset or RULESETS, division=division)  # type: ignore[arg-type]
+    _say(checked, as_json=as_json)
+    raise typer.Exit(0 if checked.passes else 1)
+
+
+def _say(checked: Checked, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(checked)))
+        return
+    for one in checked.compliance:
+        print(f"{Path(one.file).name}  rules {one.ruleset}: {'complies' if one.passes else 'does not comply'}")
+        for complaint in one.complaints:
+            print(f"  {complaint}")
+    print(f"seeds: {'one for each run, all different' if checked.seeds_pass else 'refused'}")
+    for complaint in checked.seed_complaints:
+        print(f"  {complaint}")
+    for ruleset, point in checked.convergence.items():
+        against = "" if point.reference is None else f", the reference's {point.reference:,.0f}"
+        mean = "" if point.samples is None else f" {point.samples:,.0f} samples{against};"
+        scaling = f"; scores are multiplied by {point.scaling:.4f}" if point.passes and point.scaling > 1 else ""
+        print(
+            f"convergence, rules {ruleset}:{mean} {'accepted' if point.passes else 'refused'} ({point.words}){scaling}"
+        )
+    score = checked.score
+    if checked.scaled_minutes is None:
+        print(f"score: none, {score.converged} of {score.results} converged")
+    else:
+        scaled = "" if checked.scaled_minutes == score.minutes else f", {checked.scaled_minutes:.4f} once scaled"
+        print(f"score: {score.minutes:.4f} minutes{scaled}; {score.converged} of {score.results} converged")
+    if checked.passes:
+        print(f"verdict: nothing stands against these results in the {checked.division} division")
+    else:
+        print(f"verdict: MLPerf would not take these results in the {checked.division} division:")
+        for sentence in checked.verdict:
+            print(f"  - {sentence}")
+
+
+@mlperf_app.command("show")
+def mlperf_show(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="MLPerf logs, anybody's")],
+    plot: Annotated[Path | None, typer.Option(help="draw their accuracies over each other into this .svg file")] = None,
+    ranks: Annotated[int, typer.Option(min=0, help="accelerators; 0: as many as wrote init_start")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Time to train, samples to converge, accuracy on the way and sequences per second, out of any MLPerf log of BERT.
+
+    With --json a line for each log, and one with the score where they are several runs of one system.
+
+    Example: bertrain mlperf show results/result_0.txt --plot accuracy.svg
+    """
+    from bertrain.mlperf.show import CAN_BE_SCORED, of_one_system, plot_logs, score_of, show_logs
+
+    logs = show_logs(files, ranks=ranks)
+    score = score_of(logs) if len(logs) >= CAN_BE_SCORED and of_one_system(logs) else None
+    if plot is not None:
+        plot_logs(files, plot)
+    if as_json:
+        for log in logs:
+            print(json.dumps(asdict(log)))
+        if score is not None:
+            print(json.dumps({"score": asdict(score)}))
+        return
+    for log in logs:
+        _describe(log, whole=len(logs) == 1)
+    if score is not None:
+        minutes = f"{score.minutes:.4f} minutes" if score.minutes is not None else f"none: {score.reason}"
+        print(f"score of these {score.results}, the fastest and the slowest left out: {minutes}")
+    if plot is not None:
+        print(plot)
+
+
+def _describe(log: LogFigures, *, whole: bool) -> None:
+    """One log: a paragraph, and its accuracies where it is the only one."""
+
+    def shown(value: float | None, form: str) -> str:
+        return "unknown" if value is None else format(value, form)
+
+    who = ", ".join(text for text in (log.organization, log.platform, log.division) if text) or "unknown"
+    print(f"{log.file}: {who}; {log.status}")
+    print(
+        f"  {shown(log.train_samples, ',')} samples in {shown(log.time_to_train_s, ',.2f')} s to an accuracy of "
+        f"{shown(log.final_accuracy, '.5f')}; batch {shown(log.global_batch_size, ',')}, seed {log.seed}"
+    )
+    print(
+        f"  {shown(log.sequences_per_s, ',.1f')} sequences/s, {shown(log.sequences_per_s_per_rank, ',.1f')} for each "
+        f"of {log.ranks} ranks; {shown(log.sequences_per_s_between_evaluations, ',.1f')} between evaluations of "
+        f"{shown(log.mean_evaluation_s, '.2f')} s"
+    )
+    if log.unreadable_lines:
+        print(f"  {log.unreadable_lines} line(s) are torn or no JSON")
+    if whole:
+        print(f"  {'samples':>12} {'seconds':>10} {'accuracy':>9} {'sequences/s':>12}")
+        for one in log.evaluations:
+            print(
+                f"  {shown(one.samples, ','):>12} {one.seconds:>10,.1f} {one.accuracy:>9.5f} "
+                f"{shown(one.sequences_per_s, ',.1f'):>12}"
+            )

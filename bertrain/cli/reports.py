@@ -1,0 +1,67 @@
+"""The verbs that look at runs: report, watch, logs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertrain.base.logs import Level
+from bertrain.cli.data import AsJson
+from bertrain.cli.options import RunFolder
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="run folders; the first is what others are compared with")
+    ],
+    out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
+) -> None:
+    """Write one self-contained page about one run, or several side by side.
+
+    Example: bertrain report runs/tiny runs/other --out compared.html
+    """
+    from bertrain.reports.report import report as write_report
+
+    print(write_report(runs, out=out))
+
+
+def watch(
+    run: RunFolder,
+    once: Annotated[bool, typer.Option("--once", help="look once, for scripts")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="seconds from one look to the next")] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a run stands, on the terminal, until it has ended; from any machine that sees its folder.
+
+    It only reads. A run that is stopped and started again is followed.
+
+    Example: bertrain watch runs/tiny --once
+    """
+    from bertrain.reports.watch import watch as show
+
+    with suppress(KeyboardInterrupt):
+        show(run, once=once, every_s=every, as_json=as_json)
+
+
+def logs(
+    run: RunFolder,
+    rank: Annotated[int | None, typer.Option(min=0, help="only this rank; default: all, by time")] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="only the last stretch of time, such as 10m")] = "",
+    level: Annotated[Level, typer.Option(help="the least that is shown")] = "info",
+    follow: Annotated[bool, typer.Option("--follow", help="wait for more, until Ctrl-C")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the ranks of a run have said: the console's lines, warnings, and how each began and ended.
+
+    Example: bertrain logs runs/tiny --rank 0 --since 10m --level warning
+    """
+    from bertrain.base.logs import describe
+    from bertrain.base.logs import logs as read_logs
+
+    with suppress(KeyboardInterrupt):
+        for entry in read_logs(run, rank=rank, since=since, level=level, follow=follow):
+            print(json.dumps(entry) if as_json else describe(entry), flush=follow)

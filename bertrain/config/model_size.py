@@ -1,0 +1,22 @@
+"""How large a model is, by arithmetic alone: nothing is built for it, and torch is not needed."""
+
+from __future__ import annotations
+
+from bertrain.config.settings import ModelSettings
+
+
+def count_parameters(model: ModelSettings) -> tuple[int, int]:
+    """Parameters of the whole model, and those of the matrices of its encoder layers."""
+    width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
+    embeddings = (vocab + model.max_positions + model.num_segments + 2) * width
+    matrices = model.num_layers * (4 * width * width + 2 * width * inner)
+    other = model.num_layers * (9 * width + inner)
+    match model.head:
+        case "pretrain":
+            heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
+        case "span":
+            heads = 2 * width + 2
+        case _:
+            labels = model.num_labels if model.head == "classify" else 1
+            heads = width * width + width + labels * (width + 1)
+    return embeddings + matrices + other + heads, matrices

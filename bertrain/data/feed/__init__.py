@@ -1,0 +1,1 @@
+"""Examples to steps, steps to bins, bins to batches."""

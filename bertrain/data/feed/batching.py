@@ -1,0 +1,307 @@
+"""Steps, bins and layouts: who computes what, decided from lengths alone.
+
+A **step** is the next stretch of the endless order of examples, measured in sequences or in tokens; never by
+memory or ranks. A **bin** is what one device computes at once: whole examples within fixed capacities. Every
+rank computes the same bins without asking another, and takes those whose number is its own modulo the ranks.
+A **layout** places a bin's examples in a flat run of tokens in which every row belongs to a sequence: what
+is left over is cut into junk sequences.
+
+Everything here is a pure function of small arrays of integers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.base.errors import AgreedError
+from bertrain.base.seeds import derive, permute
+from bertrain.config.choices import Algorithm, PolicyName
+from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.packing import pack_lengths
+
+SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
+STRATA = 4  # of lengths, in the policy `bins`
+MAX_PER_ROW = {"lpfhp": 12, "spfhp": 12, "nnlshp": 3}  # examples, in the policy `packed`: as published
+SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a bin can hold: whichever is reached first closes it."""
+
+    tokens: int
+    sequences: int
+    predictions: int
+
+    def fraction(self, numerator: int, denominator: int) -> Capacity:
+        """A smaller bin of the same proportions, rounded up."""
+        scaled = (-(-size * numerator // denominator) for size in (self.tokens, self.sequences, self.predictions))
+        return Capacity(*scaled)
+
+    def holds(self, tokens: int, sequences: int, predictions: int) -> bool:
+        return tokens <= self.tokens and sequences <= self.sequences and predictions <= self.predictions
+
+
+def capacity_for(
+    token_budget: int,
+    *,
+    bin_sequences: int,
+    mean_length: float,
+    max_predictions: int,
+    mask_probability: float,
+) -> Capacity:
+    """Capacities of a bin of `token_budget` tokens.
+
+    Without `bin_sequences`, room for half as many examples again as a bin holds on average. An example has at most
+    half a prediction more than its share of tokens by rounding, or one instead of its share if it is short; so no
+    bin within the other two capacities can exceed this one.
+    """
+    sequences = bin_sequences or max(1, int(1.5 * token_budget / mean_length) + 1)
+    excess = max(0.5, 1 - SHORTEST_EXAMPLE * mask_probability)
+    share = int(mask_probability * token_budget + excess * sequences) + 1
+    return Capacity(token_budget, sequences, min(share, sequences * max_predictions))
+
+
+# --- the order of examples, and steps -----------------------------------------------------------
+
+
+def rows_at(positions: npt.ArrayLike, num_rows: int, seed: int) -> tuple[Ints, Ints]:
+    """Epoch and row of each position in the endless order: every row once per epoch, each epoch shuffled anew."""
+    positions = np.asarray(positions, dtype=np.int64)
+    epochs = positions // num_rows
+    rows = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        rows[here] = permute(positions[here] % num_rows, num_rows, derive(seed, "order", int(epoch)))
+    return epochs, rows
+
+
+def step_by_sequences(position: int, sequences: int, num_rows: int, seed: int) -> tuple[Ints, Ints]:
+    """Epochs and rows of the step that begins at `position` and holds `sequences` examples."""
+    return rows_at(np.arange(position, position + sequences), num_rows, seed)
+
+
+def step_by_tokens(
+    position: int, tokens: int, lengths: npt.NDArray[np.int32], mean_length: float, seed: int
+) -> tuple[Ints, Ints]:
+    """Epochs and rows of the step that begins at `position`: as many whole examples as `tokens` can hold."""
+    guess = max(1, int(1.2 * tokens / mean_length))
+    while True:
+        epochs, rows = rows_at(np.arange(position, position + guess), len(lengths), seed)
+        filled = np.cumsum(lengths[rows])
+        if filled[-1] > tokens:
+            count = max(1, int(np.searchsorted(filled, tokens, side="right")))
+            return epochs[:count], rows[:count]
+        guess *= 2
+
+
+# --- bins -----------------------------------------------------------------------------------------
+
+
+def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
+    """Longest first into the emptiest bin: full bins of even token *and* attention cost.
+
+    Returns the indices of each bin's examples, longest first. Starts with the fewest bins that could hold the
+    tokens; what does not fit the emptiest opens one more.
+    """
+    least = -(-int(lengths.sum()) // capacity.tokens)
+    bins: list[list[int]] = [[] for _ in range(least)]
+    free = [[0, number, 0] for number in range(least)]  # tokens, bin, predictions: a heap, emptiest first
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        length, wanted = int(lengths[index]), int(predictions[index])
+        while free and len(bins[free[0][1]]) == capacity.sequences:
+            heapq.heappop(free)
+        if not free or free[0][0] + length > capacity.tokens or free[0][2] + wanted > capacity.predictions:
+            heapq.heappush(free, [0, len(bins), 0])
+            bins.append([])
+        tokens, number, predicted = free[0]
+        bins[number].append(index)
+        heapq.heapreplace(free, [tokens + length, number, predicted + wanted])
+    return [np.array(bin, dtype=np.int64) for bin in bins if bin]
+
+
+def deal_padded(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
+    """The classic rectangle: examples in their order, as many to a bin as there are rows of max_seq_length."""
+    rows = min(capacity.tokens // max_seq_length, capacity.sequences)
+    return [np.arange(first, min(first + rows, len(lengths))) for first in range(0, len(lengths), rows)]
+
+
+def deal_bins(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
+    """An equal share, give or take one, of each quarter of the lengths to every bin, in the order they come."""
+    by_stratum = np.argsort((lengths - 1) * STRATA // max_seq_length, kind="stable")
+
+    def owners(num_bins: int) -> Ints:
+        owner = np.empty_like(lengths)
+        owner[by_stratum] = np.arange(len(lengths)) % num_bins
+        return owner
+
+    return _deal_to_fewest(owners, 1, 1, lengths, predictions, capacity)
+
+
+def deal_exchange(
+    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, group_size: int
+) -> list[Ints]:
+    """Sorted by length, and dealt in snake order over a group of bins; each group has a stretch of the step.
+
+    Bins go round the ranks, so a group of bins is a group of neighbouring ranks. With `group_size` 0 all bins are one.
+    """
+
+    def owners(num_bins: int) -> Ints:
+        size = group_size or num_bins
+        num_groups = num_bins // size
+        group = np.arange(len(lengths)) * num_groups // len(lengths)
+        order = np.lexsort((-lengths, group))
+        first_of_group = np.searchsorted(group, np.arange(num_groups))
+        owner = np.empty_like(lengths)
+        owner[order] = group * size + _snake(np.arange(len(lengths)) - first_of_group[group], size)
+        return owner
+
+    return _deal_to_fewest(owners, 1, group_size or 1, lengths, predictions, capacity)
+
+
+def deal_packed(
+    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, packing: Algorithm
+) -> list[Ints]:
+    """Rows of max_seq_length, packed as other systems pack them, and whole rows to a bin.
+
+    Rows with many sequences and rows with few are dealt in snake order, or some bins would be all short sequences.
+    What the rows leave free lies at the end of the bin, so the bin's layout does not show them.
+    """
+    indices, offsets = pack_lengths(
+        lengths,
+        row_length=max_seq_length,
+        algorithm=packing,
+        max_per_row=min(MAX_PER_ROW[packing], capacity.sequences),
+    )
+    sizes = np.diff(offsets)
+    by_size = np.argsort(-sizes, kind="stable")
+
+    def owners(num_bins: int) -> Ints:
+        bin_of_row = np.empty_like(sizes)
+        bin_of_row[by_size] = _snake(np.arange(len(sizes)), num_bins)
+        owner = np.empty_like(lengths)
+        owner[indices] = np.repeat(bin_of_row, sizes)
+        return owner
+
+    least = -(-len(sizes) // (capacity.tokens // max_seq_length))
+    return _deal_to_fewest(owners, least, 1, lengths, predictions, capacity)
+
+
+def _snake(turns: Ints, size: int) -> Ints:
+    """Who has each of these turns, when `size` take turns there and back again."""
+    round_number, place = np.divmod(turns, size)
+    return np.where(round_number % 2, size - 1 - place, place)
+
+
+def _deal_to_fewest(
+    owners: Callable[[int], Ints], least: int, step: int, lengths: Ints, predictions: Ints, capacity: Capacity
+) -> list[Ints]:
+    """The bins of `owners`, which gives each example's bin, for the fewest bins that stay within their capacity.
+
+    There are at least `least` of them, and a multiple of `step`.
+    """
+    least = max(least, -(-int(lengths.sum()) // capacity.tokens), -(-len(lengths) // capacity.sequences))
+    num_bins = -(-least // step) * step
+    while True:
+        owner = owners(num_bins)
+        if (
+            np.bincount(owner, lengths).max() <= capacity.tokens
+            and np.bincount(owner).max() <= capacity.sequences
+            and np.bincount(owner, predictions).max() <= capacity.predictions
+        ):
+            by_bin = np.argsort(owner, kind="stable")
+            bins = np.split(by_bin, np.cumsum(np.bincount(owner))[:-1])
+            return [members for members in bins if len(members)]
+        num_bins += step
+
+
+# --- layouts ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a bin's examples lie: `starts` of each example, `boundaries` of every sequence, junk included."""
+
+    starts: Ints
+    boundaries: Ints
+    slots: Ints
+    """Which sequence each example is: example i lies between boundaries[slots[i]] and boundaries[slots[i] + 1]."""
+
+
+def lay_out_budget(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
+    """Examples one after another; the tail is junk."""
+    ends = np.cumsum(lengths)
+    boundaries = np.concatenate([[0], ends, _junk_ends(int(ends[-1]), num_tokens, max_seq_length)])
+    return Layout(ends - lengths, boundaries, np.arange(len(lengths)))
+
+
+def lay_out_padded(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
+    """Each example at a multiple of max_seq_length, followed by a junk sequence up to the next."""
+    starts = np.arange(len(lengths)) * max_seq_length
+    used = len(lengths) * max_seq_length
+    both = np.stack([starts + lengths, starts + max_seq_length], axis=1).ravel()
+    boundaries = np.unique(np.concatenate([[0], both, _junk_ends(used, num_tokens, max_seq_length)]))
+    return Layout(starts, boundaries, np.searchsorted(boundaries, starts))
+
+
+def _junk_ends(used: int, num_tokens: int, max_seq_length: int) -> Ints:
+    """Ends of the junk sequences that fill `used` .. `num_tokens`, each of max_seq_length at the most."""
+    if used == num_tokens:
+        return np.zeros(0, dtype=np.int64)
+    return np.append(np.arange(used + max_seq_length, num_tokens, max_seq_length), num_tokens)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A way to deal a step into bins, and to lay a bin out."""
+
+    deal: Callable[[Ints, Ints, Capacity, int], list[Ints]]
+    lay_out: Callable[[Ints, int, int], Layout]
+    pads_each: bool
+    """Whether an example takes max_seq_length tokens of its bin, whatever its length."""
+
+    def shape_of(self, lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> Capacity:
+        """The smallest of the bin shapes that holds these examples."""
+        tokens = len(lengths) * max_seq_length if self.pads_each else int(lengths.sum())
+        for numerator in range(1, SHAPES + 1):
+            shape = capacity.fraction(numerator, SHAPES)
+            if shape.holds(tokens, len(lengths), int(predictions.sum())):
+                return shape
+        raise AssertionError(f"a bin of {tokens} tokens was dealt beyond {capacity}")
+
+    def num_slots(self, shape: Capacity, max_seq_length: int) -> int:
+        """Most sequences, junk included, in a bin of this shape: the fixed length of cu_seqlens, less one."""
+        junk = -(-shape.tokens // max_seq_length) + 1
+        return shape.sequences * (2 if self.pads_each else 1) + junk
+
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def choose_policy(name: PolicyName, *, group_size: int = 0, packing: Algorithm = "lpfhp") -> Policy:
+    """The policy of this name; `group_size` is exchange's, `packing` is packed's."""
+    if name == "padded":
+        return Policy(deal_padded, lay_out_padded, pads_each=True)
+    deals: dict[str, Callable[[Ints, Ints, Capacity, int], list[Ints]]] = {
+        "budget": deal_budget,
+        "bins": deal_bins,
+        "exchange": partial(deal_exchange, group_size=group_size),
+        "packed": partial(deal_packed, packing=packing),
+    }
+    return Policy(deals[name], lay_out_budget, pads_each=False)
+
+
+def check_groups(group_size: int, ranks: int, option: str = "--batch.group_size") -> None:
+    """Refuse groups of ranks that do not come out even."""
+    if group_size and ranks % group_size:
+        raise AgreedError(
+            f"{option} {group_size} does not divide the number of ranks, which is {ranks}; take a divisor of it, "
+            "or 0 to deal over all"
+        )

@@ -1,0 +1,159 @@
+"""`bertrain data stats`: what a prepared folder holds, and what each batching policy makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertrain.base.errors import UserError
+from bertrain.data.feed.balance import imbalance, per_rank
+from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
+from bertrain.data.formats.masking import Ints, count_predictions
+from bertrain.data.formats.source import DataSource, open_data
+
+STEPS_SAMPLED = 20
+EXAMPLES_READ = 65_536  # whose words are looked at, evenly strided
+MASK_PROBABILITY = 0.15
+
+
+@dataclass(frozen=True)
+class PolicyStats:
+    """One policy over some steps."""
+
+    policy: str
+    padding: float
+    """Share of the computed tokens that are not real."""
+    bins_per_step: float
+    most_bins: int
+    """In any of the steps."""
+    token_imbalance: float
+    """The busiest rank's tokens over the mean."""
+    attention_imbalance: float
+    """The same of the squares of the lengths."""
+
+
+@dataclass(frozen=True)
+class DataStats:
+    """Counts of a prepared folder, its length histogram, and its policies."""
+
+    folder: str
+    examples: int
+    tokens: int
+    mean_length: float
+    median_length: float
+    longest: int
+    random_next_share: float
+    unknown_share: float
+    """Share of [UNK] among the tokens of EXAMPLES_READ examples, or of all where there are fewer."""
+    vocabulary: int
+    histogram: dict[int, int]
+    """Number of examples up to each length, by sixteenths of the longest."""
+    policies: list[PolicyStats]
+
+
+def data_stats(
+    folder: str | Path,
+    *,
+    ranks: int = 8,
+    sequences: int = 256,
+    token_budget: int = 0,
+    group_size: int = 0,
+    seed: int = 1,
+    vocab: str | Path | None = None,
+) -> DataStats:
+    """Describe a prepared folder, and its policies for steps of `sequences` examples on `ranks` ranks.
+
+    Without `token_budget`, a bin holds a rank's even share of a step, rounded up to whole examples of the longest.
+    `group_size` is for the policy exchange.
+    """
+    if ranks < 1 or sequences < 1:
+        raise UserError("--ranks and --sequences must be at least 1")
+    check_groups(group_size, ranks, "--group-size")
+    shards = open_data(folder, vocab=vocab, verify="size")
+    lengths = shards.lengths
+    longest, mean = int(lengths.max()), float(lengths.mean())
+    budget = token_budget or max(longest, int(-(-sequences * mean // ranks) // longest + 1) * longest)
+    if budget < longest:
+        raise UserError(f"--token-budget {budget} cannot hold the longest example, of {longest} tokens")
+    edges = np.unique(np.linspace(0, longest, 17).astype(int))
+    counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
+    rows_of_steps = [
+        step_by_sequences(step * sequences, sequences, len(shards), seed)[1] for step in range(STEPS_SAMPLED)
+    ]
+    steps = [lengths[rows].astype(np.int64) for rows in rows_of_steps]
+    return DataStats(
+        folder=str(folder),
+        examples=len(shards),
+        tokens=int(lengths.sum(dtype=np.int64)),
+        mean_length=mean,
+        median_length=float(np.median(lengths)),
+        longest=longest,
+        random_next_share=float(shards.is_random(np.arange(len(shards))).mean()),
+        unknown_share=_unknown_share(shards),
+        vocabulary=len(shards.vocabulary.words),
+        histogram=dict(zip(edges[1:].tolist(), counts.tolist(), strict=True)),
+        policies=[
+            measure_policy(
+                name,
+                choose_policy(name, group_size=group_size),
+                steps,
+                ranks=ranks,
+                token_budget=budget,
+                max_seq_length=longest,
+                mean_length=mean,
+            )
+            for name in POLICIES
+        ],
+    )
+
+
+def measure_policy(
+    name: str,
+    policy: Policy,
+    steps: Iterable[Ints],
+    *,
+    ranks: int,
+    token_budget: int,
+    max_seq_length: int,
+    mean_length: float,
+    bin_sequences: int = 0,
+) -> PolicyStats:
+    """What a policy makes of some steps, each given by the lengths of its examples: means over the steps."""
+    capacity = capacity_for(
+        token_budget,
+        bin_sequences=bin_sequences,
+        mean_length=max_seq_length if policy.pads_each else mean_length,
+        max_predictions=max_seq_length,
+        mask_probability=MASK_PROBABILITY,
+    )
+    real = computed = 0
+    bins_made, token_worst, attention_worst = [], [], []
+    for lengths in steps:
+        predictions = count_predictions(lengths, max_seq_length, MASK_PROBABILITY)
+        bins = policy.deal(lengths, predictions, capacity, max_seq_length)
+        real += int(lengths.sum())
+        computed += sum(
+            policy.shape_of(lengths[members], predictions[members], capacity, max_seq_length).tokens for members in bins
+        )
+        bins_made.append(len(bins))
+        of_bins = [(lengths[members].sum(), np.square(lengths[members]).sum()) for members in bins]
+        tokens, attention = per_rank(of_bins, ranks).T
+        token_worst.append(imbalance(tokens))
+        attention_worst.append(imbalance(attention))
+    return PolicyStats(
+        policy=name,
+        padding=1 - real / computed,
+        bins_per_step=float(np.mean(bins_made)),
+        most_bins=max(bins_made),
+        token_imbalance=float(np.mean(token_worst)),
+        attention_imbalance=float(np.mean(attention_worst)),
+    )
+
+
+def _unknown_share(shards: DataSource) -> float:
+    count = min(len(shards), EXAMPLES_READ)
+    tokens = shards.read(np.arange(count) * len(shards) // count).tokens
+    return float((tokens == shards.vocabulary.id_of("[UNK]")).mean())

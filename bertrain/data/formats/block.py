@@ -1,0 +1,142 @@
+"""The Block: some examples in flat arrays, as every reader gives them and every writer takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.data.formats.masking import Ints
+
+Item = TypeVar("Item")
+
+Values = npt.NDArray[Any]
+"""Integers of any type: narrow on their way to and from disk, 64 bits wide where they are computed with."""
+
+EXAMPLES_AT_ONCE = 4096  # gathered together: the indices of their tokens take some 16 MB
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks that were drawn once for all: the predictions of some examples, one example after another."""
+
+    counts: Ints  # predictions of each example
+    positions: Values  # where in its example each of them stands, ascending
+    labels: Values  # the words that stood there
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """The predictions of example i are positions[offsets[i] : offsets[i + 1]]."""
+        return offsets_of(self.counts)
+
+    def take(self, chosen: Ints) -> Masks:
+        """The masks of the `chosen` examples, in that order."""
+        return Masks(
+            self.counts[chosen],
+            take_ragged(self.positions, self.offsets, chosen),
+            take_ragged(self.labels, self.offsets, chosen),
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some examples, one after another. Without `masks` the tokens are unmasked, and masks are drawn at load."""
+
+    tokens: Values
+    lengths: Ints
+    segment_b: Values  # where segment B begins; the length, where there is none
+    is_random: Values  # 1 where B was drawn from elsewhere
+    masks: Masks | None = None
+    answers: Values | None = None
+    """Of a task to fine-tune for, a row each: [class], [number], or [first, last] token of an answer in its example."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """The tokens of example i are tokens[offsets[i] : offsets[i + 1]]."""
+        return offsets_of(self.lengths)
+
+    def take(self, chosen: Ints) -> Block:
+        """The `chosen` examples, in that order."""
+        return Block(
+            take_ragged(self.tokens, self.offsets, chosen),
+            self.lengths[chosen],
+            self.segment_b[chosen],
+            self.is_random[chosen],
+            self.masks.take(chosen) if self.masks else None,
+            None if self.answers is None else self.answers[chosen],
+        )
+
+
+def concatenate(blocks: Sequence[Block]) -> Block:
+    """Blocks end to end; all of them with masks, or none."""
+    masks = [block.masks for block in blocks if block.masks is not None]
+    return Block(
+        _end_to_end([block.tokens for block in blocks]),
+        _end_to_end([block.lengths for block in blocks]),
+        _end_to_end([block.segment_b for block in blocks]),
+        _end_to_end([block.is_random for block in blocks]),
+        Masks(
+            _end_to_end([one.counts for one in masks]),
+            _end_to_end([one.positions for one in masks]),
+            _end_to_end([one.labels for one in masks]),
+        )
+        if masks
+        else None,
+        _end_to_end([block.answers for block in blocks if block.answers is not None])
+        if blocks and all(block.answers is not None for block in blocks)
+        else None,
+    )
+
+
+# --- flat arrays of many lists ----------------------------------------------------------------------------
+
+
+def offsets_of(counts: Ints) -> Ints:
+    """Where the values of each list begin in a flat array, and where those of the last one end."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def flat_ranges(starts: Ints, counts: Ints) -> Ints:
+    """starts[0], starts[0] + 1, ... counts[0] of them, then those of the next."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+
+
+def take_ragged(values: Values, offsets: Ints, chosen: Ints) -> Values:
+    """values[offsets[i] : offsets[i + 1]] of each of the `chosen`, one after another."""
+    new_offsets = offsets_of(offsets[chosen + 1] - offsets[chosen])
+    out = np.empty(new_offsets[-1], values.dtype)
+    for first in range(0, len(chosen), EXAMPLES_AT_ONCE):
+        some = chosen[first : first + EXAMPLES_AT_ONCE]
+        here = slice(new_offsets[first], new_offsets[first + len(some)])
+        out[here] = values[flat_ranges(offsets[some], offsets[some + 1] - offsets[some])]
+    return out
+
+
+def split(values: Values, counts: Ints) -> list[Values]:
+    """A flat array cut into the parts of each example."""
+    return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
+
+
+def joined(arrays: Sequence[Values]) -> Ints:
+    """Arrays of any integer type end to end, 64 bits wide."""
+    return _end_to_end(arrays).astype(np.int64)
+
+
+def _end_to_end(arrays: Sequence[Values]) -> Values:
+    return np.concatenate(arrays) if len(arrays) else np.zeros(0, dtype=np.int64)
+
+
+def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items each; the last may be shorter."""
+    waiting = iter(items)
+    while batch := list(islice(waiting, size)):
+        yield batch

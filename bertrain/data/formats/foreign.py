@@ -1,0 +1,168 @@
+"""Other people's data folders, trained on as they are: HDF5 and TFRecord files behind an index (index.py).
+
+Rows are read as they are asked for, each record once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.base.errors import UserError
+from bertrain.data.formats import hdf5, tfrecord
+from bertrain.data.formats.block import Block, concatenate
+from bertrain.data.formats.index import (
+    ARRAYS,
+    NAMES,
+    fingerprint_of,
+    largest_word_of,
+    map_array,
+    naming_records,
+    path_of,
+    read_index,
+)
+from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
+from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.shards import VOCABULARY
+from bertrain.data.text.tokenizer import Vocabulary
+
+OPEN_FILES = 256  # HDF5 files held open at once
+
+
+class ForeignData:
+    """A folder (or one file) of HDF5 or TFRecord files, open for reading through its index."""
+
+    def __init__(self, folder: Path, index: Path, vocabulary: Vocabulary) -> None:
+        self.folder, self.vocabulary = folder, vocabulary
+        self._index = read_index(index)
+        self.layout: str = self._index["layout"]
+        self._kind, self._decoder = next(key for key, name in NAMES.items() if name == self.layout)
+        self._paths = [path_of(folder, file) for file in self._index["files"]]
+        self._first_row = np.concatenate([[0], np.cumsum([file["rows"] for file in self._index["files"]])])
+        arrays = {name: map_array(index, name) for name in ARRAYS if (index / f"{name}.bin").is_file()}
+        self.lengths: npt.NDArray[np.int32] = arrays["lengths"]
+        self.predictions: npt.NDArray[np.int32] | None = arrays.get("predictions")
+        self._is_random, self._places, self._parts = arrays["is_random"], arrays["places"], arrays["parts"]
+        self._open = lru_cache(OPEN_FILES)(hdf5.OpenFile)
+        self._refuse_words_outside()
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self._index, self.vocabulary.hash)
+
+    @property
+    def max_seq_length(self) -> int:
+        return int(self._index["max_seq_length"])
+
+    @property
+    def max_predictions(self) -> int:
+        return int(self._index["max_predictions"])
+
+    @property
+    def num_files(self) -> int:
+        return len(self._paths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def is_random(self, rows: Ints) -> Ints:
+        """Next-sentence label of each of `rows`."""
+        return self._is_random[rows].astype(np.int64)
+
+    def read(self, rows: Ints) -> Block:
+        """The examples of `rows`, in that order; each record is read once."""
+        file_of_row = np.searchsorted(self._first_row, rows, side="right") - 1
+        record_of_row = np.empty(len(rows), dtype=np.int64)
+        groups: dict[tuple[int, ...], list[_Fetched]] = {}  # by the widths of their rectangles: each is decoded at once
+        for number in np.unique(file_of_row).tolist():
+            asked = np.flatnonzero(file_of_row == number)
+            places, record_of_row[asked] = np.unique(self._places[rows[asked]], return_inverse=True)
+            fetched = _Fetched(self._paths[number], places, asked, self._fetch(self._paths[number], places))
+            groups.setdefault(fetched.widths(), []).append(fetched)
+        blocks, order = [], np.empty(len(rows), dtype=np.int64)
+        examples_before = 0
+        for group in groups.values():
+            block, parts = self._decode(group)
+            first_example = np.cumsum(parts) - parts
+            records_before = 0
+            for fetched in group:
+                record = records_before + record_of_row[fetched.asked]
+                part = self._parts[rows[fetched.asked]]
+                example = first_example[record] + part
+                is_same = (part < parts[record]).all() and np.array_equal(
+                    block.lengths[example], self.lengths[rows[fetched.asked]]
+                )
+                if not is_same:
+                    raise UserError(f"{fetched.path} has changed since its index was made; start again")
+                order[fetched.asked] = examples_before + example
+                records_before += len(fetched.places)
+            examples_before += len(block)
+            blocks.append(block)
+        return concatenate(blocks).take(order)
+
+    def _fetch(self, path: Path, places: Ints) -> Fields:
+        if self._kind == "hdf5":
+            return hdf5.fetch(self._open(path), self._decoder, places)
+        with naming_records(path, places):
+            return tfrecord.fetch(path, self._decoder, places)
+
+    def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
+        """The examples of some files' records, and how many each record holds."""
+        fields = {name: _join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
+        try:
+            block, parts = DECODERS[self._decoder](fields)
+        except BadRecord as bad:
+            ends = np.cumsum([len(fetched.places) for fetched in group])
+            culprit = group[int(np.searchsorted(ends, bad.number, side="right"))]
+            raise UserError(f"{culprit.path} has changed since its index was made: {bad.complaint}") from None
+        largest = largest_word_of(block)
+        if largest >= len(self.vocabulary.words):
+            files = ", ".join(str(fetched.path) for fetched in group)
+            raise UserError(f"one of {files} has changed since its index was made: it holds the word {largest} now")
+        return block, parts
+
+    def _refuse_words_outside(self) -> None:
+        largest, words = self._index["largest_word"], len(self.vocabulary.words)
+        if largest["number"] >= words:
+            raise UserError(
+                f"{path_of(self.folder, largest)}, row {largest['row']}, holds the word {largest['number']}, outside "
+                f"of the vocabulary of {words} words; name the right one by --vocab FILE (pretrain: --data.vocab)"
+            )
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """Records of one file, and which of the rows asked for are in them."""
+
+    path: Path
+    places: Ints
+    asked: Ints
+    fields: Fields
+
+    def widths(self) -> tuple[int, ...]:
+        """Widths of the rectangles among the fields; ragged ones have none."""
+        return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)
+
+
+def _join(parts: list[Any]) -> Any:
+    """A field of several files: lists end to end, or rectangles one above another."""
+    return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
+
+
+def vocabulary_beside(folder: Path) -> Vocabulary | None:
+    """The vocabulary that lies in the data folder, if there is one."""
+    path = (folder if folder.is_dir() else folder.parent) / VOCABULARY
+    return load_vocabulary(path) if path.is_file() else None
+
+
+def load_vocabulary(path: str | Path | None) -> Vocabulary:
+    """A vocabulary of which nothing else is known: it keeps case if any of its words has some."""
+    vocabulary = Vocabulary.load(path)
+    has_case = any(word != word.lower() for word in vocabulary.words if not word.startswith("["))
+    return Vocabulary(vocabulary.words, lower_case=not has_case)

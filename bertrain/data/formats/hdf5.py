@@ -1,0 +1,231 @@
+"""HDF5 files of pre-training examples, read and written a block of records at a time.
+
+The fields, types and shapes are those of MLPerf's data (NVIDIA's tools, and Samsung's, whose integers are wider), so
+that other people's trainers read what is written here. Nothing is compressed, as in theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.base.errors import UserError
+from bertrain.data.formats.block import Block
+from bertrain.data.formats.layouts import (
+    ENCODED,
+    FIXED,
+    PACKED,
+    VARLENGTH,
+    BadRecord,
+    Fields,
+    Shape,
+    to_fixed,
+    to_packed,
+    to_varlength,
+)
+from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.ragged import RaggedColumn
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+RECORDS_AT_ONCE = 1024
+FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": ENCODED}
+FLAT = {"next_sentence_labels"}  # one number for each record; a list of them where records are packs
+RECTANGLES = {"fixed", "encoded"}
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+class OpenFile:
+    """An HDF5 file open for reading, its datasets found once and mapped where they lie in one piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._columns: dict[str, Any] = {}
+        with _reading(path):
+            self.file = h5py.File(path, "r")
+            self._content = np.asarray(np.memmap(path, mode="r"))
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read(self, name: str, first: int, last: int) -> Any:
+        """Rows `first` .. `last` of a dataset: an array, or a list of arrays where it is ragged."""
+        with _reading(self.path):
+            if name not in self._columns:
+                self._columns[name] = _column_of(self.file[name], self._content)
+            rows = self._columns[name][first:last]
+            if len(rows) != last - first:
+                raise ValueError(f"it has no row {last - 1}")
+            return rows
+
+
+def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
+    """What gives the rows of a dataset: a ragged column, an array over the mapped file, or the dataset itself."""
+    if h5py.check_vlen_dtype(dataset.dtype) is not None:
+        return RaggedColumn(content, dataset)
+    offset = dataset.id.get_offset() if dataset.chunks is None else None
+    if offset is None:  # in chunks, maybe compressed; or never written
+        return dataset
+    end = offset + dataset.size * dataset.dtype.itemsize
+    if end > len(content):
+        raise ValueError("the file ends before its rows do")
+    return content[offset:end].view(dataset.dtype).reshape(dataset.shape)
+
+
+def layout_of(path: Path) -> str:
+    """Which layout a file has, told by its datasets; refuses one that has none, or whose datasets do not match."""
+    with OpenFile(path) as opened, _reading(path):
+        names = set(opened.file.keys())
+        if "packed_input_len" in names:
+            layout = "packed"
+        elif "special_token_positions" in names:
+            layout = "encoded"
+        elif "input_mask" in names:
+            layout = "fixed"
+        else:
+            layout = "varlength"
+        _refuse_odd_datasets(path, opened.file, layout)
+        return layout
+
+
+def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
+    """All records of a file in order, some at a time: their numbers and their fields."""
+    with OpenFile(path) as opened:
+        with _reading(path):
+            _refuse_odd_datasets(path, opened.file, layout)
+            count = len(opened.file[FIELDS[layout][0]])
+        for first in range(0, count, RECORDS_AT_ONCE):
+            numbers = np.arange(first, min(first + RECORDS_AT_ONCE, count))
+            yield numbers, fetch(opened, layout, numbers)
+
+
+def fetch(opened: OpenFile, layout: str, numbers: Ints) -> Fields:
+    """The fields of the records `numbers`, which ascend; consecutive ones are read at once."""
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)]
+    fields: Fields = {}
+    for name in FIELDS[layout]:
+        parts = [opened.read(name, first, last) for first, last in runs]
+        is_ragged = isinstance(parts[0], list)
+        fields[name] = list(chain.from_iterable(parts)) if is_ragged else np.concatenate(parts)
+    return fields
+
+
+def row_checksum(path: Path) -> str:
+    """MLPerf's checksum of a file: the MD5 of the list of its rows' MD5s, each of the text of a list of `input_ids`."""
+    digests = []
+    with OpenFile(path) as opened:
+        with _reading(path):
+            if "input_ids" not in opened.file:
+                raise UserError(f"{path} has no dataset input_ids to hash")
+            count = len(opened.file["input_ids"])
+        for first in range(0, count, RECORDS_AT_ONCE):
+            for row in opened.read("input_ids", first, min(first + RECORDS_AT_ONCE, count)):
+                digests.append(hashlib.md5(str(row.tolist()).encode(), usedforsecurity=False).hexdigest())
+    return hashlib.md5(str(digests).encode(), usedforsecurity=False).hexdigest()
+
+
+def _refuse_odd_datasets(path: Path, file: h5py.File, layout: str) -> None:
+    names = FIELDS[layout]
+    for name in names:
+        if name not in file or not isinstance(file[name], h5py.Dataset):
+            raise UserError(f"{path} has no dataset {name}; an HDF5 file of this kind has {', '.join(names)}")
+        dataset = file[name]
+        is_flat = name in FLAT and layout != "packed"
+        is_ragged = layout not in RECTANGLES and not is_flat
+        kind = h5py.check_vlen_dtype(dataset.dtype)
+        if (kind is not None) != is_ragged or (kind or dataset.dtype).kind not in "iu":
+            wanted = "lists of integers" if is_ragged else "integers"
+            raise UserError(f"the dataset {name} of {path} holds {dataset.dtype}, not {wanted}")
+        dimensions = 1 if is_flat or is_ragged else 2
+        if len(dataset.shape) != dimensions:
+            raise UserError(f"the dataset {name} of {path} has {len(dataset.shape)} dimensions, not {dimensions}")
+        if len(dataset) != len(file[names[0]]):
+            raise UserError(
+                f"the datasets of {path} differ in length: {names[0]} has {len(file[names[0]])} rows, {name} "
+                f"{len(dataset)}"
+            )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A damaged file makes the HDF5 library raise almost anything: it becomes one sentence."""
+    try:
+        yield
+    except (UserError, BadRecord):
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UserError(f"{path} cannot be read as HDF5, it is damaged or cut off: {reason}") from None
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def write_fixed(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -> None:
+    """Write `count` examples as rectangles."""
+    token, width, predictions = shape.token_type, shape.max_seq_length, shape.max_predictions
+    datasets = {
+        "input_ids": (token, (count, width)),
+        "input_mask": (np.int8, (count, width)),
+        "segment_ids": (np.int8, (count, width)),
+        "masked_lm_positions": (token, (count, predictions)),
+        "masked_lm_ids": (token, (count, predictions)),
+        "next_sentence_labels": (np.int8, (count,)),
+    }
+    _write(path, datasets, (to_fixed(block, shape) for block in blocks))
+
+
+def write_varlength(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -> None:
+    """Write `count` examples as ragged rows."""
+    token, small = h5py.vlen_dtype(np.dtype(shape.token_type)), h5py.vlen_dtype(np.dtype(np.int8))
+    kinds = {"input_ids": token, "segment_ids": small, "masked_lm_positions": token, "masked_lm_ids": token}
+    datasets = {name: (kind, (count,)) for name, kind in kinds.items()} | {"next_sentence_labels": (np.int8, (count,))}
+    _write(path, datasets, (to_varlength(block, shape) for block in blocks))
+
+
+def write_packed(path: Path, packs: Iterable[tuple[Block, Ints]], count: int, shape: Shape) -> None:
+    """Write `count` packs, given as blocks of examples and how many of them each pack takes."""
+    token, small = h5py.vlen_dtype(np.dtype(shape.token_type)), h5py.vlen_dtype(np.dtype(np.int8))
+    datasets = {
+        name: (small if name in ("segment_ids", "next_sentence_labels") else token, (count,)) for name in PACKED
+    }
+    _write(path, datasets, (to_packed(block, parts, shape) for block, parts in packs))
+
+
+def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], parts: Iterable[Fields]) -> None:
+    # In memory first: the HDF5 library crashes when it cannot write on, or reads back what it could not write.
+    content = BytesIO()
+    with h5py.File(content, "w") as file:
+        for name, (kind, shape) in datasets.items():
+            file.create_dataset(name, shape, dtype=kind)
+        first = 0
+        for fields in parts:
+            number = len(fields["next_sentence_labels"])
+            for name, values in fields.items():
+                file[name][first : first + number] = _column(values)
+            first += number
+    path.write_bytes(content.getbuffer())
+
+
+def _column(values: npt.NDArray | list[npt.NDArray]) -> npt.NDArray:
+    """What h5py takes for some rows: a rectangle also for lists that are equally long, else an array of objects."""
+    if isinstance(values, np.ndarray):
+        return values
+    if len(set(map(len, values))) <= 1:
+        return np.stack(values)
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

@@ -1,0 +1,356 @@
+"""The index of other people's files: the length, the predictions and the place of each row, and the files' hashes.
+
+It is built once, by reading everything, which also finds every record that contradicts itself; and it is kept: in the
+data folder as `.bertrain-index`, or in the user's cache folder where that one cannot be written to. It names the
+SHA-256 of every file, so it is to these folders what the manifest is to prepared ones.
+
+    lengths.bin      int32    tokens of each row
+    predictions.bin  int32    its predictions; absent where masks are drawn at load
+    is_random.bin    bool     its next-sentence label
+    places.bin       int64    its record: the number in an HDF5 file, the byte in a TFRecord file
+    parts.bin        int32    which of the examples of that record it is
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.base.errors import UserError
+from bertrain.base.files import file_digest, new_folder, write_atomically
+from bertrain.data.formats import hdf5, tfrecord
+from bertrain.data.formats.block import Block, flat_ranges
+from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
+from bertrain.data.formats.masking import Ints
+
+INDEX_VERSION = 1
+INDEX = ".bertrain-index"
+ARRAYS: dict[str, npt.DTypeLike] = {
+    "lengths": np.int32,
+    "predictions": np.int32,
+    "is_random": np.bool_,
+    "places": np.int64,
+    "parts": np.int32,
+}
+BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # what lies beside the files of examples
+NAMES = {  # what each layout is called, by the kind of file and what is in it
+    ("hdf5", "fixed"): "hdf5-fixed",
+    ("hdf5", "varlength"): "hdf5-varlength",
+    ("hdf5", "packed"): "hdf5-packed",
+    ("hdf5", "encoded"): "hdf5-encoded",
+    ("tfrecord", "fixed"): "tfrecord",
+    ("tfrecord", "graphcore"): "tfrecord-packed",
+}
+
+
+def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path:
+    """The folder of a fresh index of `folder`, built if there is none; `verify` as for prepared folders.
+
+    Several processes may ask at once: one builds, the others wait.
+    """
+    files = find_files(folder)
+    stamps = [_stamp(folder, path) for path, _ in files]
+    places = _index_places(folder)
+    for place in places:
+        if _is_fresh(place, stamps):
+            _verify(folder, place, verify)
+            return place
+    writable = [place for place in places if _is_writable(place.parent)]
+    if not writable:
+        raise UserError(f"there is no place for an index of {folder}: neither it nor {places[-1].parent} is writable")
+    place = writable[0]
+    with _alone(place):
+        if not _is_fresh(place, stamps):
+            shutil.rmtree(place, ignore_errors=True)
+            with new_folder(place) as partial:
+                _build(folder, files, stamps, partial, say)
+    return place
+
+
+def verify_index(folder: Path) -> dict[str, Any] | None:
+    """Compare all files with the hashes of the latest index there is, which is returned; None where there is none.
+
+    It need not be fresh and is never made again: files of a new date may hold what they held, and if not, that is
+    what is to be found out.
+    """
+    names = {_stamp(folder, path)["name"] for path, _ in find_files(folder)}
+    kept = [place for place in _index_places(folder) if (place / "index.json").is_file()]
+    if not kept:
+        return None
+    place = max(kept, key=lambda place: (place / "index.json").stat().st_mtime_ns)
+    index = read_index(place)
+    listed = {file["name"] for file in index["files"]}
+    for name in sorted(names ^ listed):
+        what = "is missing, which was there" if name in listed else "was not there"
+        raise UserError(f"{folder} has changed: {name} {what} when {place} was made; if that was meant, remove {place}")
+    _verify(folder, place, "hash")
+    return index
+
+
+def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -> npt.NDArray[np.int32] | None:
+    """The lengths of all rows by an index that is there already, if the data still has this fingerprint."""
+    try:
+        stamps = [_stamp(folder, path) for path, _ in find_files(folder)]
+        for place in _index_places(folder):
+            if _is_fresh(place, stamps) and fingerprint_of(read_index(place), vocabulary_hash) == fingerprint:
+                return map_array(place, "lengths")
+    except UserError:  # it is no data folder any more
+        pass
+    return None
+
+
+def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
+    """SHA-256 of the names and hashes of all files, and of the vocabulary."""
+    files = [(file["name"], file["sha256"]) for file in index["files"]]
+    return hashlib.sha256(json.dumps([index["layout"], files, vocabulary_hash]).encode()).hexdigest()
+
+
+@dataclass
+class _Growing:
+    """What is found out about a folder while it is read."""
+
+    max_seq_length: int = 0
+    max_predictions: int = 0
+    largest_word: dict[str, Any] = field(default_factory=lambda: {"number": -1, "name": "", "row": 0})
+
+
+def _build(
+    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, say: Callable[[str], None]
+) -> None:
+    """Read everything once, and write the index into `out`."""
+    layout = _common_layout(files)
+    kind, decoder = next(key for key, name in NAMES.items() if name == layout)
+    say(f"{folder}: {layout}, {len(files)} file(s); reading all of it once for an index of its rows")
+    growing = _Growing()
+    entries = []
+    with ExitStack() as stack:
+        names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
+        streams = {name: stack.enter_context(open(out / f"{name}.bin", "wb")) for name in names}
+        for (path, _), stamp in zip(files, stamps, strict=True):
+            rows = sum(
+                _append(block, places, parts, streams)
+                for block, places, parts in _blocks_of(path, stamp["name"], kind, decoder, growing)
+            )
+            entries.append(stamp | {"rows": rows, "sha256": file_digest(path)[1]})
+    if not sum(entry["rows"] for entry in entries):
+        raise UserError(f"the data folder {folder} holds no example")
+    arrays = []
+    for name in names:
+        size, digest = file_digest(out / f"{name}.bin")
+        arrays.append({"name": f"{name}.bin", "bytes": size, "sha256": digest})
+    content = {
+        "index_version": INDEX_VERSION,
+        "layout": layout,
+        "max_seq_length": growing.max_seq_length,
+        "max_predictions": growing.max_predictions,
+        "largest_word": growing.largest_word,
+        "files": entries,
+        "arrays": arrays,
+    }
+    write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
+
+
+def _common_layout(files: list[tuple[Path, str]]) -> str:
+    """The layout that all files share."""
+    found: dict[str, Path] = {}
+    for path, kind in files:
+        inside = hdf5.layout_of(path) if kind == "hdf5" else tfrecord.layout_of(path)
+        found.setdefault(NAMES[kind, inside], path)
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        raise UserError(f"{first} is {one} and {second} is {other}; put them into folders of their own")
+    return next(iter(found))
+
+
+def _blocks_of(path: Path, name: str, kind: str, decoder: str, growing: _Growing) -> Iterator[tuple[Block, Ints, Ints]]:
+    """The examples of a file, some records at a time, with the place of each record and the number of its examples."""
+    records_before = 0
+    scan = hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder)
+    with closing(scan):
+        while True:
+            with naming_records(path, None, records_before):
+                found = next(scan, None)
+                if found is None:
+                    return
+                places, fields = found
+                block, parts = DECODERS[decoder](fields)
+            _note(block, parts, fields, name, records_before, growing)
+            yield block, places, parts
+            records_before += len(places)
+
+
+def _note(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, growing: _Growing) -> None:
+    width = _width(fields, ("input_ids", "packed_input_ids")) or int(block.lengths.max(initial=0))
+    growing.max_seq_length = max(growing.max_seq_length, width)
+    if block.masks is not None:
+        most = _width(fields, ("masked_lm_positions",)) or int(block.masks.counts.max(initial=0))
+        growing.max_predictions = max(growing.max_predictions, most)
+    largest = largest_word_of(block)
+    if largest > growing.largest_word["number"]:
+        holds = [block.tokens == largest]
+        owners = [np.repeat(np.arange(len(block)), block.lengths)]
+        if block.masks is not None:
+            holds.append(block.masks.labels == largest)
+            owners.append(np.repeat(np.arange(len(block)), block.masks.counts))
+        example = min(int(owner[where][0]) for owner, where in zip(owners, holds, strict=True) if where.any())
+        record = int(np.searchsorted(np.cumsum(parts), example, side="right"))
+        growing.largest_word = {"number": largest, "name": name, "row": records_before + record}
+
+
+def _width(fields: Fields, names: tuple[str, ...]) -> int:
+    """The width of a rectangle among the fields; 0 where they are ragged."""
+    for name in names:
+        if name in fields and getattr(fields[name], "ndim", 0) == 2:
+            return int(fields[name].shape[1])
+    return 0
+
+
+def _append(block: Block, places: Ints, parts: Ints, streams: Mapping[str, BinaryIO]) -> int:
+    columns = {
+        "lengths": block.lengths,
+        "is_random": block.is_random,
+        "places": np.repeat(places, parts),
+        "parts": flat_ranges(np.zeros(len(parts), dtype=np.int64), parts),
+    }
+    if block.masks is not None:
+        columns["predictions"] = block.masks.counts
+    for name, values in columns.items():
+        streams[name].write(values.astype(ARRAYS[name]).tobytes())
+    return len(block)
+
+
+def largest_word_of(block: Block) -> int:
+    labels = block.masks.labels if block.masks is not None else block.tokens[:0]
+    return max(int(block.tokens.max(initial=-1)), int(labels.max(initial=-1)))
+
+
+@contextmanager
+def naming_records(path: Path, places: Ints | None, records_before: int = 0) -> Iterator[None]:
+    """A record that contradicts itself becomes one sentence with its file and its row."""
+    try:
+        yield
+    except BadRecord as bad:
+        where = f"row {records_before + bad.number}" if places is None else f"the record at {places[bad.number]}"
+        raise UserError(f"{path}, {where}: {bad.complaint}; repair the file or take it out of the folder") from None
+
+
+# --- the files -------------------------------------------------------------------------------------------
+
+
+def find_files(folder: Path) -> list[tuple[Path, str]]:
+    """The files of examples behind `folder` (which may be one file), in order of name, each with its kind."""
+    if folder.is_file():
+        paths = [folder]
+    else:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in BESIDE_DATA)
+        paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    if not paths:
+        raise UserError(f"{folder} is not a prepared data folder: it has no manifest.json, nor HDF5 or TFRecord files")
+    return [(path, _kind_of(path)) for path in paths]
+
+
+def _kind_of(path: Path) -> str:
+    try:
+        with open(path, "rb") as stream:
+            first_bytes = stream.read(16)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    if first_bytes.startswith(hdf5.SIGNATURE):
+        return "hdf5"
+    if tfrecord.is_tfrecord(first_bytes):
+        return "tfrecord"
+    raise UserError(f"{path} begins like neither an HDF5 nor a TFRecord file; repair it or take it out of the folder")
+
+
+# --- where the index is kept ------------------------------------------------------------------------------
+
+
+def _index_places(folder: Path) -> list[Path]:
+    """Beside the data, then in the user's cache folder."""
+    beside = folder / INDEX if folder.is_dir() else folder.with_name(f".{folder.name}{INDEX}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertrain"
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return [beside, cache / f"{name}{INDEX}"]
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether a new file may be put there. Root could anywhere, but leaves alone what has no write bit."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"there is no place for an index: {folder} cannot be made ({error.strerror})") from None
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+def _stamp(folder: Path, path: Path) -> dict[str, Any]:
+    """What tells at a glance whether a file is still the one that was indexed."""
+    name = path.name if folder.is_file() else str(path.relative_to(folder))
+    return {"name": name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
+
+
+def path_of(folder: Path, entry: dict[str, Any]) -> Path:
+    return folder if folder.is_file() else folder / entry["name"]
+
+
+def _is_fresh(place: Path, stamps: list[dict[str, Any]]) -> bool:
+    try:
+        content = json.loads((place / "index.json").read_text())
+        known = [{key: file[key] for key in ("name", "bytes", "mtime_ns")} for file in content["files"]]
+        return content["index_version"] == INDEX_VERSION and known == stamps
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _verify(folder: Path, place: Path, verify: str) -> None:
+    """Compare the index's own files and all files of examples with what the index says of them."""
+    index = read_index(place)
+    for array in index["arrays"]:
+        path = place / array["name"]
+        size = path.stat().st_size if path.is_file() else -1
+        if size != array["bytes"] or (verify == "hash" and file_digest(path)[1] != array["sha256"]):
+            raise UserError(f"the index {place} is damaged; remove it, and it will be made again")
+    if verify == "hash":
+        for file in index["files"]:
+            path = path_of(folder, file)
+            if file_digest(path)[1] != file["sha256"]:
+                raise UserError(
+                    f"{path} is damaged: its SHA-256 is not what it was when {place} was made; if the change was "
+                    f"meant, remove {place}"
+                )
+
+
+def read_index(place: Path) -> dict[str, Any]:
+    try:
+        index = dict(json.loads((place / "index.json").read_text()))
+        if not {"layout", "files", "arrays"} <= index.keys():
+            raise ValueError
+        return index
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"the index {place} is damaged; remove it, and it will be made again") from None
+
+
+def map_array(index: Path, name: str) -> npt.NDArray[Any]:
+    return np.asarray(np.memmap(index / f"{name}.bin", dtype=ARRAYS[name], mode="r"))
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Only one process at a time; the system frees the lock when it ends."""
+    try:
+        lock = open(place.with_name(f"{place.name}.lock"), "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"cannot write the index {place}: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Documents to training examples, by parallel workers."""

@@ -1,0 +1,58 @@
+"""Who makes the units: this process, several of this machine, or a Dask cluster. The units are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from typing import Any
+
+from bertrain.base.errors import UserError
+from bertrain.config.choices import Engine
+from bertrain.data.prepare.units import make_unit
+from bertrain.data.text.processes import process_pool
+
+DASK_TIMEOUT_S = 20
+
+
+def make_units(
+    work_folder: str, numbers: list[int], workers: int, engine: Engine, scheduler: str | None
+) -> Iterator[int]:
+    """Make the units of these numbers, and yield each number when its unit is there."""
+    if engine == "dask":
+        yield from _on_dask(work_folder, numbers, scheduler)
+    elif workers == 1 or len(numbers) == 1:
+        for number in numbers:
+            yield make_unit(work_folder, number)
+    else:
+        yield from _in_processes(work_folder, numbers, min(workers, len(numbers)))
+
+
+def _in_processes(work_folder: str, numbers: list[int], workers: int) -> Iterator[int]:
+    with process_pool(workers) as pool:
+        for future in as_completed([pool.submit(make_unit, work_folder, number) for number in numbers]):
+            yield future.result()
+
+
+def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Iterator[int]:
+    try:
+        import distributed
+    except ImportError:
+        raise UserError("--engine dask needs the extra: pip install 'bertrain[dask]'") from None
+    if scheduler is None:
+        raise UserError("--engine dask needs the address of a running scheduler, such as --scheduler tcp://node1:8786")
+    try:
+        client: Any = distributed.Client(scheduler, timeout=DASK_TIMEOUT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Dask scheduler answers at --scheduler {scheduler}: {error}") from None
+    with client:
+        futures = [client.submit(make_unit, work_folder, number, pure=False) for number in numbers]
+        try:
+            for future in distributed.as_completed(futures, loop=client.loop):
+                yield future.result()
+        except distributed.KilledWorker:
+            raise UserError(
+                "the Dask workers were killed again and again at the same unit, perhaps for want of memory; what is "
+                "finished is kept: give the same command again"
+            ) from None
+        finally:
+            client.cancel(futures)

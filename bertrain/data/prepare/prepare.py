@@ -1,0 +1,329 @@
+"""`bertrain data prepare`: text in, a folder of shards out."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import shutil
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from bertrain.base.console import warn
+from bertrain.base.errors import UserError
+from bertrain.base.files import refuse_occupied
+from bertrain.base.formatting import counted
+from bertrain.config.choices import Engine, OnError
+from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY
+from bertrain.data.formats.write import Histogram, finish_folder, shard_name
+from bertrain.data.prepare.engines import make_units
+from bertrain.data.prepare.units import Plan, Summary, unit_folder
+from bertrain.data.text.documents import Span, check_readable, find_inputs, plan_units
+from bertrain.data.text.tokenizer import Vocabulary
+
+SHORT_SEQ_PROB, MAX_PREDICTIONS, MASKED_LM_PROB = 0.1, 76, 0.15
+LOCK, WHOLE = "lock", "whole"
+UNKNOWN_LIMIT = 0.5  # of all tokens; more says that vocabulary and text do not belong together
+
+Progress = Callable[[int, int], None]
+"""Called with the number of finished units and of all."""
+
+
+def prepare(
+    inputs: Iterable[str | Path],
+    out: str | Path,
+    *,
+    vocab: str | Path | None = None,
+    lower_case: bool = True,
+    max_seq_length: int = 512,
+    short_seq_prob: float | None = None,
+    dupe_factor: int = 1,
+    seed: int = 12345,
+    full_sentences: bool = False,
+    reference: bool = False,
+    per_file: bool = False,
+    max_predictions: int | None = None,
+    masked_lm_prob: float | None = None,
+    rows_per_shard: int = 65536,
+    workers: int = 1,
+    engine: Engine = "local",
+    scheduler: str | None = None,
+    on_error: OnError = "stop",
+    unit_mb: float = 16,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Turn plain text (a sentence per line, a blank line between documents) into training examples.
+
+    Returns the manifest of the folder written at `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples
+    are unmasked pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference
+    script, for all files as one or, `per_file`, for each by itself. There `max_predictions` (76) and `masked_lm_prob`
+    (0.15) rule the draw; for other rows, whose masks are drawn later, the manifest notes them for `convert`.
+    `short_seq_prob` (0.1) is the share of documents cut into shorter pairs. The result does not depend on `workers` or
+    `engine`; it does depend on `unit_mb`, since a random B comes from the same stretch of text. An interrupted
+    preparation, called again, goes on where it was. With several workers, a script calls this under
+    `if __name__ == "__main__":`.
+    """
+    _check_choices(full_sentences, reference, per_file, workers)
+    _check_effect(short_seq_prob, full_sentences, scheduler, engine)
+    noted = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
+    short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
+    max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
+    masked_lm_prob = MASKED_LM_PROB if masked_lm_prob is None else masked_lm_prob
+    _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
+    _check_probabilities(short_seq_prob, masked_lm_prob)
+    vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
+    if capitals := vocabulary.num_unreachable:
+        warn(
+            f"{vocab} has {counted(capitals, 'word')} with capitals, which text in lower case never meets; "
+            "if it is a cased vocabulary, use --cased"
+        )
+    files, unreadable = _usable(find_inputs(inputs), on_error)
+    out = Path(out)
+    refuse_occupied(out)
+    mode = "reference" if reference else "full-sentences" if full_sentences else "pairs"
+    if mode != "reference":
+        units = plan_units(files, max(1, int(unit_mb * (1 << 20))))
+    elif per_file:
+        units = [[span] for span in map(_whole, files)]
+    else:
+        units = [list(map(_whole, files))]
+    plan = Plan(
+        mode=mode,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        masked_lm_prob=masked_lm_prob,
+        short_seq_prob=short_seq_prob,
+        dupe_factor=dupe_factor,
+        seed=seed,
+        rows_per_shard=rows_per_shard,
+        lower_case=lower_case,
+        on_error=on_error,
+        units=units,
+    )
+    work = _work_folder(out, plan, vocabulary)
+    with _work_in(work, out):
+        _keep_only_usable_units(work, plan)
+        plan.write(work)
+        vocabulary.save(work / VOCABULARY)
+        numbers = [number for number in range(len(units)) if not unit_folder(work, number).is_dir()]
+        report = progress or (lambda done, total: None)
+        report(len(units) - len(numbers), len(units))
+        for made, _ in enumerate(make_units(str(work), numbers, workers, engine, scheduler), start=1):
+            report(len(units) - len(numbers) + made, len(units))
+        summaries = [Summary.read(unit_folder(work, number)) for number in range(len(units))]
+        counts = _total(summary.counts for summary in summaries)
+        try:
+            _check_text(counts, vocab)
+        except UserError:
+            shutil.rmtree(work)  # nobody will go on from here
+            raise
+        description = _describe(plan, files, unreadable, counts)
+        if not reference:
+            description["unit_mb"] = unit_mb
+            description |= {name: value for name, value in noted.items() if value is not None}
+        if per_file:
+            description["rows_per_input"] = [sum(file["rows"] for file in summary.files) for summary in summaries]
+        return _assemble(work, out, vocabulary, summaries, description)
+
+
+def _check_choices(full_sentences: bool, reference: bool, per_file: bool, workers: int) -> None:
+    if full_sentences and reference:
+        raise UserError("--full-sentences and --reference exclude each other: the reference makes pairs")
+    if per_file and not reference:
+        raise UserError("--per-file belongs to --reference, whose rows depend on which files are taken together")
+    if workers < 1:
+        raise UserError(f"--workers is {workers}; it must be at least 1")
+
+
+def _check_effect(short_seq_prob: float | None, full_sentences: bool, scheduler: str | None, engine: Engine) -> None:
+    if short_seq_prob is not None and full_sentences:
+        raise UserError("--short-seq-prob has no effect with --full-sentences, whose rows are all full; leave it out")
+    if scheduler is not None and engine != "dask":
+        raise UserError("--scheduler has no effect without --engine dask; give that too, or leave it out")
+
+
+def _check_numbers(
+    max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_mb: float
+) -> None:
+    if not 8 <= max_seq_length <= 1 << 16:
+        raise UserError(f"--max-seq-length is {max_seq_length}; it must be between 8 and 65536")
+    if max_predictions < 1:
+        raise UserError(f"--max-predictions is {max_predictions}; it must be at least 1")
+    if not 1 <= dupe_factor < 1 << 16:
+        raise UserError(f"--dupe-factor is {dupe_factor}; it must be between 1 and 65535")
+    most = (1 << 31) // max_seq_length - 1  # a list column of Arrow counts its tokens in 32 bits
+    if not 1 <= rows_per_shard <= most:
+        raise UserError(f"--rows-per-shard is {rows_per_shard}; it must be at least 1 and at the most {most}")
+    if not (unit_mb > 0 and math.isfinite(unit_mb)):
+        raise UserError(f"--unit-mb is {unit_mb}; it must be more than 0, and a finite number")
+
+
+def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
+    for option, value in (("--short-seq-prob", short_seq_prob), ("--masked-lm-prob", masked_lm_prob)):
+        if not 0 <= value <= 1:
+            raise UserError(f"{option} is {value}; it is a probability, between 0 and 1")
+
+
+def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path]]:
+    """The files that can be read, and those that cannot, which are an error unless they are to be skipped."""
+    usable, unreadable = [], []
+    for path in files:
+        try:
+            check_readable(path)
+            usable.append(path.resolve())
+        except UserError:
+            if on_error != "skip":
+                raise
+            unreadable.append(path)
+    return usable, unreadable
+
+
+def _whole(path: Path) -> Span:
+    return Span(str(path), 0, path.stat().st_size)
+
+
+def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:
+    if not counts["tokens"]:
+        raise UserError("the input holds no text that makes an example: sentences on lines, documents apart")
+    if counts["unknown_tokens"] > UNKNOWN_LIMIT * counts["tokens"]:
+        share = counts["unknown_tokens"] / counts["tokens"]
+        raise UserError(
+            f"{share:.0%} of the text is not in {vocab or 'the vocabulary'}; it is the vocabulary of another text, or "
+            "--lower-case or --cased is wrong for it"
+        )
+
+
+def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Counter[str]) -> dict[str, Any]:
+    """How the examples were made, for the manifest."""
+    description: dict[str, Any] = {
+        "inputs": [file.name for file in files],
+        "mode": plan.mode,
+        "max_seq_length": plan.max_seq_length,
+        "dupe_factor": plan.dupe_factor,
+        "seed": plan.seed,
+        "text": {name: counts[name] for name in sorted(counts)},
+    }
+    if plan.mode != "full-sentences":
+        description["short_seq_prob"] = plan.short_seq_prob
+    if plan.mode == "reference":
+        description |= {"max_predictions": plan.max_predictions, "masked_lm_prob": plan.masked_lm_prob}
+    if unreadable:
+        description["skipped_inputs"] = [file.name for file in unreadable]
+    return description
+
+
+# --- the folder of work -----------------------------------------------------------------------------
+
+
+def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
+    """Where the work for this result lies: its name says what it depends on, but for what may change on the way."""
+    sources = {span.path: Path(span.path).stat() for unit in plan.units for span in unit}
+    everything = [
+        vars(plan) | {"on_error": None},
+        vocabulary.hash,
+        [(path, stat.st_size, stat.st_mtime_ns) for path, stat in sources.items()],
+        SCHEMA_VERSION,
+        unicodedata.unidata_version,
+    ]
+    key = hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
+    return out.resolve().parent / f".{out.name}.work-{key}"
+
+
+@contextmanager
+def _work_in(work: Path, out: Path) -> Iterator[None]:
+    """Have the folder of work for oneself. It is removed unless it holds finished units of an unfinished whole."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = open(work / LOCK, "w")  # noqa: SIM115 - held until the end
+    except OSError as error:
+        raise UserError(f"could not write {out}: {error.strerror or error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another bertrain is preparing {out} just now") from None
+        try:
+            yield
+        except (UserError, OSError) as error:
+            said = f"could not write {out}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+            if next(work.glob("unit-*"), None) is None:
+                shutil.rmtree(work, ignore_errors=True)
+                raise UserError(said) from None
+            raise UserError(f"{said} (what is finished is kept in {work})") from None
+
+
+def _keep_only_usable_units(work: Path, plan: Plan) -> None:
+    """Remove units that are damaged, and those where an earlier call skipped lines that this one shall stop at."""
+    for folder in work.glob(".unit-*"):  # left by workers that were killed
+        shutil.rmtree(folder, ignore_errors=True)
+    _take_apart(work, plan)
+    for folder in work.glob("unit-*"):
+        summary = Summary.find(folder)
+        stops = plan.on_error == "stop" and summary is not None and summary.counts["lines_skipped"]
+        if summary is None or stops or not summary.is_whole(folder):
+            shutil.rmtree(folder)
+
+
+def _take_apart(work: Path, plan: Plan) -> None:
+    """Put the shards of an interrupted assembly back into their units, as far as the units say which are theirs."""
+    whole = work / WHOLE
+    if not whole.is_dir():
+        return
+    shards = 0
+    for number in range(len(plan.units)):
+        folder = unit_folder(work, number)
+        summary = Summary.find(folder)
+        if summary is None:
+            break
+        for file in summary.files:
+            if (whole / shard_name(shards)).exists():
+                (whole / shard_name(shards)).rename(folder / file["name"])
+            shards += 1
+    shutil.rmtree(whole)
+
+
+def _remove_work_of_other_arguments(out: Path) -> None:
+    """Remove what is left of preparations of the same `out` by other arguments, unless somebody is at work there."""
+    for work in out.resolve().parent.glob(f".{escape(out.name)}.work-*"):
+        try:
+            with open(work / LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(work, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _total(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+    total: Counter[Any] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _assemble(
+    work: Path, out: Path, vocabulary: Vocabulary, summaries: list[Summary], description: dict[str, Any]
+) -> dict[str, Any]:
+    """Number the shards of all units, and make their folder the result. Killed on any line, it can be done again."""
+    whole = work / WHOLE
+    whole.mkdir()
+    files: list[dict[str, Any]] = []
+    histogram: Histogram = _total(summary.histogram for summary in summaries)
+    for number, summary in enumerate(summaries):
+        for file in summary.files:
+            name = shard_name(len(files))
+            (unit_folder(work, number) / file["name"]).rename(whole / name)
+            files.append(file | {"name": name})
+    has_masks = description["mode"] == "reference"
+    manifest = finish_folder(whole, vocabulary, files, histogram, has_masks=has_masks, preparation=description)
+    if out.exists():
+        out.rmdir()
+    whole.rename(out)
+    shutil.rmtree(work, ignore_errors=True)
+    _remove_work_of_other_arguments(out)
+    return manifest

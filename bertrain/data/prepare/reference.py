@@ -1,0 +1,164 @@
+"""The rows of MLPerf's reference preparation, draw for draw, masks included.
+
+The reference (create_pretraining_data of mlcommons/training) uses one generator from end to end: it shuffles the
+documents, makes and masks the pairs of each, `dupe_factor` times over, and shuffles all rows. Whatever consumes that
+generator here consumes it in the same order and to the same extent. What it does not consume is done elsewhere, on
+arrays: texts and rows lie in files, so memory holds some dozens of bytes a row whatever the size of the input.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from bertrain.data.formats.block import EXAMPLES_AT_ONCE, Block, Masks, in_batches
+from bertrain.data.prepare.assembly import block_of_pairs, spool
+from bertrain.data.prepare.examples import Pair, TokenText, pairs_of_document
+from bertrain.data.text.tokenizer import Vocabulary
+
+OTHER_DOCUMENT_TRIALS = 10
+KEPT = -1  # in place of a word: leave what stands there
+
+Masked = tuple[Pair, list[int], list[int]]
+"""A pair, the positions to predict, and the words that take their places."""
+
+
+def reference_rows(
+    text: TokenText,
+    vocabulary: Vocabulary,
+    folder: Path,
+    *,
+    max_seq_length: int,
+    max_predictions: int,
+    masked_lm_prob: float,
+    short_seq_prob: float,
+    dupe_factor: int,
+    seed: int,
+    rows_per_shard: int,
+) -> Iterator[Block]:
+    """All rows in the reference's order, `rows_per_shard` at a time; `folder` holds them until they are shuffled."""
+    draw = random.Random(seed)
+    masks = mask_drawer(
+        draw,
+        mask_id=vocabulary.id_of("[MASK]"),
+        vocab_size=len(vocabulary.words),
+        max_predictions=max_predictions,
+        probability=masked_lm_prob,
+    )
+    masked = _masked_pairs(text, draw, masks, max_seq_length, short_seq_prob, dupe_factor)
+    start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
+    parts = (_apply(batch, text, start, separator) for batch in in_batches(masked, EXAMPLES_AT_ONCE))
+    whole = spool(parts, folder)
+    order = list(range(len(whole)))
+    shuffle(order, draw)
+    for numbers in in_batches(order, rows_per_shard):
+        yield whole.take(np.array(numbers))
+
+
+def shuffle(items: list[int], draw: random.Random) -> None:
+    """What draw.shuffle(items) does, to the last bit of the generator, in half the time."""
+    bits = draw.getrandbits
+    for width, stretch in _stretches(len(items) - 1, 1):
+        for index in stretch:
+            while (other := bits(width)) > index:
+                pass
+            items[index], items[other] = items[other], items[index]
+
+
+def shuffled_head(items: list[int], count: int, draw: random.Random) -> list[int]:
+    """The first `count` items of what draw.shuffle(items) makes; the rest is drawn for, but not put in place."""
+    bits = draw.getrandbits
+    for width, stretch in _stretches(len(items) - 1, max(1, count)):
+        for index in stretch:
+            while (other := bits(width)) > index:
+                pass
+            items[other] = items[index]
+    head = items[: max(1, count)]
+    shuffle(head, draw)
+    return head[:count]
+
+
+@lru_cache(maxsize=4096)
+def _stretches(top: int, bottom: int) -> list[tuple[int, range]]:
+    """The indices top .. bottom that a shuffle goes down by, in stretches for which as many bits are drawn."""
+    stretches = []
+    while top >= bottom:
+        width = (top + 1).bit_length()
+        lowest = max(bottom, (1 << (width - 1)) - 1)
+        stretches.append((width, range(top, lowest - 1, -1)))
+        top = lowest - 1
+    return stretches
+
+
+def mask_drawer(
+    draw: random.Random, *, mask_id: int, vocab_size: int, max_predictions: int, probability: float
+) -> Callable[[Pair], Masked]:
+    """A function that draws the masks of a pair as the reference does: shuffle all positions, take the first."""
+    uniform, bits = draw.random, draw.getrandbits
+    width = vocab_size.bit_length()
+
+    def any_word() -> int:  # draw.randrange(vocab_size)
+        while (word := bits(width)) >= vocab_size:
+            pass
+        return word
+
+    def masks(pair: Pair) -> Masked:
+        a_length, b_length = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
+        positions = [*range(1, a_length + 1), *range(a_length + 2, a_length + b_length + 2)]
+        wanted = min(max_predictions, max(1, round((a_length + b_length + 3) * probability)))
+        chosen = shuffled_head(positions, wanted, draw)
+        words = [mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else any_word() for _ in chosen]
+        return pair, chosen, words
+
+    return masks
+
+
+def _masked_pairs(
+    text: TokenText,
+    draw: random.Random,
+    masks: Callable[[Pair], Masked],
+    max_seq_length: int,
+    short_seq_prob: float,
+    dupe_factor: int,
+) -> Iterator[Masked]:
+    order = list(range(text.num_documents))
+    shuffle(order, draw)
+    for _ in range(dupe_factor):
+        for index, number in enumerate(order):
+            another = _mostly_another(order, index, draw)
+            for pair in pairs_of_document(text, number, draw, another, max_seq_length, short_seq_prob):
+                yield masks(pair)
+
+
+def _mostly_another(order: list[int], index: int, draw: random.Random) -> Callable[[], int]:
+    """The reference tries ten times to find another document than the one at `index`, and then takes what it has."""
+
+    def another() -> int:
+        for _ in range(OTHER_DOCUMENT_TRIALS):
+            other = draw.randrange(len(order))
+            if other != index:
+                break
+        return order[other]
+
+    return another
+
+
+def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> Block:
+    """Rows of some masked pairs, the positions of each in ascending order."""
+    rows = block_of_pairs(text.tokens, [pair for pair, _, _ in batch], start, separator)
+    counts = np.array([len(positions) for _, positions, _ in batch])
+    positions = np.fromiter(chain.from_iterable(positions for _, positions, _ in batch), np.int64)
+    words = np.fromiter(chain.from_iterable(words for _, _, words in batch), np.int64)
+    places = positions + np.repeat(rows.offsets[:-1], counts)
+    ascending = np.argsort(places)
+    positions, words, places = positions[ascending], words[ascending], places[ascending]
+    labels = rows.tokens[places]
+    tokens = rows.tokens.copy()
+    tokens[places] = np.where(words == KEPT, labels, words)
+    masks = Masks(counts, positions.astype(tokens.dtype), labels)
+    return Block(tokens, rows.lengths, rows.segment_b, rows.is_random, masks)

@@ -1,0 +1,268 @@
+"""Preparation in units: what processes and machines do apart, and how the parts become one folder.
+
+Work lies in a hidden folder beside the place of the result, named after the arguments and the input. Each unit is a
+stretch of the input and becomes a folder of shards, written under another name and renamed when it is whole; what is
+there after an interruption is not done again. A unit's content depends on the plan alone, not on who makes it or when.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bertrain.base.errors import UserError
+from bertrain.base.files import sync, write_atomically
+from bertrain.base.seeds import derive
+from bertrain.config.choices import OnError
+from bertrain.data.formats.block import Block, Values, in_batches
+from bertrain.data.formats.shards import VOCABULARY
+from bertrain.data.formats.write import Histogram, histogram_of, shard_name, write_shard
+from bertrain.data.prepare.assembly import block_of_pairs
+from bertrain.data.prepare.examples import SINGLE_SPECIAL_TOKENS, Pair, TokenText, draw_pairs, full_sentences
+from bertrain.data.prepare.reference import reference_rows
+from bertrain.data.text.documents import Span, read_lines
+from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+
+PLAN, SUMMARY = "plan.json", "unit.json"
+SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a unit depends on."""
+
+    mode: str
+    """`pairs`, `full-sentences` or `reference`."""
+    max_seq_length: int
+    max_predictions: int
+    masked_lm_prob: float
+    short_seq_prob: float
+    dupe_factor: int
+    seed: int
+    rows_per_shard: int
+    lower_case: bool
+    on_error: OnError
+    units: list[list[Span]]
+
+    def write(self, work: Path) -> None:
+        write_atomically(work / PLAN, json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(work: Path) -> Plan:
+        fields = json.loads((work / PLAN).read_text(encoding="utf-8"))
+        return Plan(**fields | {"units": [[Span(*span) for span in unit] for unit in fields["units"]]})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished unit holds: its shards as a manifest lists them, their lengths, and counts of its text."""
+
+    files: list[dict[str, Any]]
+    histogram: Histogram
+    counts: Counter[str]
+
+    def write(self, folder: Path) -> None:
+        (folder / SUMMARY).write_text(json.dumps(vars(self)), encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> Summary:
+        fields = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
+        return Summary(fields["files"], histogram, Counter(fields["counts"]))
+
+    @staticmethod
+    def find(folder: Path) -> Summary | None:
+        """The summary of a unit, or None where it is damaged or missing, as a loss of power leaves it."""
+        try:
+            return Summary.read(folder)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether all shards are there in their length."""
+        paths = [(folder / file["name"], file["bytes"]) for file in self.files]
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def unit_folder(work: Path, number: int) -> Path:
+    return work / f"unit-{number:06d}"
+
+
+def make_unit(work_folder: str, number: int) -> int:
+    """Make a unit of the plan in `work_folder`, unless it is there; returns its number. Runs in any process."""
+    work = Path(work_folder)
+    done = unit_folder(work, number)
+    if done.is_dir():
+        return number
+    plan = Plan.read(work)
+    vocabulary, tokenizer = _words(work_folder, plan.lower_case)
+    partial = None
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{done.name}-", dir=work))
+        _write_unit(partial, plan, number, vocabulary, tokenizer)
+        sync(partial)
+        partial.rename(done)
+    except OSError as error:
+        if not done.is_dir():  # somebody else may have been faster
+            raise UserError(f"could not write in {work}: {error.strerror or error}") from None
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+    return number
+
+
+@lru_cache(maxsize=1)
+def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, Tokenizer]:
+    """The vocabulary, and a tokenizer that remembers words from one unit to the next."""
+    vocabulary = Vocabulary.load(Path(work_folder) / VOCABULARY, lower_case=lower_case)
+    return vocabulary, Tokenizer(vocabulary)
+
+
+def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    counts: Counter[str] = Counter()
+    spool = folder / "spool"
+    spool.mkdir()
+    files: list[dict[str, Any]] = []
+    histogram: Histogram = Counter()
+    for block in _unit_rows(plan, number, vocabulary, tokenizer, counts, spool):
+        files.append(write_shard(folder / shard_name(len(files)), block))
+        histogram += histogram_of(block)
+    shutil.rmtree(spool)
+    Summary(files, histogram, counts).write(folder)
+
+
+def _unit_rows(
+    plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer, counts: Counter[str], spool: Path
+) -> Iterator[Block]:
+    """The rows of a unit, a shard at a time."""
+    as_reference = plan.mode == "reference"
+    with open(spool / "text", "w+b") as file:
+        text = tokenize(plan.units[number], tokenizer, counts, file, on_error=plan.on_error, as_reference=as_reference)
+    _count_text(text, plan, vocabulary.id_of("[UNK]"), counts)
+    if not text.num_documents:
+        return
+    if as_reference:
+        yield from reference_rows(
+            text,
+            vocabulary,
+            spool,
+            max_seq_length=plan.max_seq_length,
+            max_predictions=plan.max_predictions,
+            masked_lm_prob=plan.masked_lm_prob,
+            short_seq_prob=plan.short_seq_prob,
+            dupe_factor=plan.dupe_factor,
+            seed=plan.seed,
+            rows_per_shard=plan.rows_per_shard,
+        )
+        return
+    start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
+    for tokens, pairs in _sources(text, plan, number, tokenizer, separator):
+        for batch in in_batches(pairs, plan.rows_per_shard):
+            yield block_of_pairs(tokens, batch, start, separator)
+
+
+def _sources(
+    text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer, separator: int
+) -> Iterator[tuple[Values, Iterator[Pair]]]:
+    """Tokens, and the stretches of them that make rows; a copy of the text draws anew."""
+    if plan.mode == "full-sentences":
+        for copy in range(plan.dupe_factor):
+            seed = derive(plan.seed, "documents", number, copy)
+            yield full_sentences(text, separator, max_seq_length=plan.max_seq_length, seed=seed)
+        return
+    own = text.num_documents
+    if own == 1:
+        text = _with_partners(text, plan, number, tokenizer)
+    pairs = (
+        draw_pairs(
+            text,
+            max_seq_length=plan.max_seq_length,
+            short_seq_prob=plan.short_seq_prob,
+            seed=plan.seed,
+            num_documents=own,
+            first_number=(number << 16 | copy) << 32,
+        )
+        for copy in range(plan.dupe_factor)
+    )
+    yield text.tokens, chain.from_iterable(pairs)
+
+
+def _with_partners(text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer) -> TokenText:
+    """A unit's only document, and after it those of the next unit that has any, to draw a random B from."""
+    for step in range(1, len(plan.units)):
+        with tempfile.TemporaryFile() as file:
+            spans = plan.units[(number + step) % len(plan.units)]
+            others = tokenize(spans, tokenizer, Counter(), file, on_error="skip")
+            if others.num_documents:
+                shift = len(text.tokens), len(text.sentences) - 1
+                return TokenText(
+                    np.concatenate([text.tokens, others.tokens]),
+                    text.sentences + array("q", (shift[0] + edge for edge in others.sentences[1:])),
+                    text.documents + array("q", (shift[1] + edge for edge in others.documents[1:])),
+                )
+    return text
+
+
+def tokenize(
+    spans: Iterable[Span],
+    tokenizer: Tokenizer,
+    counts: Counter[str],
+    file: IO[bytes],
+    *,
+    on_error: OnError,
+    as_reference: bool = False,
+) -> TokenText:
+    """The tokens of some stretches of text, in `file` rather than in memory.
+
+    The end of a stretch ends a document, except `as_reference`, which goes on until a blank line and drops carriage
+    returns. Sentences without a word, and documents without a sentence, are left out.
+    """
+    sentences, documents = array("q", [0]), array("q", [0])
+    waiting: list[bytes] = []
+    position = 0
+
+    def end_document() -> None:
+        if len(sentences) - 1 > documents[-1]:
+            documents.append(len(sentences) - 1)
+
+    for span in spans:
+        for line in read_lines(span, counts, on_error=on_error, drop_carriage_returns=as_reference):
+            if not line or line.isspace():
+                end_document()
+            elif encoded := tokenizer.encode_raw(line):
+                waiting.append(encoded)
+                position += len(encoded) // tokenizer.dtype.itemsize
+                sentences.append(position)
+                if len(waiting) == SENTENCES_AT_ONCE:
+                    file.write(b"".join(waiting))
+                    waiting.clear()
+        if not as_reference:
+            end_document()
+    end_document()
+    file.write(b"".join(waiting))
+    file.flush()
+    tokens = np.memmap(file, tokenizer.dtype, "r") if position else np.zeros(0, tokenizer.dtype)
+    return TokenText(tokens, sentences, documents)
+
+
+def _count_text(text: TokenText, plan: Plan, unknown: int, counts: Counter[str]) -> None:
+    """Add to `counts` what a user wants to know of a text."""
+    counts["documents"] += text.num_documents
+    counts["sentences"] += len(text.sentences) - 1
+    counts["sentences_longer_than_an_example"] += int(
+        np.count_nonzero(np.diff(np.frombuffer(text.sentences, np.int64)) > plan.max_seq_length - SINGLE_SPECIAL_TOKENS)
+    )
+    counts["tokens"] += len(text.tokens)
+    for first in range(0, len(text.tokens), TOKENS_AT_ONCE):
+        counts["unknown_tokens"] += int(np.count_nonzero(text.tokens[first : first + TOKENS_AT_ONCE] == unknown))

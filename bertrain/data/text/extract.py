@@ -1,0 +1,277 @@
+"""`bertrain data extract`: dumps, archives and tables in; text out, a sentence per line, documents apart.
+
+One process cuts the inputs into records and writes the results in the order of the input; the parsing between is
+dealt to workers. So the bytes written do not depend on the number of workers, and memory holds a few batches only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bertrain.base.errors import UserError
+from bertrain.base.files import file_digest, new_folder, refuse_occupied
+from bertrain.base.seeds import derive
+from bertrain.config.choices import DocumentEnd, Form, OnError, Splitter
+from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING, Document, find_inputs
+from bertrain.data.text.parsing import Result, parse_records
+from bertrain.data.text.processes import process_pool
+from bertrain.data.text.progress import progress
+from bertrain.data.text.records import Problem, Record, read_records
+
+EVALUATION = "eval.txt"
+PROBLEMS_LISTED = 100
+
+_BATCH_BYTES = 1 << 18  # enough to outweigh the way to a worker and back
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+def extract(
+    inputs: Iterable[str | Path],
+    out: str | Path,
+    *,
+    form: Form = "auto",
+    text_column: str = "text",
+    document_end: DocumentEnd = "blank-line",
+    sentences: Splitter = "sentencex",
+    language: str = "en",
+    min_characters: int = 0,
+    deduplicate: bool = False,
+    hold_out: int = 0,
+    hold_out_seed: int = 12345,
+    on_error: OnError = "stop",
+    part_bytes: int = 27_000_000,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Turn documents of any source into text files, one sentence per line and a blank line between documents.
+
+    `out` becomes a folder of `train/part-00000-of-00003.txt` and so on, `eval.txt` with `hold_out` whole documents
+    drawn by `hold_out_seed`, and `extract.json`, which says how they were made and is returned. `on_error` "skip"
+    passes over damaged records and counts them; otherwise the first one is a UserError.
+    """
+    settings = {
+        "form": form,
+        "text_column": text_column,
+        "document_end": document_end,
+        "sentences": sentences,
+        "language": language,
+        "min_characters": min_characters,
+        "deduplicate": deduplicate,
+        "hold_out": hold_out,
+        "hold_out_seed": hold_out_seed,
+        "on_error": on_error,
+        "part_bytes": part_bytes,
+    }
+    _check_least(1, part_bytes=part_bytes, workers=workers)
+    _check_least(0, min_characters=min_characters, hold_out=hold_out)
+    out, files = Path(out), find_inputs(inputs)
+    refuse_occupied(out)
+    read = partial(read_records, form=form, text_column=text_column, document_end=document_end)
+    parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
+    held = _HeldOut(hold_out, hold_out_seed)
+    with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as tell:
+        parts = _Parts(folder / EXTRACT_TRAINING, part_bytes)
+        tally = _Tally(min_characters, deduplicate, on_error)
+        for results in in_order(parse, _batches(_all_records(files, read, tell)), workers):
+            for result in results:
+                if tally.takes(result):
+                    held.consider()
+                    parts.write(result.document)
+        tally.refuse_nothing()
+        held_out = held.separate(parts.finish(), folder / EVALUATION)
+        description = {
+            "inputs": [file.name for file in files],
+            "settings": settings,
+            "counts": tally.counts | {"held_out": held_out},
+            "skipped": dict(sorted(tally.skipped.items())),
+            "problems": tally.problems,
+            "files": _name_parts(folder),
+        }
+        (folder / EXTRACT_DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    return description
+
+
+def _check_least(least: int, **given: int) -> None:
+    for name, value in given.items():
+        if value < least:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+
+
+# --- the work, in order --------------------------------------------------------------------------------------
+
+
+def _all_records(
+    files: list[Path], read: Callable[..., Iterator[Record | Problem]], tell: Callable[[int], None]
+) -> Iterator[Record | Problem]:
+    before = 0
+    for file in files:
+        yield from read(file, report=lambda done, before=before: tell(before + done))
+        before += file.stat().st_size
+
+
+def _batches(records: Iterable[Record | Problem]) -> Iterator[list[Record | Problem]]:
+    batch: list[Record | Problem] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record.content) if isinstance(record, Record) else 0
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def in_order(function: Callable[[_Item], _Made], items: Iterable[_Item], workers: int) -> Iterator[_Made]:
+    """`function` of each item, in the order of the items, by so many processes, reading little ahead of them."""
+    if workers == 1:
+        yield from map(function, items)
+        return
+    with process_pool(workers) as pool:
+        waiting: deque[Future[_Made]] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 3 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+class _Tally:
+    """Decides which documents are kept, and counts them and the others."""
+
+    def __init__(self, min_characters: int, deduplicate: bool, on_error: OnError) -> None:
+        self._min_characters = min_characters
+        self._seen: set[bytes] | None = set() if deduplicate else None
+        self._on_error = on_error
+        self.counts = {"documents": 0, "sentences": 0, "characters": 0, "lines_not_utf8": 0}
+        self.skipped: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    def takes(self, result: Result) -> bool:
+        """Whether the document is kept; raises the problem there was, unless it is to be skipped."""
+        if result.problem is not None:
+            if self._on_error == "stop":
+                raise UserError(f"{result.problem}; mend it, or pass over it with --on-error skip")
+            self.problems += [str(result.problem)] * (len(self.problems) < PROBLEMS_LISTED)
+        characters = sum(map(len, result.document))
+        reason = result.skipped or self._reason_to_skip(result.document, characters)
+        if reason:
+            self.skipped[reason] += 1
+            return False
+        self.counts["documents"] += 1
+        self.counts["sentences"] += len(result.document)
+        self.counts["characters"] += characters
+        self.counts["lines_not_utf8"] += result.lines_not_utf8
+        return True
+
+    def _reason_to_skip(self, document: Document, characters: int) -> str:
+        if not document:
+            return "empty"
+        if characters < self._min_characters:
+            return "short"
+        if self._seen is not None:
+            digest = hashlib.blake2b("\n".join(document).encode(), digest_size=16).digest()
+            if digest in self._seen:
+                return "duplicate"
+            self._seen.add(digest)
+        return ""
+
+    def refuse_nothing(self) -> None:
+        if not self.counts["documents"]:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
+            records = self.skipped.total()
+            raise UserError(f"no document is left of the {records:,} records read: {reasons or 'the input is empty'}")
+
+
+# --- files out ------------------------------------------------------------------------------------------------
+
+
+def _as_bytes(document: Document) -> bytes:
+    return ("\n".join(document) + "\n\n").encode()
+
+
+class _Parts:
+    """Documents in files of about equal size; none is cut in two."""
+
+    def __init__(self, folder: Path, part_bytes: int) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._part_bytes = part_bytes
+        self._paths: list[Path] = []
+        self._file: Any = None
+
+    def write(self, document: Document) -> None:
+        if self._file is None:
+            self._paths.append(self._folder / f"part-{len(self._paths):05d}")
+            self._file = open(self._paths[-1], "wb")  # noqa: SIM115 (closed when it is full)
+        self._file.write(_as_bytes(document))
+        if self._file.tell() >= self._part_bytes:
+            self._close()
+
+    def finish(self) -> list[Path]:
+        self._close()
+        return self._paths
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _HeldOut:
+    """A seeded draw of whole documents from a stream of unknown length: those with the smallest random numbers."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count = count
+        self._seed = seed
+        self._drawn: list[tuple[int, int]] = []  # (minus random number, document): a heap, the largest number first
+        self._documents = 0
+
+    def consider(self) -> None:
+        """Draw for the next document."""
+        if self._count:
+            drawn = (-derive(self._seed, "hold-out", self._documents), self._documents)
+            if len(self._drawn) < self._count:
+                heapq.heappush(self._drawn, drawn)
+            else:
+                heapq.heappushpop(self._drawn, drawn)
+        self._documents += 1
+
+    def separate(self, parts: list[Path], place: Path) -> int:
+        """Move the drawn documents from the parts to `place`, both in their order; returns how many."""
+        if not self._count:
+            return 0
+        if self._documents <= self._count:
+            raise UserError(f"--hold-out is {self._count:,}, but there are only {self._documents:,} documents")
+        wanted = {document for _, document in self._drawn}
+        number = 0
+        with open(place, "wb") as held:
+            for path in parts:
+                kept_path = path.with_name(f"{path.name}.kept")
+                with open(path, "rb") as part, open(kept_path, "wb") as kept:
+                    for line in part:
+                        (held if number in wanted else kept).write(line)
+                        number += line == b"\n"
+                kept_path.replace(path)
+        return len(wanted)
+
+
+def _name_parts(folder: Path) -> list[dict[str, Any]]:
+    """Give the parts their final names, and list all files with size and hash."""
+    for path in (folder / EXTRACT_TRAINING).iterdir():
+        if not path.stat().st_size:  # all its documents were held out
+            path.unlink()
+    parts = sorted((folder / EXTRACT_TRAINING).iterdir())
+    for number, path in enumerate(parts):
+        path.rename(path.with_name(f"part-{number:05d}-of-{len(parts):05d}.txt"))
+    files = [*sorted((folder / EXTRACT_TRAINING).iterdir()), *folder.glob(EVALUATION)]
+    described = [(str(file.relative_to(folder)), *file_digest(file)) for file in files]
+    return [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in described]

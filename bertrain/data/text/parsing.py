@@ -1,0 +1,127 @@
+"""Records to documents: what costs time, and can be done in any process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from bertrain.config.choices import Splitter
+from bertrain.data.text.documents import LONGEST_LINE, Document
+from bertrain.data.text.records import Problem, Record
+from bertrain.data.text.sentences import split_sentences
+from bertrain.data.text.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
+
+
+class Result(NamedTuple):
+    """What became of a record: a document, or the reason why there is none."""
+
+    document: Document
+    skipped: str = ""
+    problem: Problem | None = None
+    lines_not_utf8: int = 0
+
+
+def parse_records(
+    records: list[Record | Problem], *, text_column: str, splitter: Splitter, language: str
+) -> list[Result]:
+    """What becomes of each record; never raises, a damaged one comes back as its problem."""
+    return [_document_of(record, text_column, splitter, language) for record in records]
+
+
+def _document_of(record: Record | Problem, text_column: str, splitter: Splitter, language: str) -> Result:
+    if isinstance(record, Problem):
+        return Result([], "damaged", record)
+    try:
+        paragraphs = _paragraphs_of(record, text_column)
+    except NotAnArticle as reason:
+        return Result([], str(reason))
+    except _Unreadable as error:
+        return Result([], "damaged", Problem(record.place, str(error)))
+    document = split_sentences(paragraphs, splitter=splitter, language=language)
+    longest = max(map(_bytes_of_line, document), default=0)
+    if longest > LONGEST_LINE:
+        what = f"holds a sentence of {longest:,} bytes, too long to be one; try other --sentences"
+        return Result([], "damaged", Problem(record.place, what))
+    return Result(document, lines_not_utf8=_lines_not_utf8(record))
+
+
+def _bytes_of_line(sentence: str) -> int:
+    """As in a file of text, with its newline."""
+    return len(sentence.encode()) + 1
+
+
+def _lines_not_utf8(record: Record) -> int:
+    """Lines that lost bytes; other forms than these are refused where they are not UTF-8."""
+    content = record.content
+    if record.form not in ("text", "prose", "wikiextractor") or isinstance(content, str):
+        return 0
+    return sum(not _is_utf8(line) for line in content.split(b"\n")) if not _is_utf8(content) else 0
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Unreadable(Exception):
+    """A record that does not hold what its form promises."""
+
+
+def _paragraphs_of(record: Record, text_column: str) -> list[str]:
+    content = record.content
+    if isinstance(content, str):
+        return content.split("\n")
+    if record.form == "dump":
+        return _paragraphs_of_page(record)
+    if record.form == "jsonl":
+        return _text_of_json(content, text_column).split("\n")
+    text = content.decode(errors="ignore").removeprefix("\ufeff")  # as BERT's reference reads text
+    if record.form == "wikiextractor":
+        return paragraphs_of_extracted(text)
+    if record.form == "prose":
+        return [" ".join(lines) for lines in _paragraphs_of_lines(text.split("\n"))]
+    return text.split("\n")
+
+
+def _paragraphs_of_page(record: Record) -> list[str]:
+    from mwparserfromhell.parser import ParserError
+
+    assert isinstance(record.content, bytes)
+    assert record.wiki is not None
+    try:
+        return paragraphs_of_wikitext(article_text(record.content, record.wiki), record.wiki)
+    except ElementTree.ParseError as error:
+        raise _Unreadable(f"is broken XML ({error})") from None
+    except ParserError as error:
+        raise _Unreadable(f"holds wikitext that cannot be parsed ({error})") from None
+
+
+def _text_of_json(line: bytes, text_column: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _Unreadable(f"is not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise _Unreadable("is not a JSON object")
+    if text_column not in row:
+        fields = ", ".join(map(repr, list(row)[:8])) or "no field at all"
+        raise _Unreadable(f"has no field {text_column!r} but {fields}; give --text-column")
+    text = row[text_column]
+    if text is not None and not isinstance(text, str):
+        raise _Unreadable(f"has {type(text).__name__} in {text_column!r}, not text; give --text-column")
+    return (text or "").encode("utf-8", errors="replace").decode()  # JSON can name half of a surrogate pair
+
+
+def _paragraphs_of_lines(lines: list[str]) -> Iterator[list[str]]:
+    paragraph: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield paragraph
+            paragraph = []

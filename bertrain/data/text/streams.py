@@ -1,0 +1,138 @@
+"""Files as streams of bytes, whatever they are packed in: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bertrain.base.errors import UserError
+
+DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
+"""What unpacking raises on damaged or truncated input; an OSError with an errno is the machine's fault instead."""
+
+BUFFER = 1 << 20
+ZSTANDARD_AT_ONCE = 1 << 13
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The unpacked bytes of a file, or of a member of an archive, under the name that messages use."""
+
+    name: str
+    bytes: io.BufferedReader
+    path: Path | None
+    """The file itself where nothing was unpacked, for readers that must seek."""
+
+
+def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
+    """The one stream of a file, or those of an archive's members in their order.
+
+    Each is to be read before the next is asked for. `report` is told how many bytes of the file have been read.
+    """
+    try:
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed below, after the last stream)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    with file:
+        counted: Any = _Counted(file, report)
+        yield from _unpack(str(path), path.name, io.BufferedReader(counted, BUFFER), path)
+
+
+class _Counted(io.RawIOBase):
+    """A file that says how far it has been read."""
+
+    def __init__(self, file: io.FileIO, report: Callable[[int], None]) -> None:
+        self._file = file
+        self._report = report
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._report(self._file.tell())
+        return count
+
+
+class _Unpacked(io.RawIOBase):
+    """What a decompressor gives, up to the break of a damaged file: only the read after that raises."""
+
+    def __init__(self, read_some: Callable[[int], bytes]) -> None:
+        self._read_some = read_some
+        self._damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._damage is not None:
+            raise self._damage
+        filled = 0
+        try:
+            while filled < len(buffer) and (block := self._read_some(len(buffer) - filled)):
+                buffer[filled : filled + len(block)] = block
+                filled += len(block)
+        except DAMAGE as error:
+            if not filled:
+                raise
+            self._damage = error
+        return filled
+
+
+def _unpack(name: str, file_name: str, packed: io.BufferedReader, path: Path | None) -> Iterator[Stream]:
+    """Take off one wrapping after another, as the endings of the file name say."""
+    stem, _, ending = file_name.lower().rpartition(".")
+    if ending in _SHORT_FOR_TAR:
+        stem, ending = f"{stem}.tar", _SHORT_FOR_TAR[ending]
+    if stem and ending in _UNPACKERS:
+        unpacked: Any = _Unpacked(_UNPACKERS[ending](packed))
+        yield from _unpack(name, stem, io.BufferedReader(unpacked, BUFFER), None)
+    elif stem and ending == "tar":
+        yield from _members(name, packed, path)
+    else:
+        yield Stream(name, packed, path)
+
+
+def _members(name: str, archive: io.BufferedReader, path: Path | None) -> Iterator[Stream]:
+    with tarfile.open(fileobj=archive, mode="r|", bufsize=BUFFER) as tar:
+        for member in tar:
+            file_name = member.name.rpartition("/")[2]
+            if member.isreg() and not file_name.startswith("."):
+                content: Any = tar.extractfile(member)
+                yield from _unpack(f"{name}:{member.name}", file_name, io.BufferedReader(content, BUFFER), None)
+        end = tar.offset
+    if path is not None:  # tarfile takes a damaged header for the end; compressed archives have checksums instead
+        archive.seek(end)
+        while block := archive.read(BUFFER):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("a member's header is damaged")
+
+
+def _unpack_zstandard(packed: IO[bytes]) -> Callable[[int], bytes]:
+    import pyarrow as pa
+
+    stream = pa.CompressedInputStream(packed, "zstd")
+    return lambda most: bytes(stream.read(min(most, ZSTANDARD_AT_ONCE)))  # of a read that fails, nothing is given
+
+
+_UNPACKERS: dict[str, Callable[[Any], Callable[[int], bytes]]] = {
+    "gz": lambda packed: gzip.GzipFile(fileobj=packed).read1,
+    "bz2": lambda packed: bz2.BZ2File(packed).read1,
+    "xz": lambda packed: lzma.LZMAFile(packed).read1,  # noqa: SIM115 (`packed` is closed elsewhere)
+    "zst": _unpack_zstandard,
+}
+_SHORT_FOR_TAR = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zst"}

@@ -1,0 +1,309 @@
+"""`bertrain data mlperf`: MLPerf's data from its text, in the folders and under the names of NVIDIA's prepare_data.
+
+Every stage makes one folder, which gets its name when it is whole; so a stage is done if its folder is there, and an
+interrupted preparation goes on with the first that is not. A record beside each folder says what it was made of, and
+one that was made of something else is refused. All layouts are written from one set of Arrow shards, which
+is mapped, not loaded: no stage needs memory for more than an order of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import tarfile
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertrain.base.errors import UserError
+from bertrain.base.files import file_digest, new_folder, write_atomically
+from bertrain.data.formats.convert import convert, convert_into, shard_sizes, strided
+from bertrain.data.formats.hdf5 import row_checksum
+from bertrain.data.formats.shards import Shards
+from bertrain.data.prepare.prepare import prepare
+from bertrain.data.text.download import MLPERF_FILES, download, md5_of
+
+SEQUENCE_LENGTH, PREDICTIONS, DUPE_FACTOR, SEED = 512, 76, 10, 12345
+SHUFFLE_SEED = 24  # of NVIDIA's shuffle, since v3.0
+PICKED = "part_eval_10k.hdf5"
+
+# MD5s of rows that NVIDIA publishes (the first entries of its lists), by folder and file.
+ROW_CHECKSUMS = {
+    "hdf5_4320_shards_varlength": {
+        "part_00000_of_04320": "e25b1a34b8d14179b2774d1dbf3b7561",
+        "part_00001_of_04320": "f9455f720575b25ec923a71caa657f84",
+    },
+    "hdf5_4320_shards_varlength_shuffled": {"part_00000_of_04320": "a0592b1f501328540c6fe8404a1c7f81"},
+    "hdf5_2048_shards_varlength": {"part_00000_of_02048": "ac517231f748d9ae0dad04cce21ab01d"},
+    "eval_varlength": {"part_eval_10k": "611d8bae26646145e1c33338a27ba124"},
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One folder, how it is made, and of what: the files of text, and the options that count for it.
+
+    `needed` says that a training reads it, or a later stage.
+    """
+
+    place: str
+    make: Callable[[Path], object]
+    text: list[Path]
+    options: dict[str, int] = field(default_factory=dict)
+    needed: bool = True
+
+
+def mlperf_data(
+    out: str | Path,
+    *,
+    packed: bool = False,
+    skip_download: bool = False,
+    mirror: str | None = None,
+    shards: int = 4320,
+    eval_count: int = 10_000,
+    needed_only: bool = False,
+    workers: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Make MLPerf's training and evaluation data below `out`, from its text to shuffled and, if asked, packed shards.
+
+    With `skip_download`, the text lies in out/download/results4 and the vocabulary in out/phase1 already; it may be
+    other text in the same form. Where it is MLPerf's own, known checksums of the rows are compared, and a difference
+    is a UserError. Folders that are there are kept if they were made of this text with these options, else refused.
+    `needed_only` leaves out the folders that no training reads. Returns what each stage did.
+    """
+    out = Path(out)
+    say = say or (lambda line: None)
+    if not skip_download:
+        download("mlperf", out, mirror=mirror)
+    text = _find_text(out)
+    vocab = out / "phase1" / "vocab.txt"
+    if not vocab.is_file():
+        raise UserError(f"there is no vocabulary at {vocab}; put it there, or leave --skip-download out")
+    is_mlperfs = _is_mlperfs_own(text)
+    say(f"{len(text) - 1} text files; {'' if is_mlperfs else 'not '}MLPerf's own, by the known checksums")
+    digests = {path: file_digest(path)[1] for path in (*text, vocab)}
+    planned = stages(out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, workers=workers)
+    asked = [stage for stage in planned if stage.needed or not needed_only]
+    records = {stage.place: _record_of(stage, vocab, digests) for stage in asked}
+    for stage in asked:
+        if (out / stage.place).exists():
+            _refuse_another(out / stage.place, records[stage.place])
+    done = dict.fromkeys((stage.place for stage in planned), "left out")
+    for stage in asked:
+        place = out / stage.place
+        if place.exists():
+            done[stage.place] = "was there"
+            continue
+        say(f"making {stage.place}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in place.parent.glob(f".{place.name}.partial-*"):  # of a process that was killed
+            shutil.rmtree(left_over)
+        # First the record, then the folder, which comes by a rename: so one that is there always has its own record.
+        write_atomically(_record_path(place), json.dumps(records[stage.place], indent=1) + "\n")
+        stage.make(place)
+        done[stage.place] = "made"
+    compared = compare_checksums(out, shards) if is_mlperfs else 0
+    return {"out": str(out), "stages": done, "is_mlperfs_text": is_mlperfs, "checksums_compared": compared}
+
+
+def stages(
+    out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, workers: int
+) -> list[Stage]:
+    """All stages in their order. The text is its parts, and eval.txt last."""
+    rules: dict[str, Any] = {
+        "reference": True,
+        "vocab": vocab,
+        "max_seq_length": SEQUENCE_LENGTH,
+        "max_predictions": PREDICTIONS,
+        "dupe_factor": DUPE_FACTOR,
+        "seed": SEED,
+    }
+    *parts, held_out = text
+    training, evaluation = out / "arrow" / "training", out / "arrow" / "eval"
+    sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
+    sharding, picking = {"--shards": shards}, {"--eval-count": eval_count}
+    made = [
+        Stage("arrow/training", lambda place: prepare(parts, place, per_file=True, workers=workers, **rules), parts),
+        Stage("hdf5/training", lambda place: _write_as_parts(training, place, parts), parts, needed=False),
+        Stage(
+            f"{sharded}_uncompressed",
+            lambda place: convert(training, place, to="hdf5-fixed", shards=shards),
+            parts,
+            sharding,
+            needed=False,
+        ),
+        Stage(
+            f"{sharded}_varlength",
+            lambda place: convert(training, place, to="hdf5-varlength", shards=shards),
+            parts,
+            sharding,
+        ),
+        Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards), parts, sharding),
+        Stage("arrow/eval", lambda place: prepare([held_out], place, **rules), [held_out]),
+        Stage(
+            "hdf5/eval",
+            lambda place: _write_evaluation(evaluation, place, eval_count),
+            [held_out],
+            picking,
+            needed=False,
+        ),
+        Stage(
+            "hdf5/eval_varlength",
+            lambda place: _pick_evaluation(evaluation, place, eval_count),
+            [held_out],
+            picking,
+        ),
+    ]
+    if packed:
+        packing: dict[str, Any] = {"to": "hdf5-packed", "packing": "nnlshp", "max_per_row": 3, "shards": shards}
+        made += [
+            Stage("per_seqlen", lambda place: convert(training, place, to="hdf5-per-length"), parts, needed=False),
+            Stage("packed_data", lambda place: convert(training, place, **packing), parts, sharding),
+        ]
+    return made
+
+
+# --- what a stage was made of -------------------------------------------------------------------------------
+
+
+def _record_of(stage: Stage, vocab: Path, digests: dict[Path, str]) -> dict[str, Any]:
+    return {"options": stage.options, "inputs": {path.name: digests[path] for path in (*stage.text, vocab)}}
+
+
+def _record_path(place: Path) -> Path:
+    return place.with_name(f".{place.name}.made-of.json")
+
+
+def _refuse_another(place: Path, wanted: dict[str, Any]) -> None:
+    """Refuse a stage's folder that is there, if it was made of something else."""
+    remedy = f"remove {place} or choose another --out"
+    try:
+        record = json.loads(_record_path(place).read_text())
+        options, inputs = dict(record["options"]), dict(record["inputs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{place} is there, but nothing says what it was made of; {remedy}") from None
+    for option, value in wanted["options"].items():
+        if options.get(option) != value:
+            raise UserError(f"{place} was made with {option} {options.get(option)}, not {value}; {remedy}")
+    for name in sorted(inputs.keys() | wanted["inputs"].keys()):
+        if inputs.get(name) != wanted["inputs"].get(name):
+            raise UserError(f"{place} was made of something else: {name} is not what it was; {remedy}")
+
+
+# --- the text ------------------------------------------------------------------------------------------------
+
+
+def _find_text(out: Path) -> list[Path]:
+    """The parts of the text in their order, and eval.txt; the archive they may have come in is unpacked first."""
+    folder, packed = out / "download" / "results4", out / "download" / "results_text.tar.gz"
+    if not folder.exists() and packed.is_file():
+        _unpack(packed, folder)
+    parts = sorted(path for path in folder.glob("part-*-of-*") if re.fullmatch(r"part-\d{5}-of-\d{5}", path.name))
+    if not parts:
+        raise UserError(f"there is no text part-00000-of-00500 and so on in {folder}; leave --skip-download out")
+    expected = int(parts[0].name[-5:])
+    if [path.name for path in parts] != [f"part-{number:05d}-of-{expected:05d}" for number in range(expected)]:
+        raise UserError(f"{folder} holds {len(parts)} of {expected} parts of the text; fetch the others")
+    if not (folder / "eval.txt").is_file():
+        raise UserError(f"there is no eval.txt in {folder}, the text for evaluation; put it there")
+    return [*parts, folder / "eval.txt"]
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """The files of results_text.tar.gz, whatever folder they lie in there."""
+    try:
+        with tarfile.open(archive) as tar, new_folder(folder) as partial:
+            for member in tar:
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    with content, open(partial / Path(member.name).name, "wb") as file:
+                        shutil.copyfileobj(content, file)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UserError(f"{archive} is damaged or cut off ({error}); remove it and fetch it again") from None
+
+
+def _is_mlperfs_own(text: list[Path]) -> bool:
+    """Whether the text has the published checksums: all of those that are known, or none of them."""
+    known = {path: MLPERF_FILES[path.name] for path in text if path.name in MLPERF_FILES}
+    differing = [path for path, (size, md5) in known.items() if path.stat().st_size != size or md5_of(path) != md5]
+    if differing and len(differing) < len(known):
+        raise UserError(f"{differing[0]} is not the file that MLPerf published, though others are; fetch it again")
+    return bool(known) and not differing
+
+
+# --- stages that are not one conversion ----------------------------------------------------------------------
+
+
+def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:
+    """Fixed-width files of the same names as the text files they come from."""
+    sizes = Shards.open(training, verify="size").manifest["preparation"]["rows_per_input"]
+    names = [f"{part.name}.hdf5" for part in parts]
+    convert_into(training, place, to="hdf5-fixed", files=list(zip(names, sizes, strict=True)))
+
+
+def _write_shuffled(training: Path, place: Path, shards: int) -> None:
+    """Variable-length shards in the order that Python's own shuffle gives, which is how NVIDIA shuffles."""
+    count = len(Shards.open(training, verify="size"))
+    order = np.frombuffer(shuffled(count, SHUFFLE_SEED), dtype=np.uint32)
+    names = [f"part_{number:05d}_of_{shards:05d}.hdf" for number in range(shards)]
+    convert_into(
+        training,
+        place,
+        to="hdf5-varlength",
+        files=list(zip(names, shard_sizes(count, shards), strict=True)),
+        order=lambda positions: order[positions].astype(np.int64),
+    )
+
+
+def shuffled(count: int, seed: int) -> array[int]:
+    """The numbers up to `count` as random.shuffle leaves a list of them, in four bytes each."""
+    numbers = array("I", range(count))
+    random.Random(seed).shuffle(numbers)
+    return numbers
+
+
+def _write_evaluation(evaluation: Path, place: Path, count: int) -> None:
+    """All examples of the held-out text in one file, and the evenly strided pick of them in another."""
+    total = _count_rows(evaluation, count)
+    picked = strided(total, count)
+    convert_into(
+        evaluation,
+        place,
+        to="hdf5-fixed",
+        files=[("eval_all.hdf5", total), (PICKED, count)],
+        order=lambda positions: np.where(positions < total, positions, picked(positions - total)),
+    )
+
+
+def _pick_evaluation(evaluation: Path, place: Path, count: int) -> None:
+
+    order = strided(_count_rows(evaluation, count), count)
+    convert_into(evaluation, place, to="hdf5-varlength", files=[(PICKED, count)], order=order)
+
+
+def _count_rows(evaluation: Path, count: int) -> int:
+    """How many rows there are to pick `count` from."""
+    total = len(Shards.open(evaluation, verify="size"))
+    if count > total:
+        raise UserError(f"--eval-count is {count}, but {evaluation} holds {total} examples")
+    return total
+
+
+def compare_checksums(out: Path, shards: int) -> int:
+    """Compare the rows of every file whose checksum NVIDIA publishes; returns how many there were."""
+    compared = 0
+    for folder in (out / "hdf5" / f"training-{shards}", out / "hdf5"):
+        for name, known in ROW_CHECKSUMS.items():
+            for path in sorted((folder / name).glob("part_*.hdf*")):
+                expected = known.get(path.stem)
+                if expected is not None and (actual := row_checksum(path)) != expected:
+                    raise UserError(f"the rows of {path} have the checksum {actual}, and NVIDIA's have {expected}")
+                compared += expected is not None
+    return compared

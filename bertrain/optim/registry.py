@@ -1,0 +1,27 @@
+"""The update rules by the names that `optimizer.name` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from bertrain.config.settings import OptimizerSettings
+from bertrain.model.arena import Arena
+from bertrain.optim.acclip import AcClip
+from bertrain.optim.lamb import AdamW, Lamb
+from bertrain.optim.madgrad import Madgrad
+from bertrain.optim.optimizer import Optimizer
+
+RULES: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW, "madgrad": Madgrad, "acclip": AcClip}
+
+
+def build_optimizer(
+    arena: Arena,
+    settings: OptimizerSettings,
+    *,
+    span: range | None = None,
+    sum_over_ranks: Callable[[Tensor], None] = lambda tensor: None,
+) -> Optimizer:
+    """The rule that `settings` name, over the whole arena or a stretch of it."""
+    return RULES[settings.name](arena, settings, span=span, sum_over_ranks=sum_over_ranks)

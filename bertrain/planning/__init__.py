@@ -1,0 +1,1 @@
+"""Memory and time of a run, worked out before it starts."""

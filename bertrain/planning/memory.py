@@ -1,0 +1,143 @@
+"""How much memory a run needs on each rank, from its settings alone. Whether that is there, `room.py` knows.
+
+`estimate` counts what is there all the time and what a bin or an update needs on top, by kind. Activations are counted
+as the two paths keep them: `tests/unit/test_memory.py` compares every term of the plain path with the bytes of live
+tensors, `benchmarks/memory.py` whole runs with the size of their processes, `benchmarks/gpu_memory.py` those on a GPU.
+
+Letters as in bert.py: T tokens of a bin, P predictions, E hidden size, F intermediate size, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bertrain.config.model_size import count_parameters
+from bertrain.config.settings import Settings
+from bertrain.data.feed.batching import capacity_for
+from bertrain.data.formats.source import DataSource
+from bertrain.optim.lamb import AdamW
+from bertrain.optim.registry import RULES
+
+GIB = 1 << 30
+PROCESS = 540 << 20  # Python with torch and the loader's batches, on a CPU
+LIBRARIES = "work space of libraries"
+CONTEXT = 1 << 30  # CUDA's context, libraries and their work space, what the allocator cannot use
+
+
+@dataclass(frozen=True)
+class BinSize:
+    """What the memory of a bin depends on."""
+
+    tokens: int
+    predictions: int
+    attended: float
+    """To how many tokens one attends, on average."""
+
+    @staticmethod
+    def of(settings: Settings, shards: DataSource) -> BinSize:
+        """The largest bin that these settings make of this data."""
+        data, batch, lengths = settings.data, settings.batch, shards.lengths.astype(float)
+        pads = batch.policy == "padded"
+        capacity = capacity_for(
+            batch.token_budget,
+            bin_sequences=batch.bin_sequences,
+            mean_length=data.max_seq_length if pads else float(lengths.mean()),
+            max_predictions=data.max_predictions,
+            mask_probability=data.mask_probability,
+        )
+        # Padding and the junk at a bin's end are sequences too, of up to max_seq_length.
+        attended = data.max_seq_length if pads else float((lengths**2).sum() / lengths.sum())
+        predictions = 0 if settings.task.name else capacity.predictions
+        return BinSize(batch.token_budget, predictions, attended)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes on one rank: what is always there, what a bin adds, what an update adds once the bins are done."""
+
+    always: dict[str, int]
+    bin: dict[str, int]
+    update: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.always.values()) + max(sum(self.bin.values()), self.update)
+
+    def text(self) -> str:
+        """The items, largest first."""
+        items = self.always | (self.bin if sum(self.bin.values()) >= self.update else {"the update": self.update})
+        by_size = sorted(items.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {size / GIB:.2f}" for name, size in by_size if size >= 0.005 * GIB)
+
+
+def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, on_gpu: bool) -> Estimate:
+    """What a rank of this run needs, `size` being its largest bin."""
+    parameters, matrices = count_parameters(settings.model)
+    share = ranks if settings.optimizer.sharded else 1
+    rule = RULES[settings.optimizer.name]
+    moments = 4 * len(rule.BUFFERS) * parameters
+    always = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": moments // share}
+    if is_fused:
+        always["narrow copies of the weights"] = 2 * parameters
+        if settings.train.precision == "fp8":
+            always["narrow copies of the weights"] += 2 * matrices
+    if on_gpu:
+        always["the GPU's context"] = CONTEXT
+    else:
+        always["the process"] = PROCESS
+        if settings.checkpoint.enabled:
+            always["a checkpoint being written"] = 4 * parameters + moments
+    bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
+    update = 0 if is_fused and issubclass(rule, AdamW) else rule.ON_THE_WAY * parameters // share  # those have kernels
+    if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
+        bin[LIBRARIES] = sum(bin.values()) // 10
+        update += sum(bin.values()) // 2
+    return Estimate(always, bin, update)
+
+
+def _plain_bin(settings: Settings, size: BinSize, on_gpu: bool) -> dict[str, int]:
+    """What autograd keeps of a forward pass, and what the backward pass needs beside it at its worst."""
+    model, tokens = settings.model, size.tokens
+    width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
+    narrow = settings.train.precision in ("bf16", "fp16")
+    one = 2 if narrow else 4  # bytes of a product's operand
+    attention = model.num_heads * size.attended
+    # Inputs of the four products, queries, keys and values, GELU's input; two sums for LayerNorm; two masks.
+    everything = one * (6 * width + 2 * inner) + 8 * width + 2 * width
+    # Probabilities, what dropout leaves of them, its mask; a GPU computes the first in 32 bits and casts the second.
+    everything += int(attention * (4 + one + 1 if on_gpu else 2 * one + 1))
+    products = 4 * width + one * (5 * width + inner)
+    kept = {"none": everything, "selective": products, "full": 4 * width}[settings.train.activation_checkpointing]
+    again = everything - kept
+    scores = size.predictions * vocab
+    casts = 2 * count_parameters(model)[0] if narrow else 0
+    return {"activations of a bin": tokens * (model.num_layers * kept + 9 * width) + casts} | _larger(
+        backward=tokens * (again + max(one * inner + 8 * width, int(2 * one * attention))) + one * scores,
+        # Scores, their logarithms, and the gradients of both; after them that of the words.
+        scores=scores * (one + 12) + 4 * vocab * width,
+    )
+
+
+def _larger(*, backward: int, scores: int) -> dict[str, int]:
+    """What comes on top of the activations: the two are not there at the same time."""
+    return {"a layer's backward pass": backward} if backward > scores else {"scores of masked words": scores}
+
+
+def _fused_bin(settings: Settings, size: BinSize) -> dict[str, int]:
+    """The same on the kernels, which keep 16 bits, in fp8 8-bit copies beside some, and no probabilities."""
+    model, tokens = settings.model, size.tokens
+    width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
+    eight = settings.train.precision == "fp8"
+    products = 14 * width + 2 * inner + 4 * model.num_heads + 8  # with the layer's input; attention's sums, LayerNorm's
+    # The first step of fp8 measures, in 16 bits. Later ones keep 8-bit copies of four inputs, transposed, and of GELU's
+    # result nothing else.
+    everything = products + 2 * width + 8 + (max(2 * inner, 3 * width + inner) if eight else 2 * inner)
+    kept = {"none": everything, "selective": products, "full": 2 * width}[settings.train.activation_checkpointing]
+    # The last layer computes the rows alone that somebody reads, after attention.
+    last = kept if settings.train.activation_checkpointing == "full" else 10 * width + 4 * model.num_heads
+    again = everything - kept
+    casts = 24 * width if eight else 0  # a gradient in 16 bits and twice in 8, while the first step measures
+    return {"activations of a bin": tokens * ((model.num_layers - 1) * kept + last + 4 * width)} | _larger(
+        backward=tokens * (again + 24 * width + 4 * inner + casts),
+        scores=size.predictions * (2 * vocab + 16 * width) + 4 * vocab * width,
+    )

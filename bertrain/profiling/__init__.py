@@ -1,0 +1,1 @@
+"""Short runs that measure a machine, and reports on what they found."""

@@ -1,0 +1,371 @@
+"""`bertrain profile`: a fixed number of steps on each device, timed undisturbed, then some more under the profiler.
+
+One set is what one device did in one repeat, a folder of its own:
+
+iterations.csv      each timed step: when it began, how long it and each of its phases took on the device
+launches.csv.gz     each kernel launch of the recorded steps (on a CPU each operator), by time
+kernels.csv         the same, summed up by name
+roofline.csv        the same, summed up by part of the model, beside what the part must do
+telemetry.csv       clocks, power, temperature ... all the while; telemetry.json says what is missing
+device.json         which device, versions, settings, which steps were recorded
+trace.json.gz       with `trace`: for Perfetto or chrome://tracing
+
+A set is written beside its place and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertrain.base import clock
+from bertrain.base.console import warn
+from bertrain.base.errors import UserError
+from bertrain.base.files import new_folder, refuse_occupied, write_atomically
+from bertrain.base.isa import cpu_name
+from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
+from bertrain.data.feed.loader import Loader, Step
+from bertrain.data.formats.source import DataSource
+from bertrain.planning.memory_fit import explaining
+from bertrain.profiling import trace as kineto
+from bertrain.profiling.roofline import IDLE, StepSize, idle_ms, measure_ceilings, measured_by_part, roofline, work_of
+from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
+from bertrain.profiling.synthetic import write_synthetic
+from bertrain.ranks import parallel
+from bertrain.run.folder import describe_environment
+from bertrain.run.metrics import StepRecord, Stopwatch
+from bertrain.run.sensors import uuid_of
+from bertrain.run.telemetry import Telemetry, device_sensors
+from bertrain.training import compute
+from bertrain.training.loop import train_step
+from bertrain.training.open_data import open_for
+from bertrain.training.precision import make_deterministic, set_precision
+from bertrain.training.resolve_auto import check_memory, find_token_budget, settle
+from bertrain.training.state import TrainState
+
+EAGER_WARM_UP = 3  # steps before kernels are recorded one by one: the first two build them, and measure FP8's scales
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a device is measured."""
+
+    steps: int
+    warm_up: int
+    recorded: int
+    telemetry_ms: int
+    with_trace: bool
+
+    @property
+    def most_steps(self) -> int:
+        return EAGER_WARM_UP + 2 * self.recorded + self.warm_up + self.steps
+
+
+def profile(
+    settings: Settings,
+    out: str | Path,
+    *,
+    data: str | Path | None = None,
+    steps: int = 250,
+    warm_up: int = 10,
+    repeat: int = 1,
+    each_gpu: bool = False,
+    cool_down: float = 0.0,
+    bins: int = 1,
+    recorded: int = 3,
+    telemetry_ms: int = 50,
+    trace: bool = False,
+    say: Callable[[str], None] = print,
+) -> list[Path]:
+    """Time `steps` steps after `warm_up` on this rank's device, `repeat` times, into sets under the new folder `out`.
+
+    A step is `bins` bins of batch.token_budget on each rank (0: as large as the recipe's), of `data` or of synthetic
+    examples that are all of data.max_seq_length. Then `recorded` more steps run under the profiler, so that the timed
+    ones are undisturbed. With `each_gpu`, each GPU of this machine is measured alone, one after another; `cool_down` is
+    a pause in seconds between two measurements. Returns the folders of the sets that this rank made.
+    """
+    settings, _ = settle(settings, None)
+    plan = Plan(steps, warm_up, recorded, telemetry_ms, trace)
+    out = Path(out)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(parallel.join(settings.train))
+        if ranks.is_first:
+            refuse_occupied(out)
+        ranks.from_first(0)
+        devices = choose_devices(ranks, each_gpu=each_gpu)
+        shards = stack.enter_context(_open(data, settings, ranks))
+        settings, _ = find_token_budget(settings, shards, ranks)
+        settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.most_steps)
+        check_memory(settings, shards, ranks.world, is_begun=False)
+        make_deterministic(settings.train)
+        set_precision(settings.train)
+        stack.enter_context(explaining(settings, ranks.world, None))
+        made: list[Path] = []
+        for number, device in itertools.product(range(1, repeat + 1), devices):
+            if made:
+                _pause(cool_down, ranks)
+            place = out / set_name(ranks, device) / f"repeat-{number}"
+            facts = {"repeat": number, "data": str(data) if data else "synthetic, all examples of data.max_seq_length"}
+            _measure(place, settings, shards, replace(ranks, device=device), plan, facts)
+            made.append(place)
+            if ranks.is_first:
+                say(describe_set(place))
+        return made
+
+
+def choose_devices(ranks: parallel.Ranks, *, each_gpu: bool) -> list[torch.device]:
+    """This rank's device, or every GPU that torch sees."""
+    if not each_gpu:
+        return [ranks.device]
+    if ranks.device.type != "cuda":
+        raise UserError("--each-gpu measures one GPU after another, and this run computes on a CPU; leave it out")
+    if ranks.world > 1:
+        raise UserError("--each-gpu measures one GPU after another, in one process; leave --nproc out")
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+
+def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Settings:
+    """The recipe with steps of `bins` bins in all (0: as they are), and nothing but steps."""
+    batch, longest = settings.batch, settings.data.max_seq_length
+    if bins:
+        rows = bins * (batch.token_budget // longest)
+        batch = replace(batch, sequences=rows, tokens=0) if batch.policy == "padded" else batch
+        batch = batch if batch.policy == "padded" else replace(batch, sequences=0, tokens=rows * longest)
+    train = replace(settings.train, max_steps=max(steps, settings.train.max_steps), max_samples=0, max_time="")
+    return replace(
+        settings,
+        batch=replace(batch, auto=False),
+        train=replace(train, budget="", skip_steps=""),
+        evaluate=EvaluateSettings(),
+        checkpoint=CheckpointSettings(enabled=False),
+    ).check()
+
+
+def set_name(ranks: parallel.Ranks, device: torch.device) -> str:
+    """The folder of a device's sets: its host, and which of the host's it is."""
+    number = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see its own GPU alone, as 0
+    return f"{platform.node()}-{device.type}{number}"
+
+
+@contextmanager
+def _open(data: str | Path | None, settings: Settings, ranks: parallel.Ranks) -> Iterator[DataSource]:
+    if data is not None:
+        yield open_for(data, settings, ranks)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield write_synthetic(Path(folder) / "data", settings)
+
+
+@contextmanager
+def _closing(steps: Iterator[Step]) -> Iterator[Iterator[Step]]:
+    """Steps, and the end of the thread that makes them."""
+    try:
+        yield steps
+    finally:
+        steps.close()  # type: ignore[attr-defined] # a generator
+
+
+def _pause(seconds: float, ranks: parallel.Ranks) -> None:
+    """Let the devices cool down; the watchdog is told that this is no hang."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        ranks.whereabouts.move()
+        time.sleep(min(1.0, left))
+
+
+# --- one set ------------------------------------------------------------------------------------------
+
+
+def _measure(
+    place: Path, settings: Settings, shards: DataSource, ranks: parallel.Ranks, plan: Plan, facts: dict[str, Any]
+) -> None:
+    """Everything of one set, in the order of events."""
+    device, missing = ranks.device, dict[str, str]()
+    environment = describe_environment(ranks.world, str(device), torch.get_num_threads())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    state = TrainState.build(settings, ranks)
+    state.compute.restore({})
+    loader = Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=device.type == "cuda")
+    with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.most_steps)) as steps:
+        work = Work(state, settings, ranks, steps, Stopwatch(device))
+        is_fused = isinstance(state.compute, compute.FusedCompute)
+        in_graphs = is_fused and device.type == "cuda"
+        one_by_one: Recording | None = None
+        if in_graphs:  # inside of a graph nobody knows which operator launched a kernel, so first without
+            state.compute.uses_graphs = False  # type: ignore[attr-defined]
+            work.run(EAGER_WARM_UP)
+            one_by_one = work.record(plan.recorded, folder, with_sizes=True)
+            state.compute.uses_graphs = True  # type: ignore[attr-defined]
+        ceilings = measure_ceilings(device, settings.train.precision)
+        work.run(plan.warm_up)
+        ranks.from_first(0)
+        telemetry = Telemetry(folder, device_sensors(device), plan.telemetry_ms)
+        try:
+            telemetry.wait_until_begun()
+            records = work.run(plan.steps)
+            iterations = work.rows_of(records)
+            recording = work.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
+        finally:
+            telemetry.stop()
+        if not recording.launches:
+            missing["launches"] = "the profiler saw none; on a GPU it needs CUPTI, and the permission to use it"
+            warn(f"{place}: {missing['launches']}")
+
+        by_part = one_by_one or recording
+        measured = measured_by_part(by_part.launches, settings.model, by_part.size, plan.recorded)
+        if device.type == "cuda" and recording.launches:
+            step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
+            measured[IDLE] = idle_ms(step_ms, recording.launches, plan.recorded)
+        rows = roofline(work_of(settings, by_part.size, is_fused=is_fused), measured, ceilings)
+        write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
+        write_launches(folder / "launches.csv.gz", recording.launches)
+        write_objects(folder / "kernels.csv", kineto.total_by_name(recording.launches))
+        write_objects(folder / "roofline.csv", rows)
+        first = work.done - plan.recorded + 1
+        content = facts | {
+            "schema_version": 1,
+            "device": device_facts(device),
+            "environment": environment,
+            "rank": ranks.rank,
+            "ranks_on_machine": ranks.local_world,
+            "computing_with": compute.choose(settings, device)[1],
+            "timed_steps": [first - plan.steps, first - 1],
+            "recorded_steps": [first, work.done],
+            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if one_by_one else None,
+            "telemetry_ms": plan.telemetry_ms,
+            "ceilings": asdict(ceilings),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+            "missing": missing,
+            "settings": settings.to_dict(),
+        }
+        write_atomically(folder / "device.json", json.dumps(content, indent=1) + "\n")
+    del work, state
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class Recording:
+    """What the profiler saw of some steps, and how large they were."""
+
+    launches: list[kineto.Launch]
+    size: StepSize
+
+
+class Work:
+    """Steps of the real loop, so many at a time."""
+
+    def __init__(
+        self, state: TrainState, settings: Settings, ranks: parallel.Ranks, steps: Iterator[Step], stopwatch: Stopwatch
+    ) -> None:
+        self._state, self._settings, self._ranks = state, settings, ranks
+        self._steps, self._stopwatch = steps, stopwatch
+        self.done = 0
+
+    def run(
+        self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None
+    ) -> list[tuple[int, StepRecord]]:
+        """Take the next steps; returns how many bins each had, and its record, which may still be on the way.
+
+        The steps themselves go into `kept`, where it is given: so many batches would show as a leak of memory.
+        """
+        ranks = ranks or self._ranks
+        taken = []
+        self._stopwatch.start()
+        for _ in range(count):
+            ranks.whereabouts.enter("data", self.done + 1)
+            step = next(self._steps)
+            self._stopwatch.mark()
+            record = train_step(self._state, step, self._settings, ranks, self._stopwatch)
+            taken.append((len(step.bins), record))
+            self.done += 1
+            if kept is not None:
+                kept.append(step)
+        self._wait()
+        return taken
+
+    def rows_of(self, taken: list[tuple[int, StepRecord]]) -> list[tuple[Any, ...]]:
+        """The lines of iterations.csv."""
+        marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
+        rows = []
+        for (num_bins, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
+            phases = self._stopwatch.seconds(record.marks)
+            counts = (record.tokens, record.own_tokens, num_bins)
+            rows.append((record.step, f"{started:.6f}", sum(phases), *phases, *counts))
+        return rows
+
+    def record(self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False) -> Recording:
+        """Take the next steps under the profiler; `keep` leaves the trace in the folder."""
+        from torch.profiler import ProfilerActivity
+        from torch.profiler import profile as recording
+
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self._ranks.device.type == "cuda")
+        marks = kineto.RegionMarks(self._ranks.whereabouts)
+        hooks = kineto.mark_forward(self._state.model)
+        steps: list[Step] = []
+        try:
+            with recording(activities=kinds, record_shapes=with_sizes, acc_events=True) as profiler:
+                self.run(count, replace(self._ranks, whereabouts=marks), steps)
+                marks.close()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        path = folder / "trace.json.gz"
+        profiler.export_chrome_trace(str(path))
+        content = kineto.read_trace(path)
+        path.unlink()
+        launches = kineto.launches_of(content, shift_s=-clock.stepped())
+        if keep:
+            content["traceName"] = path.name  # it was that of a passing file
+            kineto.add_device_regions(content, launches)
+            kineto.write_trace(path, content)
+        return Recording(launches, StepSize.of(steps))
+
+    def _wait(self) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize(self._ranks.device)
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Name, UUID and driver of a GPU; of a CPU its name."""
+    if device.type == "cpu":
+        return {"kind": "cpu", "name": cpu_name(), "uuid": None}
+    facts = {
+        "kind": "cuda",
+        "index": device.index,
+        "name": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda,
+        "uuid": uuid_of(device.index),
+    }
+    return facts | device_sensors(device).device
+
+
+def describe_set(place: Path) -> str:
+    """One line about a set that was just made."""
+    from bertrain.profiling.variability import summarise
+
+    found = summarise(read_set(place))
+    energy = (
+        ""
+        if found.joules_per_million_tokens is None
+        else f", {found.joules_per_million_tokens:,.0f} J a million tokens"
+    )
+    return (
+        f"{place}: {1e3 * found.median_s:.2f} ms a step (median; {found.spread:.1%} between the whiskers), "
+        f"{found.tokens_per_s:,.0f} tokens/s{energy}"
+    )

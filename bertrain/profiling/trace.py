@@ -1,0 +1,289 @@
+"""Kineto's record of some steps: what was launched, for how long, in which region of a step, and for which operator.
+
+torch.profiler writes a Chrome trace; this reads one back. Kernels are joined with the call that launched them by their
+correlation number, so that kernels inside of a CUDA graph have the region of the graph's launch. On a CPU the operators
+stand in the place of kernels, each with the time that it did not spend in others.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertrain.ranks.watchdog import Whereabouts
+
+REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"}
+"""What places of the loop (`watchdog.PLACES`) are called in a trace; forward and backward are told apart below."""
+BOTH, FORWARD, BACKWARD = "forward and backward", "forward", "backward"
+DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
+FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: the attention's tiles; on a CPU, embeddings
+LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the words' loss
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel, copy or operator."""
+
+    name: str
+    kind: str
+    start_ns: int
+    """Unix time."""
+    duration_ns: int
+    stream: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    region: str
+    operator: str
+    """Of PyTorch, that launched it; empty for kernels of our own and inside of graphs."""
+    sizes: tuple[tuple[int, ...], ...]
+    """Of the operator's inputs, where they were recorded."""
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.duration_ns
+
+
+class RegionMarks(Whereabouts):
+    """Whereabouts that also open and close the named regions of a trace; the watchdog still hears of every move."""
+
+    def __init__(self, behind: Whereabouts) -> None:
+        super().__init__()
+        self._behind, self._open = behind, None
+
+    def enter(self, place: str, step: int | None = None) -> None:
+        self._behind.enter(place, step)
+        self.close()
+        self._open = open_region(REGIONS.get(place, place))
+
+    def move(self) -> None:
+        self._behind.move()
+
+    def close(self) -> None:
+        """End the region that is open."""
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+
+def open_region(name: str) -> Any:
+    """A region that begins now, and ends when the result is left."""
+    from torch.profiler import record_function
+
+    region = record_function(name)
+    region.__enter__()
+    return region
+
+
+def mark_forward(model: Any) -> list[Any]:
+    """Have each forward pass of a plain model be a region of its own; returns what to `remove` afterwards."""
+    opened: list[Any] = []
+    return [
+        model.register_forward_pre_hook(lambda *_: opened.append(open_region(FORWARD))),
+        model.register_forward_hook(lambda *_: opened.pop().__exit__(None, None, None)),
+    ]
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """A Chrome trace, compressed or not."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+        return json.load(file)
+
+
+def write_trace(path: Path, trace: dict[str, Any]) -> None:
+    with gzip.open(path, "wt", compresslevel=6) as file:
+        json.dump(trace, file)
+
+
+def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
+    """Every launch in order of its start: of the device, or where there was none, the operators of the CPU.
+
+    `shift_s` is added to all times: what the system's clock was set by, taken back.
+    """
+    base = trace.get("baseTimeNanoseconds", 0) + round(shift_s * 1e9)
+    by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            by_kind[event.get("cat", "")].append(event)
+    regions = HostRegions(by_kind["user_annotation"])
+    on_device = [event for kind in DEVICE_KINDS for event in by_kind[kind]]
+    if on_device:
+        found = _device_launches(on_device, by_kind, regions, base)
+    else:
+        found = _operators(by_kind["cpu_op"], regions, base)
+    found.sort(key=lambda launch: launch.start_ns)
+    return _split_forward_and_backward(found)
+
+
+class HostRegions:
+    """Which region the host was in, by time."""
+
+    def __init__(self, annotations: Iterable[dict[str, Any]]) -> None:
+        spans = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in annotations)
+        self._forward = [span for span in spans if span[2] == FORWARD]
+        self._others = [span for span in spans if span[2] in (*REGIONS.values(), BOTH)]
+
+    def at(self, moment: float) -> str:
+        """The innermost region; empty outside of all."""
+        return _span_at(self._forward, moment) or _span_at(self._others, moment)
+
+    @property
+    def has_forward(self) -> bool:
+        return bool(self._forward)
+
+
+def _span_at(spans: Sequence[tuple[float, float, str]], moment: float) -> str:
+    place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+    return spans[place][2] if place >= 0 and moment <= spans[place][1] else ""
+
+
+def _device_launches(
+    events: Sequence[dict[str, Any]], by_kind: dict[str, list[dict[str, Any]]], regions: HostRegions, base: int
+) -> list[Launch]:
+    calls = {
+        event["args"].get("correlation"): event["ts"]
+        for event in (*by_kind["cuda_runtime"], *by_kind["cuda_driver"])
+    }  # fmt: skip
+    operators = {event["args"].get("External id"): event for event in by_kind["cpu_op"]}
+    found = []
+    for event in events:
+        given = event["args"]
+        operator = operators.get(given.get("External id"))
+        found.append(
+            Launch(
+                name=event["name"],
+                kind=DEVICE_KINDS[event["cat"]],
+                start_ns=base + round(event["ts"] * 1e3),
+                duration_ns=round(event["dur"] * 1e3),
+                stream=int(given.get("stream", -1)),
+                grid=tuple(given.get("grid", ())),
+                block=tuple(given.get("block", ())),
+                region=regions.at(calls.get(given.get("correlation"), float("-inf"))),
+                operator=operator["name"] if operator else "",
+                sizes=_sizes(operator) if operator else (),
+            )
+        )
+    return found
+
+
+def _operators(events: Sequence[dict[str, Any]], regions: HostRegions, base: int) -> list[Launch]:
+    """The CPU's operators, each without the time of those that it called."""
+    found = []
+    for event, own in own_times(events):
+        name = event["name"]
+        found.append(
+            Launch(
+                name, "operator", base + round(event["ts"] * 1e3), round(own * 1e3), int(event["tid"]), (), (),
+                regions.at(event["ts"]), name, _sizes(event),
+            )
+        )  # fmt: skip
+    return found
+
+
+def own_times(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """Each event of one thread and another with its duration less that of the events directly inside of it."""
+    own = {id(event): float(event["dur"]) for event in events}
+    stacks: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        stack = stacks[event["tid"]]
+        while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
+            stack.pop()
+        if stack:
+            own[id(stack[-1])] -= event["dur"]
+        stack.append(event)
+    return [(event, max(0.0, own[id(event)])) for event in events]
+
+
+def _sizes(operator: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Of inputs that are tensors; a list of tensors counts by each of them."""
+    found: list[tuple[int, ...]] = []
+    for size in operator["args"].get("Input Dims", ()):
+        if size and isinstance(size[0], list):
+            found += [tuple(one) for one in size]
+        elif size:
+            found.append(tuple(size))
+    return tuple(found)
+
+
+def _split_forward_and_backward(launches: list[Launch]) -> list[Launch]:
+    """What was launched as both is one of the two.
+
+    The fused path marks neither: its first kernel and that of the words' loss divide them.
+    The plain path marks its forward passes; what else it launches meanwhile is backward.
+    """
+    is_fused = any(launch.name in LAST_OF_FORWARD for launch in launches)
+    current, found = "data", []
+    for launch in launches:
+        region = launch.region
+        if "nccl" in launch.name.lower():
+            region = "all-reduce"
+        elif launch.kind == "copy" and "HtoD" in launch.name:
+            region = "data"
+        elif region == BOTH:
+            if launch.name in FIRST_OF_FORWARD:
+                current = FORWARD
+            region = current if is_fused else BACKWARD
+            if launch.name in LAST_OF_FORWARD:
+                current = BACKWARD
+        else:
+            current = "data"
+        found.append(launch if region == launch.region else replace(launch, region=region))
+    return found
+
+
+def add_device_regions(trace: dict[str, Any], launches: Sequence[Launch]) -> None:
+    """A row of regions into the trace, as the device went through them: each from its first launch to its last."""
+    base = trace.get("baseTimeNanoseconds", 0)
+    spans: list[list[Any]] = []
+    for launch in launches:
+        if not launch.region:
+            continue
+        if spans and spans[-1][0] == launch.region:
+            spans[-1][2] = max(spans[-1][2], launch.end_ns)
+        else:
+            spans.append([launch.region, launch.start_ns, launch.end_ns])
+    for name, start, end in spans:
+        trace["traceEvents"].append(
+            {
+                "ph": "X", "cat": "region", "name": name, "pid": "bertrain", "tid": "regions on the device",
+                "ts": (start - base) / 1e3, "dur": (end - start) / 1e3,
+            }
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelTotal:
+    """All launches of one name."""
+
+    name: str
+    calls: int
+    total_ms: float
+    mean_us: float
+    median_us: float
+    share: float
+
+
+def total_by_name(launches: Iterable[Launch]) -> list[KernelTotal]:
+    """Launches summed up, the name that took longest first; shares are of all launches' time."""
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for launch in launches:
+        by_name[launch.name].append(launch.duration_ns)
+    whole = max(1, sum(map(sum, by_name.values())))
+    totals = [
+        KernelTotal(
+            name=name,
+            calls=len(durations),
+            total_ms=sum(durations) / 1e6,
+            mean_us=statistics.fmean(durations) / 1e3,
+            median_us=statistics.median(durations) / 1e3,
+            share=sum(durations) / whole,
+        )
+        for name, durations in by_name.items()
+    ]
+    return sorted(totals, key=lambda total: -total.total_ms)

@@ -1,0 +1,289 @@
+"""How much devices, nodes and repeats differ, from sets of `bertrain profile` or from runs with telemetry.
+
+As the study of variability among GPUs does it: a device's time is the median of its steps; the devices' medians make
+a box whose whiskers reach to the last of them within 1.5 interquartile ranges of the quartiles; the spread is the
+distance of the whiskers over the median, and whoever lies beyond them, or takes 1.5 times the median, is named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bertrain.profiling.sets import Floats, ProfileSet
+from bertrain.run.sensors import why_throttled
+
+WHISKER = 1.5  # interquartile ranges
+SLOW = 1.5  # times the median
+COVERED = 0.99  # of the time of the steps, that the samples of an energy must reach over
+FEWEST = 3  # pairs of numbers that a correlation wants
+QUANTITIES = {"clock_mhz": "clock", "power_w": "power", "temperature_c": "temperature"}
+"""What durations are correlated with."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box plot in numbers."""
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    lower_whisker: float
+    upper_whisker: float
+
+    @property
+    def spread(self) -> float:
+        """Between the whiskers, over the median."""
+        return (self.upper_whisker - self.lower_whisker) / self.median if self.median else 0.0
+
+    def is_outlier(self, value: float) -> bool:
+        """Beyond the whiskers, or so slow that no box is needed to say so."""
+        return not self.lower_whisker <= value <= self.upper_whisker or value >= SLOW * self.median
+
+
+def box_of(values: Iterable[float]) -> Box:
+    """Quartiles, interpolated, and the last values within `WHISKER` interquartile ranges of them."""
+    array = np.fromiter(values, dtype=np.float64)
+    low, middle, high = np.percentile(array, (25, 50, 75))
+    reach = WHISKER * (high - low)
+    inside = array[(array >= low - reach) & (array <= high + reach)]
+    return Box(float(middle), float(low), float(high), float(inside.min()), float(inside.max()))
+
+
+def correlation(one: Floats, other: Floats) -> float | None:
+    """Pearson's, over the pairs that are there; None where there are too few, or one of them never changes."""
+    both = np.isfinite(one) & np.isfinite(other)
+    one, other = one[both], other[both]
+    if len(one) < FEWEST:
+        return None
+    deviations = one.std() * other.std()
+    if deviations <= 1e-12 * max(1e-300, abs(one.mean() * other.mean())):
+        return None
+    return float(np.mean((one - one.mean()) * (other - other.mean())) / deviations)
+
+
+def during(found: ProfileSet, column: str) -> Floats:
+    """A column of the telemetry in the middle of each step, interpolated between samples; NaN outside of them."""
+    if column not in found.telemetry:
+        return np.full(len(found.seconds), np.nan)
+    times, values = found.telemetry["time"], found.telemetry[column]
+    there = np.isfinite(values)
+    if not there.any():
+        return np.full(len(found.seconds), np.nan)
+    return np.interp(found.started + found.seconds / 2, times[there], values[there], left=np.nan, right=np.nan)
+
+
+def joules(found: ProfileSet) -> float | None:
+    """Spent from the first step's beginning to the last one's end: by the counter, or else power over time.
+
+    None where neither was read all the while.
+    """
+    span = np.array([found.started[0], found.ended])
+    times = found.telemetry.get("time", np.array([]))
+    counter = found.telemetry.get("energy_j", np.array([]))
+    there = np.isfinite(counter)
+    if covers(times[there], span):
+        risen = np.maximum(np.diff(counter[there], prepend=counter[there][0]), 0.0)  # it begins anew when a run does
+        first, last = np.interp(span, times[there], np.cumsum(risen))
+        return float(last - first)
+    power = found.telemetry.get("power_w", np.array([]))
+    there = np.isfinite(power)
+    if not covers(times[there], span):
+        return None
+    inside = times[there & (times > span[0]) & (times < span[1])]
+    moments = np.concatenate([span[:1], inside, span[1:]])
+    watts = np.interp(moments, times[there], power[there])
+    return float(np.sum(np.diff(moments) * (watts[1:] + watts[:-1]) / 2))
+
+
+def covers(times: Floats, span: Floats) -> bool:
+    """Whether samples were taken in all of a stretch of time but a hundredth: a sampler may die on the way."""
+    if len(times) < 2:
+        return False
+    covered = min(times[-1], span[1]) - max(times[0], span[0])
+    return bool(covered >= COVERED * (span[1] - span[0]))
+
+
+@dataclass(frozen=True)
+class SetSummary:
+    """A set in one line."""
+
+    host: str
+    device: str
+    uuid: str
+    repeat: int
+    steps: int
+    median_s: float
+    lower_quartile_s: float
+    upper_quartile_s: float
+    spread: float
+    outliers: int
+    tokens_per_s: float
+    """Of all ranks together."""
+    joules_per_million_tokens: float | None
+    clock_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttled_by: str
+    with_clock: float | None
+    """Correlation of a step's duration with the clock during it; so with the other two."""
+    with_power: float | None
+    with_temperature: float | None
+    folder: str
+
+
+def summarise(found: ProfileSet) -> SetSummary:
+    """Medians over the timed steps, and what their durations go with."""
+    box, spent, tokens = box_of(found.seconds), joules(found), float(found.tokens.sum())
+    samples = {column: during(found, column) for column in QUANTITIES}
+    return SetSummary(
+        host=found.host,
+        device=found.device,
+        uuid=found.uuid,
+        repeat=found.repeat,
+        steps=len(found.seconds),
+        median_s=box.median,
+        lower_quartile_s=box.lower_quartile,
+        upper_quartile_s=box.upper_quartile,
+        spread=box.spread,
+        outliers=sum(map(box.is_outlier, found.seconds.tolist())),
+        tokens_per_s=tokens / float(found.seconds.sum()),
+        joules_per_million_tokens=None if spent is None else 1e6 * spent / found.energy_tokens,
+        **{column: _median(values) for column, values in samples.items()},
+        throttled_by=throttled_by(found),
+        **{f"with_{name}": correlation(found.seconds, samples[column]) for column, name in QUANTITIES.items()},
+        folder=str(found.folder),
+    )
+
+
+def throttled_by(found: ProfileSet) -> str:
+    """Why the clock was held back, and in which share of the samples during the steps; empty: never, or not known."""
+    masks = found.telemetry.get("throttle_reasons")
+    if masks is None:
+        return ""
+    times = found.telemetry["time"]
+    masks = masks[np.isfinite(masks) & (times >= found.started[0]) & (times <= found.ended)].astype(np.int64)
+    counts: dict[str, int] = defaultdict(int)
+    for mask in masks.tolist():
+        for reason in why_throttled(mask):
+            counts[reason] += 1
+    return ", ".join(f"{reason} {count / len(masks):.0%}" for reason, count in counts.items())
+
+
+def _median(values: Floats) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+@dataclass(frozen=True)
+class DeviceSummary:
+    """All repeats of one device."""
+
+    host: str
+    device: str
+    uuid: str
+    repeats: int
+    median_s: float
+    over_median: float
+    """Its median over the median of all devices."""
+    between_repeats: float
+    """Slowest less fastest repeat, over the median."""
+    is_outlier: bool
+
+
+@dataclass(frozen=True)
+class Variability:
+    """What several sets say together."""
+
+    sets: list[SetSummary]
+    devices: list[DeviceSummary]
+    """The slowest first."""
+    hosts: dict[str, float]
+    """The median of the medians of a host's devices, over that of all devices; the slowest first."""
+    median_s: float
+    spread: float
+    correlations: dict[str, float | None]
+    """Of the sets' median durations with their median clock, power and temperature."""
+    joules_per_million_tokens: float | None
+    slow_repeats: list[str]
+    """Repeats that took `SLOW` times as long as all of their device's, in words: its median may not show them."""
+    verdict: str
+
+
+def compare(sets: Sequence[ProfileSet]) -> Variability:
+    """The variability across devices, nodes and repeats."""
+    summaries = [summarise(found) for found in sets]
+    by_device: dict[str, list[int]] = defaultdict(list)
+    for number, found in enumerate(sets):
+        by_device[found.identity].append(number)
+    medians = {
+        identity: float(np.median(np.concatenate([sets[number].seconds for number in numbers])))
+        for identity, numbers in by_device.items()
+    }
+    box = box_of(medians.values())
+    devices, slow_repeats = [], []
+    for identity, numbers in by_device.items():
+        of_repeats = [summaries[number].median_s for number in numbers]
+        first = sets[numbers[0]]
+        slow_repeats += [
+            f"repeat {one.repeat} of {one.uuid or one.device} on host {one.host} takes "
+            f"{one.median_s / medians[identity]:.3f} times the median of that device"
+            for one in (summaries[number] for number in numbers)
+            if one.median_s >= SLOW * medians[identity]
+        ]
+        devices.append(
+            DeviceSummary(
+                host=first.host,
+                device=first.device,
+                uuid=first.uuid,
+                repeats=len(numbers),
+                median_s=medians[identity],
+                over_median=medians[identity] / box.median,
+                between_repeats=(max(of_repeats) - min(of_repeats)) / medians[identity],
+                is_outlier=len(medians) > 1 and box.is_outlier(medians[identity]),
+            )
+        )
+    devices.sort(key=lambda device: -device.median_s)
+    by_host: dict[str, list[float]] = defaultdict(list)
+    for device in devices:
+        by_host[device.host].append(device.over_median)
+    hosts = {host: float(np.median(ratios)) for host, ratios in by_host.items()}
+    durations = np.array([summary.median_s for summary in summaries])
+    energies = [summary.joules_per_million_tokens for summary in summaries]
+    known = [energy for energy in energies if energy is not None]
+    return Variability(
+        sets=summaries,
+        devices=devices,
+        hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])),
+        median_s=box.median,
+        spread=box.spread,
+        correlations={
+            name: correlation(
+                durations, np.array([getattr(summary, column) for summary in summaries], dtype=np.float64)
+            )
+            for column, name in QUANTITIES.items()
+        },
+        joules_per_million_tokens=float(np.median(known)) if known else None,
+        slow_repeats=slow_repeats,
+        verdict="; ".join([verdict(devices), *slow_repeats]),
+    )
+
+
+def verdict(devices: Sequence[DeviceSummary]) -> str:
+    """Who is slow, in a sentence; devices come slowest first."""
+    slowest = devices[0]
+    if len(devices) == 1:
+        repeats = f"; {slowest.between_repeats:.1%} between its repeats" if slowest.repeats > 1 else ""
+        return f"one device, so nothing to compare it with{repeats}"
+    named = "; ".join(
+        f"{device.uuid or device.device} on host {device.host} takes {device.over_median:.3f} times the median"
+        for device in devices
+        if device.is_outlier
+    )
+    if named:
+        return f"outliers: {named}"
+    who = f"{slowest.uuid or slowest.device} on host {slowest.host}"
+    return f"no outlier among {len(devices)} devices; the slowest is {who}, {slowest.over_median:.3f} times the median"

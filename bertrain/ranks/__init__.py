@@ -1,0 +1,1 @@
+"""Processes that train together: process groups, heartbeats, signals, CPU binding and restarts."""

@@ -1,0 +1,169 @@
+"""Which cores each rank of a machine keeps to: those next to its GPU, or an even share of all.
+
+`read_topology` looks at the machine, everything else is a function of what it found. Only processors that this process
+may use are ever handed out, whatever gaps a cpuset leaves between them; hyper-threads of a core stay together, and no
+rank straddles two NUMA nodes if it need not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertrain.base.errors import UserError
+
+USABLE = "BERTRAIN_CPUS"  # the processors that the ranks of this machine share, by their launcher's word
+
+
+@dataclass(frozen=True)
+class Core:
+    """A physical core: its processors (hyper-threads) that may be used, and its NUMA node."""
+
+    node: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What one rank keeps to."""
+
+    cores: tuple[Core, ...]
+    is_shared: bool = False
+    """Whether another rank has one of these cores too, there being fewer cores than ranks."""
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
+
+    def describe(self) -> str:
+        """The processors, cores and nodes, for people."""
+        nodes = sorted({core.node for core in self.cores})
+        where = f"NUMA node{'s' if len(nodes) > 1 else ''} {write_cpu_list(nodes)}"
+        shared = ", shared with other ranks" if self.is_shared else ""
+        return f"cpus {write_cpu_list(self.cpus)} ({len(self.cores)} core(s), {where}{shared})"
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The numbers in a list as the kernel writes it, such as 0-3,8,10-11."""
+    numbers: list[int] = []
+    for part in text.strip().split(",") if text.strip() else []:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
+        if found is None:
+            raise ValueError(f"{text!r} is no list of processors")
+        numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return numbers
+
+
+def write_cpu_list(numbers: Iterable[int]) -> str:
+    """The reverse of `parse_cpu_list`, as short as it can be."""
+    stretches: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if stretches and stretches[-1][1] == number - 1:
+            stretches[-1][1] = number
+        else:
+            stretches.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in stretches)
+
+
+def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]:
+    """The cores of this machine as far as they are `usable`, by NUMA node and then by their first processor."""
+    usable = set(usable)
+    node_of = {
+        cpu: int(folder.name[4:])
+        for folder in (sys / "devices/system/node").glob("node[0-9]*")
+        for cpu in parse_cpu_list(_read(folder / "cpulist"))
+    }
+    cores: dict[tuple[int, ...], Core] = {}
+    for cpu in sorted(usable):
+        siblings = parse_cpu_list(_read(sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
+        together = tuple(sorted(usable & {cpu, *siblings}))
+        cores.setdefault(together, Core(node_of.get(cpu, 0), together))
+    return sorted(cores.values(), key=lambda core: (core.node, core.cpus))
+
+
+def node_of_pci_device(address: str, sys: Path = Path("/sys")) -> int | None:
+    """The NUMA node that a device such as 0000:1b:00.0 is attached to, if the machine says so."""
+    text = _read(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
+    return int(text) if text.isdigit() else None  # the kernel says -1 where it does not know
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def share_out(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
+    """The cores of each of so many ranks; `gpu_nodes` are the NUMA nodes of their GPUs, where they have any.
+
+    A rank with a GPU gets cores of its GPU's node, or, where that has none to give or is not known, of whichever has
+    most to give. Ranks without GPUs go over the nodes so that the smallest share is as large as it can be; a node of
+    few cores may be left idle, rather than make a rank on it the one that all others wait for.
+    """
+    if not cores:
+        raise ValueError("there is no core to share out")
+    by_node: dict[int, list[Core]] = {}
+    for core in cores:
+        by_node.setdefault(core.node, []).append(core)
+    if not gpu_nodes and ranks < len(by_node):
+        return [Binding(tuple(part)) for part in _group_nodes(list(by_node.values()), ranks)]
+    placed: dict[int, list[int]] = {node: [] for node in by_node}
+    homeless = []
+    for rank in range(ranks):
+        node = gpu_nodes[rank] if gpu_nodes else None
+        if node in placed:
+            placed[node].append(rank)
+        else:
+            homeless.append(rank)
+    for _ in homeless:
+        # the node on which one more rank leaves the most for each; of equals, the first
+        roomiest = max(by_node, key=lambda node: (len(by_node[node]) / (len(placed[node]) + 1), -node))
+        placed[roomiest].append(-1)
+    # Those without a home take their places in order, so that neighbouring ranks are neighbours on the machine.
+    places = iter(homeless)
+    bindings: dict[int, Binding] = {}
+    for node, here in placed.items():
+        names = sorted(rank for rank in here if rank >= 0) + [next(places) for rank in here if rank < 0]
+        for name, part in zip(names, _split(by_node[node], len(names)), strict=True):
+            bindings[name] = Binding(tuple(part), is_shared=len(names) > len(by_node[node]))
+    return [bindings[rank] for rank in range(ranks)]
+
+
+def _split(cores: Sequence[Core], parts: int) -> list[list[Core]]:
+    """Stretches as even as can be; with fewer cores than parts, cores that are shared."""
+    total = len(cores)
+    return [
+        list(cores[part * total // parts : max((part + 1) * total // parts, part * total // parts + 1)])
+        for part in range(parts)
+    ]
+
+
+def _group_nodes(nodes: Sequence[list[Core]], groups: int) -> list[list[Core]]:
+    """Whole nodes to each of fewer groups, in order."""
+    parts: list[list[Core]] = [[] for _ in range(groups)]
+    for number, cores in enumerate(nodes):
+        parts[number * groups // len(nodes)] += cores
+    return parts
+
+
+def usable_cpus() -> list[int]:
+    """The processors that the ranks of this machine share: by their launcher's word, or all that we may use."""
+    return parse_cpu_list(os.environ.get(USABLE, "")) or sorted(os.sched_getaffinity(0))
+
+
+def bind(local_rank: int, local_world: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
+    """Keep this process, and the threads it will start, to its share of the cores; returns the shares of all."""
+    bindings = share_out(read_topology(usable_cpus()), local_world, gpu_nodes)
+    mine = bindings[local_rank]
+    try:
+        os.sched_setaffinity(0, mine.cpus)
+    except OSError as error:
+        raise UserError(
+            f"train.binding auto: the system does not let local rank {local_rank} keep to {mine.describe()}: "
+            f"{error.strerror}; set --train.binding none"
+        ) from None
+    return bindings

@@ -1,0 +1,153 @@
+"""Which allocator and which OpenMP runtime a run on a CPU works with: found where they are installed, and loaded first.
+
+A library can take the place of malloc, or of PyTorch's threads, only as a process begins. So the command line looks for
+them, and where there is one to load, starts itself again with LD_PRELOAD. Ranks inherit it. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from bertrain.base.errors import UserError
+
+Allocator = Literal["auto", "jemalloc", "tcmalloc", "system"]
+OpenMP = Literal["auto", "intel", "gnu"]
+STARTED_AGAIN = "BERTRAIN_PRELOADED"  # tells a process that it has been started again for this
+FILES = {
+    "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
+    "tcmalloc": ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4", "libtcmalloc.so"),
+    "intel": ("libiomp5.so", "libomp.so.5", "libomp.so"),  # LLVM's is Intel's under another name
+}
+PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4", "intel": "libomp5"}
+VARIABLES = {
+    # Memory that a step gives back is wanted by the next one: keep it for ten seconds, in huge pages, rather than have
+    # it zeroed again. To keep it for good, as Intel's scripts do, took up to a fourth more of it, and was no faster.
+    "jemalloc": {
+        "MALLOC_CONF": "oversize_threshold:0,background_thread:true,metadata_thp:auto,thp:always,"
+        "dirty_decay_ms:10000,muzzy_decay_ms:10000"
+    },
+    "tcmalloc": {"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "1099511627776"},
+    "intel": {"KMP_BLOCKTIME": "1"},
+}
+
+
+@dataclass(frozen=True)
+class Preload:
+    """What to load before all else, and what to set for it."""
+
+    libraries: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.libraries)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables to begin with; what the user has set stays."""
+        if not self.libraries:
+            return {}
+        before = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
+        loaded = [*map(str, self.libraries.values()), *filter(None, before)]
+        variables = {"LD_PRELOAD": ":".join(loaded)}
+        for name in self.libraries:
+            variables |= {key: value for key, value in VARIABLES[name].items() if key not in os.environ}
+        return variables
+
+
+def library_folders() -> list[Path]:
+    """Where shared libraries are looked for, in order: the environment's own, then the system's."""
+    named = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    own = [
+        Path(sys.prefix) / "lib",
+        *(Path(os.environ[name]) / "lib" for name in ("CONDA_PREFIX",) if name in os.environ),
+    ]
+    system = [
+        Path("/usr/lib") / f"{os.uname().machine}-linux-gnu",
+        Path("/usr/lib64"),
+        Path("/usr/local/lib"),
+        Path("/usr/lib"),
+    ]
+    return [*named, *own, *system]
+
+
+def find(name: str) -> Path | None:
+    """The file of a library, wherever it is installed."""
+    places = (folder / file for folder in library_folders() for file in FILES[name])
+    return next((place for place in places if place.exists()), None)
+
+
+def choose(allocator: Allocator, openmp: OpenMP) -> Preload:
+    """The libraries to load; UserError where one that was asked for is not installed.
+
+    What LD_PRELOAD names already is left as it is.
+    """
+    before, chosen = os.environ.get("LD_PRELOAD", ""), Preload()
+    if not re.search("jemalloc|tcmalloc|mimalloc", before):
+        wished = {"auto": ("jemalloc", "tcmalloc"), "system": ()}.get(allocator, (allocator,))
+        chosen = _first(wished, "train.allocator", allocator)
+    if openmp == "intel" and not re.search("libi?omp", before):
+        return Preload({**chosen.libraries, **_first(("intel",), "train.openmp", openmp).libraries})
+    return chosen
+
+
+def _first(wished: tuple[str, ...], setting: str, value: str) -> Preload:
+    for name in wished:
+        if place := find(name):
+            return Preload({name: place})
+    if wished and value != "auto":
+        raise UserError(
+            f"{setting} {value}: {FILES[value][0]} is not installed; install it (Debian's package is "
+            f"{PACKAGES[value]}), or use --{setting} auto"
+        )
+    return Preload()
+
+
+def computes_on_cpu(device: str) -> bool:
+    """Whether a run will, as far as that can be told before torch is there."""
+    return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
+
+
+def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
+    """Begin this command anew with the libraries it works best with, unless it has them or computes on a GPU."""
+    # `python [-u] -m bertrain`, or the script that pip made; not a program that uses the package.
+    is_command = any(Path(word).name == "bertrain" for word in sys.orig_argv[1:4])
+    if not is_command or not computes_on_cpu(device) or sys.platform != "linux":
+        return
+    environment = {} if STARTED_AGAIN in os.environ else choose(allocator, openmp).environment
+    if environment:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **environment, STARTED_AGAIN: "1"}
+        )
+    if "malloc" not in os.environ.get("LD_PRELOAD", ""):
+        keep_memory()
+
+
+def keep_memory() -> None:
+    """Have the C library keep what is given back: the next step wants it, and fresh pages have to be zeroed first."""
+    options = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 64 << 20)}
+    try:
+        library = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return  # another C library than glibc
+    for number, value in options.values():
+        library.mallopt(number, value)
+
+
+def describe() -> str:
+    """Who hands out this process's memory and threads, by what it has loaded."""
+    try:
+        loaded = Path("/proc/self/maps").read_text()
+    except OSError:
+        return "memory and threads as the system has them"
+    names = ("jemalloc", "tcmalloc", "mimalloc")
+    allocator = next((name for name in names if f"lib{name}" in loaded), "the C library")
+    threads = "Intel's OpenMP" if re.search(r"lib(iomp5|omp)\.so", loaded) else "GNU's OpenMP"
+    return f"memory from {allocator}, threads from {threads}"

@@ -1,0 +1,1 @@
+"""Pages, plots and live views of run folders. Only reads them."""

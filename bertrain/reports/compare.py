@@ -1,0 +1,188 @@
+"""The figures of runs side by side, how much faster or better each is than the first, and what they differ in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bertrain.base.console import PHASES
+from bertrain.base.formatting import (
+    YARDSTICKS,
+    amount,
+    compact,
+    decimal,
+    duration,
+    heading_of,
+    is_better_low,
+    is_share,
+    percent,
+    show,
+    title_of,
+)
+from bertrain.config.model_size import count_parameters
+from bertrain.config.settings import Settings
+from bertrain.reports.history import History
+
+UNKNOWN = "–"
+Fact = tuple[str, str, str]  # label, figure, a small note
+
+
+def facts(history: History) -> list[Fact]:
+    """Label, figure and a small note for each of the figures at the head."""
+    summary, settings = history.summary, history.run.settings
+    parameters = count_parameters(settings.model)[0]
+    last = f"mean of the last {summary.tail} steps" if summary.tail > 1 else "last step"
+    length = f"in {settings.train.budget}" if settings.train.budget else f"of {settings.train.max_steps:,}"
+    per_step = summary.samples / max(summary.steps, 1)
+    usual = compact(per_step / summary.median_step_s) if summary.median_step_s > 0 else UNKNOWN
+    return [
+        ("Model", f"{settings.model.num_layers} × {settings.model.hidden_size}", "layers × width"),
+        ("Parameters", compact(parameters), f"{parameters:,}"),
+        ("Steps", f"{summary.steps:,}", length),
+        ("Samples", compact(summary.samples), f"{summary.samples:,} examples"),
+        ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, no padding"),
+        ("Loss", decimal(summary.last.get("loss")), last),
+        *(
+            (heading_of(metric), show(metric, value), last)
+            for metric, value in summary.last.items()
+            if metric == summary.headline or (summary.headline is None and metric == "mlm_accuracy")
+        ),
+        ("Best evaluation", *_best(history)),
+        ("Throughput", compact(summary.tokens_per_s), "real tokens per second"),
+        ("Examples/s", usual, f"in a usual step; {compact(summary.samples_per_s)} over all"),
+        ("Step", milliseconds(summary.median_step_s), "median"),
+        ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
+        ("Padding", percent(summary.padding), "of what is computed"),
+        ("Idle ranks", percent(summary.idle) if history.told.ranks else UNKNOWN, "of their time, by lengths"),
+        ("Energy", *_energy(history)),
+    ]
+
+
+def known_facts(history: History) -> list[Fact]:
+    """The same without those that nothing is known of, save the best evaluation, which a reader looks for."""
+    return [fact for fact in facts(history) if fact[1] != UNKNOWN or fact[0] in ("Loss", "Best evaluation")]
+
+
+def _best(history: History) -> tuple[str, str]:
+    metric, best = history.summary.headline, history.summary.best
+    if metric is None or best is None:
+        return UNKNOWN, "none"
+    return show(metric, best[metric]), f"{title_of(metric)}, at step {best['step']:,}"
+
+
+def _energy(history: History) -> tuple[str, str]:
+    joules, tokens = history.summary.energy_j, history.summary.tokens
+    if not joules:
+        return UNKNOWN, "no telemetry"
+    return amount(joules, "J"), f"{amount(joules / max(tokens, 1) * 1e6, 'J')} per million tokens"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.4g} ms" if math.isfinite(seconds) else UNKNOWN
+
+
+# --- against the first run -------------------------------------------------------------------------
+
+
+def against_first(histories: Sequence[History]) -> list[list[str]]:
+    """Rows of the comparison, a cell for each run; the first run is what the others are measured by."""
+    first = histories[0]
+    rows = [
+        ["Throughput, times", *_ratios([run.summary.tokens_per_s for run in histories])],
+        ["Examples per second, times", *_ratios([run.summary.samples_per_s for run in histories])],
+        ["Median step, times as fast", *_ratios([1 / run.summary.median_step_s for run in histories])],
+    ]
+    metric, best = first.summary.headline, first.summary.best
+    if metric is not None and best is not None:
+        reached = [seconds_to_reach(run, metric, best[metric]) for run in histories]
+        rows.append(
+            [
+                f"Time in steps to {title_of(metric)} of {show(metric, best[metric])}",
+                *(duration(seconds) if math.isfinite(seconds) else "not reached" for seconds in reached),
+            ]
+        )
+        rows.append(["The same, times as fast", *_ratios([1 / max(seconds, 1e-9) for seconds in reached])])
+    energies = [run.summary.energy_j / max(run.summary.tokens, 1) for run in histories]
+    if all(energies):
+        rows.append(["Energy per token, times", *_ratios(energies)])
+    for metric in dict.fromkeys(metric for run in histories for metric in run.summary.last):
+        values = [run.summary.last.get(metric, math.nan) for run in histories]
+        rows.append([f"{heading_of(metric)}, last steps", *_differences(metric, values)])
+    for metric in dict.fromkeys(metric for run in histories for metric in best_by_metric(run)):
+        values = [best_by_metric(run).get(metric, math.nan) for run in histories]
+        rows.append([f"{heading_of(metric)}, best evaluation", *_differences(metric, values)])
+    return rows
+
+
+def seconds_to_reach(history: History, metric: str, target: float) -> float:
+    """Time in steps until an evaluation was as good as `target`; infinite if none was."""
+    sign = -1 if is_better_low(metric) else 1
+    good = (
+        result["step"] for result in history.evaluations if metric in result and sign * result[metric] >= sign * target
+    )
+    step = next(good, None)
+    if step is None:
+        return math.inf
+    until = history.column("step") <= step
+    return float(sum(history.phase(phase)[until].sum(dtype=np.float64) for phase in PHASES))
+
+
+def best_by_metric(history: History) -> dict[str, float]:
+    """The best value of every metric that was evaluated and that tells runs apart."""
+    found: dict[str, float] = {}
+    for metric in history.metrics:
+        if metric in YARDSTICKS:
+            continue
+        values = [result[metric] for result in history.evaluations if metric in result]
+        if values:
+            found[metric] = min(values) if is_better_low(metric) else max(values)
+    return found
+
+
+def _ratios(values: Sequence[float]) -> list[str]:
+    usable = math.isfinite(values[0]) and values[0] > 1e-12
+    return [
+        f"{value / values[0]:.2f} ×" if usable and math.isfinite(value) and value > 1e-8 else UNKNOWN
+        for value in values
+    ]
+
+
+def _differences(metric: str, values: Sequence[float]) -> list[str]:
+    """Each value, and how far it is from the first: shares in percentage points."""
+    shown = [show(metric, value) for value in values]
+    for number, value in enumerate(values[1:], start=1):
+        if math.isfinite(value) and math.isfinite(values[0]):
+            difference = value - values[0]
+            shown[number] += f" ({100 * difference:+.2f} points)" if is_share(metric) else f" ({difference:+.4f})"
+    return shown
+
+
+# --- what they differ in ---------------------------------------------------------------------------
+
+
+def settings_of(history: History) -> dict[str, str]:
+    """Every setting as text by its dotted name; what was given beside the settings comes first."""
+    run = history.run
+    given = {"run.data": str(run.data), "run.data_fingerprint": run.data_fingerprint[:12], "run.init": run.init}
+    return given | dotted(run.settings)
+
+
+def environment_of(history: History) -> dict[str, str]:
+    """The last start's machine and versions, by dotted name."""
+    last: dict[str, Any] = history.starts[-1] if history.starts else {}
+    return {f"environment.{name}": str(value) for name, value in last.items() if name != "started"}
+
+
+def differing(every: Sequence[dict[str, str]]) -> list[str]:
+    """Names whose values are not the same in all, in their order of appearance."""
+    names = dict.fromkeys(name for one in every for name in one)
+    return [name for name in names if len({one.get(name, "") for one in every}) > 1]
+
+
+def dotted(settings: Settings) -> dict[str, str]:
+    return {
+        f"{section}.{name}": str(value) for section, part in settings.to_dict().items() for name, value in part.items()
+    }

@@ -1,0 +1,316 @@
+"""Checkpoints: a folder of safetensors and JSON, written whole or not at all, verified before it is trusted.
+
+    checkpoints/step-00000500/
+        model.safetensors       weights by parameter name
+        optimizer.safetensors   moments by parameter name
+        state.json              counters, and the settings it was made with; there is no random state to keep
+        manifest.json           size and SHA-256 of the three, written last
+    checkpoints/best.json       which of them is the best, with checkpoint.keep_best
+
+A checkpoint knows no world size. It is written beside its place, synced, and renamed; the folders before it are
+deleted only after that. Nothing in it is a pickle. Training waits for a copy to host memory, not for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertrain.base.errors import UserError
+from bertrain.base.files import file_digest, save_tensors, write_atomically
+
+if TYPE_CHECKING:  # whoever only looks at what lies there need not wait for torch
+    from torch import Tensor
+
+SCHEMA_VERSION = 1
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+FILES = (MODEL, OPTIMIZER, STATE)
+MANIFEST = "manifest.json"
+BEST = "best.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    samples: int = 0
+    """Examples trained on or left out: also the position of the next one in the endless order."""
+    tokens: int = 0
+    updates: int = 0
+    """Steps applied, with those of a run whose moments were kept; the others were not finite, or left out."""
+    seconds: float = 0.0
+    """Time in the loop, over all starts, evaluations and saves included."""
+    best_step: int = 0
+    """The step of the best evaluation so far, 0 if there was none."""
+    best_accuracy: float = 0.0
+    """What it was the best by: masked-word accuracy, or a task's main figure."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run's state, copied off the device: nothing that training does next can change it."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    progress: Progress
+
+
+class Saver:
+    """Writes snapshots in the background, one at a time, and says so when one could not be written."""
+
+    def __init__(
+        self, folder: Path, keep: int, *, keep_best: bool = False, settings: dict[str, Any] | None = None
+    ) -> None:
+        self.folder, self.keep, self.keep_best, self.settings = folder, keep, keep_best, settings
+        self._writer: threading.Thread | None = None
+        self.failure: Exception | None = None
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Begin to write `snapshot`, after the one before it has ended."""
+        self.wait()
+        self._writer = threading.Thread(target=self._write, args=(snapshot,), name="bertrain-saver")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Wait for the save in hand, if there is one; `failure` then says how it ended."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            write_checkpoint(self.folder, snapshot, self.settings)
+            if self.keep_best and snapshot.progress.best_step == snapshot.progress.step:
+                write_best(self.folder, snapshot.progress)
+            purge(self.folder, self.keep)
+        except Exception as error:  # the loop looks at it after each step and ends the run
+            self.failure = error
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
+    """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
+    final = folder / checkpoint_name(snapshot.progress.step)
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        save_tensors(snapshot.model, partial / MODEL)
+        save_tensors(snapshot.optimizer, partial / OPTIMIZER)
+        state = {"schema_version": SCHEMA_VERSION} | asdict(snapshot.progress) | {"settings": settings or {}}
+        (partial / STATE).write_text(json.dumps(state, indent=1) + "\n")
+        manifest = {name: dict(zip(("bytes", "sha256"), file_digest(partial / name), strict=True)) for name in FILES}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)  # a torn one of the same step, passed over at resume
+        partial.rename(final)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def purge(folder: Path, keep: int) -> None:
+    """Delete the oldest checkpoints beyond `keep`, but never the best.
+
+    One half deleted by a crash no longer has a checkpoint's name.
+    """
+    best = read_best(folder)
+    for path in whole_checkpoints(folder)[:-keep]:
+        if best is None or path.name != checkpoint_name(best):
+            doomed = path.with_name(f".{path.name}.partial")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def write_best(folder: Path, progress: Progress) -> None:
+    """State which checkpoint is the best. It must be on the disk already."""
+    best = {"step": progress.best_step, "figure": progress.best_accuracy}
+    write_atomically(folder / BEST, json.dumps(best) + "\n")
+
+
+def read_best(folder: Path) -> int | None:
+    """The step of the checkpoint that is stated to be the best, if one is."""
+    try:
+        return int(json.loads((folder / BEST).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
+    """Make best.json say what a run resumed at `progress` knows; whether its best is there, and a warning if lost.
+
+    The checkpoint resumed from knows which step was the best; best.json may be behind it (a kill between the two) or
+    name one that is damaged, or gone.
+    """
+    damage = find_damage(folder / checkpoint_name(progress.best_step)) if progress.best_step else "none was known"
+    if damage is None:
+        write_best(folder, progress)
+        return True, ""
+    stated = read_best(folder)
+    (folder / BEST).unlink(missing_ok=True)
+    lost = f"the best checkpoint, of step {stated}, is lost ({damage}); the next evaluation is the best so far"
+    return False, lost if stated else ""
+
+
+def set_aside(folder: Path, step: int) -> list[Path]:
+    """Rename the checkpoints after `step`, the newest first, so that they are not found again; nothing is deleted.
+
+    Killed in between, the run stands at a checkpoint that is still whole.
+    """
+    if (read_best(folder) or 0) > step:
+        (folder / BEST).unlink()
+    moved = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        if path.name > checkpoint_name(step):
+            number = 1
+            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
+                number += 1
+            moved.append(path.rename(aside))
+    return moved
+
+
+def tidy(folder: Path, newest: Path | None) -> None:
+    """Clear away what crashes left behind; called by the one process that holds the run.
+
+    Checkpoints newer than `newest` were found damaged. They are renamed, so that they are neither counted nor found
+    again, and can still be looked at.
+    """
+    for path in folder.glob(".step-*.partial"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob("step-*"):
+        if newest is None or path.name > newest.name:
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints with all their files, oldest first. Their content is checked by `find_damage`."""
+    return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).is_file())
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in words, or None if every file is what it was when written."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except OSError:
+        return f"{MANIFEST} is missing"
+    except ValueError:
+        return f"{MANIFEST} is not JSON"
+    for name in FILES:
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        size, digest = file_digest(checkpoint / name)
+        if manifest.get(name) != {"bytes": size, "sha256": digest}:
+            return f"{name} is not what was written"
+    return None
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over."""
+    warnings: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        damage = find_damage(path)
+        if damage is None:
+            return path, warnings
+        warnings.append(f"passing over the checkpoint {path}: {damage}")
+    return None, warnings
+
+
+def choose(folder: Path, which: str) -> tuple[Path | None, list[str]]:
+    """A whole checkpoint of a run by `newest`, `best` or its step, with warnings for those passed over.
+
+    None stands for a run without a whole checkpoint; one that was asked for and is not there, or is damaged, is
+    refused.
+    """
+    if which == "newest":
+        return newest_whole(folder)
+    if which != "best" and not (which.isascii() and which.isdigit()):
+        raise UserError(f"--checkpoint is newest, best or the number of a step, not {which!r}")
+    step = read_best(folder) if which == "best" else int(which)
+    if step is None:
+        raise UserError(f"no checkpoint in {folder} is stated to be the best; checkpoint.keep_best true keeps one")
+    return find_step(folder, step), []
+
+
+def find_step(folder: Path, step: int) -> Path:
+    """The whole checkpoint of a step, or a refusal that says which there are."""
+    path = folder / checkpoint_name(step)
+    if not path.is_dir():
+        there = ", ".join(str(step_of(one)) for one in whole_checkpoints(folder)) or "none"
+        raise UserError(f"{folder} holds no checkpoint of step {step}; there are: {there}")
+    damage = find_damage(path)
+    if damage is not None:
+        raise UserError(f"the checkpoint {path} is damaged: {damage}; choose another")
+    return path
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The model's tensors by name."""
+    from safetensors.torch import load_file
+
+    return load_file(checkpoint / MODEL)
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """How far the run had come."""
+    state = _read_state(checkpoint)
+    return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
+
+
+def read_settings(checkpoint: Path) -> dict[str, Any]:
+    """The settings of the run that wrote it."""
+    settings: dict[str, Any] = _read_state(checkpoint).get("settings", {})
+    return settings
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
+    if state["schema_version"] != SCHEMA_VERSION:
+        raise UserError(f"{checkpoint} was written by another version of bertrain")
+    return state
+
+
+def read_checkpoint(checkpoint: Path) -> Snapshot:
+    """A checkpoint's content, on the CPU."""
+    from safetensors.torch import load_file
+
+    return Snapshot(
+        model=read_weights(checkpoint),
+        optimizer=load_file(checkpoint / OPTIMIZER),
+        progress=read_progress(checkpoint),
+    )
+
+
+def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that own their memory, on the CPU."""
+    import torch
+
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }

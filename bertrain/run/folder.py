@@ -1,0 +1,243 @@
+"""The run folder: the whole truth of a run.
+
+config.json        what was asked for, resolved, and which data it was
+environment.json   where it ran: one entry for each start
+vocab.txt          the vocabulary, so that the weights can be used without the data
+metrics.jsonl      every step once, every evaluation, and the end
+tensorboard/
+checkpoints/step-…/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import bertrain
+from bertrain.base.errors import AgreedError, UserError
+from bertrain.base.files import new_folder, write_atomically
+from bertrain.base.formatting import few
+from bertrain.base.isa import cpu_name
+from bertrain.config.resolve import differing, from_dict
+from bertrain.config.settings import Settings
+from bertrain.data.formats.shards import VOCABULARY
+from bertrain.data.formats.source import DataSource
+from bertrain.data.text.tokenizer import Vocabulary
+
+SCHEMA_VERSION = 1
+ENDING_S = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """An existing run folder."""
+
+    folder: Path
+    settings: Settings
+    data: Path
+    data_fingerprint: str
+    vocabulary_hash: str
+    lower_case: bool
+    init: str
+    init_fingerprint: str
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What `train.budget` was measured to come to (see budget.py); empty until then, or without one."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """What a fine-tuned model's answers mean (see tasks/task.py); empty for pre-training."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def vocabulary(self) -> Vocabulary:
+        """The words the run was trained on."""
+        return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
+
+    @staticmethod
+    def open(folder: str | Path) -> Run:
+        """Open the run at `folder`, or say why it is none."""
+        folder = Path(folder)
+        path = folder / "config.json"
+        if not path.is_file():
+            inside = sorted(config.parent.name for config in folder.glob("*/config.json"))  # of seeds, or of tasks
+            advice = f"; runs lie in its folders {few(inside)}" if inside else ""
+            raise UserError(f"{folder} holds no run: there is no {path.name} in it{advice}")
+        try:
+            content = json.loads(path.read_text())
+            version = content["schema_version"]
+            if version != SCHEMA_VERSION:
+                raise UserError(f"{path} was written in layout {version}; this bertrain reads {SCHEMA_VERSION}")
+            return Run(
+                folder=folder,
+                settings=from_dict(content["settings"]),
+                data=Path(content["data"]["folder"]),
+                data_fingerprint=content["data"]["fingerprint"],
+                vocabulary_hash=content["data"]["vocabulary"],
+                lower_case=content["data"]["lower_case"],
+                init=content["init"]["source"],
+                init_fingerprint=content["init"]["fingerprint"],
+                measured=content.get("measured", {}),
+                task=content.get("task", {}),
+            )
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path} is damaged, so the run cannot be opened") from None
+
+    @staticmethod
+    def create(
+        folder: str | Path,
+        settings: Settings,
+        shards: DataSource,
+        init: str,
+        init_fingerprint: str,
+        task: dict[str, Any] | None = None,
+    ) -> Run:
+        """Make a new run folder, whole or not at all."""
+        folder = Path(folder)
+        check_free(folder)
+        run = Run(
+            folder=folder,
+            settings=settings,
+            data=shards.folder.resolve(),
+            data_fingerprint=shards.fingerprint,
+            vocabulary_hash=shards.vocabulary.hash,
+            lower_case=shards.vocabulary.lower_case,
+            init=init,
+            init_fingerprint=init_fingerprint,
+            task=task or {},
+        )
+        with new_folder(folder) as partial:
+            shards.vocabulary.save(partial / VOCABULARY)
+            run.write_config(partial)
+        return run
+
+    def write_config(self, folder: Path) -> None:
+        """Write config.json into `folder`."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "bertrain": bertrain.__version__,
+            "settings": self.settings.to_dict(),
+            "data": {
+                "folder": str(self.data),
+                "fingerprint": self.data_fingerprint,
+                "vocabulary": self.vocabulary_hash,
+                "lower_case": self.lower_case,
+            },
+            "init": {"source": self.init, "fingerprint": self.init_fingerprint},
+            "measured": self.measured,
+            "task": self.task,
+        }
+        write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
+
+    def continued(self, settings: Settings, data: Path) -> Run:
+        """This run with settings that may differ in what does not shape the training, its data maybe elsewhere."""
+        return replace(self, settings=settings, data=data.resolve())
+
+    def of_length(self, measured: dict[str, Any]) -> Run:
+        """This run, its length fixed by what was measured."""
+        train = replace(self.settings.train, max_steps=measured["max_steps"])
+        return replace(self, settings=replace(self.settings, train=train), measured=measured)
+
+    def refuse_foreign(self, checkpoint: Path, settings: dict[str, Any]) -> None:
+        """Refuse a checkpoint that a run of other settings wrote, naming those that shape the training."""
+        theirs = from_dict(settings)
+        if self.settings.train.budget:  # it may have been written before the length was fixed
+            theirs = replace(theirs, train=replace(theirs.train, max_steps=self.settings.train.max_steps))
+        fields = differing(self.settings, theirs)
+        if fields:
+            raise AgreedError(
+                f"the checkpoint {checkpoint} was written by another run, which differs in {', '.join(fields)}; "
+                "move it away"
+            )
+
+    def refuse_other(self, settings: Settings, init: str) -> None:
+        """Refuse to continue this run as one of other settings, or of other weights to begin with."""
+        fields = differing(settings, self.settings)
+        if init != self.init:
+            fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
+        if fields:
+            raise AgreedError(
+                f"{self.folder} holds another run, which differs in {', '.join(fields)}; choose another --run"
+            )
+
+    def refuse_other_data(self, shards: DataSource) -> None:
+        """Refuse to continue this run on other data."""
+        if shards.fingerprint != self.data_fingerprint:
+            raise AgreedError(
+                f"{shards.folder} is not the data this run began with (fingerprint {shards.fingerprint[:12]} now, "
+                f"{self.data_fingerprint[:12]} then); put it back or start a new run"
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[bool]:
+        """Hold the run for this process; gives False if another holds it. The system frees it when a process ends.
+
+        A launcher may have started this rank in the place of one that is still ending; that one is waited for.
+        """
+        try:
+            lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
+        except OSError as error:
+            raise UserError(f"cannot write into the run folder {self.folder}: {error.strerror}") from None
+        with lock:
+            deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
+            while not (is_ours := _try_to_lock(lock)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            yield is_ours
+
+    def note_environment(self, facts: dict[str, Any]) -> None:
+        """Add one entry to environment.json."""
+        path = self.folder / "environment.json"
+        try:
+            entries = json.loads(path.read_text())
+        except (OSError, ValueError):
+            entries = []  # for information only: a damaged one is begun anew
+        write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
+
+
+def _try_to_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def refuse_other_vocabulary(shards: DataSource, expected_hash: str) -> None:
+    """Refuse data whose words have other numbers than the model's."""
+    if shards.vocabulary.hash != expected_hash:
+        raise AgreedError(
+            f"{shards.folder} was prepared with another vocabulary than the model's; "
+            "prepare it with the vocab.txt of the run or the weights"
+        )
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a place for a new run that holds something else."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and holds something that is not a run; choose another --run")
+
+
+def describe_environment(world: int, device: str, threads: int) -> dict[str, Any]:
+    """Machine and versions, for environment.json."""
+    import numpy
+    import torch
+
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "ranks": world,
+        "threads": threads,
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "bertrain": bertrain.__version__,
+    }

@@ -1,0 +1,134 @@
+"""Where each rank's time goes, and which rank the others wait for.
+
+In synchronous training every rank takes the same time over a step: the slow one computes, the others wait for its sum.
+So a rank's own time is what it spends before that sum, waiting for data and going forward and backward, taken per token
+since ranks may have more or fewer bins. It is measured between the stopwatch's marks: on a GPU by events, which a
+wait on the host does not touch.
+
+Nothing here is on the way of a step: a thread leaves each rank's means in the store that the launcher keeps, and the
+first rank's thread collects them; they are in the metrics a log line later.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from bertrain.base.console import PHASES, warn
+
+OWN_PHASES = ("data", "forward_backward")
+IN_A_ROW, LEAST_S = 3, 5.0
+"""Log lines and seconds that a rank must be slow for, before it is named: it may have been disturbed once."""
+KEY = "bertrain/times"
+MOST_WAIT_S, LAST_WAIT_S = 60.0, 2.0  # for the others' figures, while training and at its end
+
+
+def slow_ranks(times: Sequence[dict[str, Any]], factor: float) -> dict[int, float]:
+    """Ranks whose own time per token is more than `factor` of the ranks' median, and how many times that it is.
+
+    Of an even number the lower median is taken: of two ranks, the slower is compared with the faster.
+    """
+    paces = {
+        entry["rank"]: sum(entry["seconds"][phase] for phase in OWN_PHASES) / entry["tokens"]
+        for entry in times
+        if entry["tokens"]
+    }
+    if not paces:
+        return {}
+    median = max(statistics.median_low(paces.values()), 1e-12)
+    return {rank: pace / median for rank, pace in paces.items() if pace > factor * median}
+
+
+class RankTimes:
+    """Gathers the means of every rank over each `every_steps` steps. All ranks make one; the first collects.
+
+    Each rank hands over its steps by `note`; the first takes what has come together by `arrived`.
+    """
+
+    def __init__(self, *, rank: int, world: int, store: Store, every_steps: int, factor: float) -> None:
+        self._rank, self._world, self._every_steps, self._factor = rank, world, every_steps, factor
+        self._store: Store = store.clone()  # type: ignore[attr-defined] # a connection of its own: another's may be busy
+        self._waiting: list[tuple[dict[str, float], int]] = []
+        self._complete: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._slow_for = dict.fromkeys(range(world), (0, 0.0))  # log lines, seconds
+        self._warned: set[int] = set()
+        self._ending = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bertrain-times")
+
+    def note(self, step: int, seconds: dict[str, float], tokens: int) -> None:
+        """One step of this rank: seconds of each phase, and its own tokens."""
+        self._waiting.append((seconds, tokens))
+        if step % self._every_steps == 0:
+            times = _means(self._rank, self._waiting)
+            self._waiting = []
+            self._thread.submit(self._exchange, step, times)
+
+    def arrived(self) -> Iterator[dict[str, Any]]:
+        """On the first rank: the records that are complete by now, in order; warns of ranks that are slow."""
+        while not self._complete.empty():
+            record = self._complete.get()
+            self._warn(record["ranks"])
+            yield record
+
+    def close(self) -> Iterator[dict[str, Any]]:
+        """End the thread, which is given a moment to collect the last; returns what it had."""
+        self._ending.set()
+        self._thread.shutdown(wait=True)
+        return self.arrived()
+
+    def _exchange(self, step: int, times: dict[str, Any]) -> None:
+        keys = [f"{KEY}/{step}/{rank}" for rank in range(self._world)]
+        self._store.set(keys[self._rank], json.dumps(times))
+        if self._rank > 0 or not self._wait_for(keys):
+            return
+        gathered = [json.loads(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        self._complete.put({"kind": "ranks", "step": step, "ranks": gathered})
+
+    def _wait_for(self, keys: list[str]) -> bool:
+        """Whether all have come. An interval that a rank never tells of is left out."""
+        a_while, waited = 0.1, 0.0
+        while not self._store.check(keys):  # PyTorch warns of each time that a store has waited in vain
+            if waited >= (LAST_WAIT_S if self._ending.is_set() else MOST_WAIT_S):
+                return False
+            time.sleep(a_while)
+            waited += a_while
+        return True
+
+    def _warn(self, times: Sequence[dict[str, Any]]) -> None:
+        slow = slow_ranks(times, self._factor) if self._factor else {}
+        for entry in times:
+            rank, (lines, seconds) = entry["rank"], self._slow_for[entry["rank"]]
+            if rank not in slow:
+                self._slow_for[rank] = 0, 0.0
+                self._warned.discard(rank)
+                continue
+            lines, seconds = lines + 1, seconds + self._every_steps * sum(entry["seconds"].values())
+            self._slow_for[rank] = lines, seconds
+            if lines >= IN_A_ROW and seconds >= LEAST_S and rank not in self._warned:
+                self._warned.add(rank)
+                warn(
+                    f"rank {rank} on host {entry['host']} takes {slow[rank]:.1f} times as long over a token as the "
+                    f"ranks' median, for {lines} log lines in a row; the others wait for it (log.straggler_factor "
+                    f"{self._factor:g})"
+                )
+
+
+def _means(rank: int, steps: Sequence[tuple[dict[str, float], int]]) -> dict[str, Any]:
+    """What a rank tells: its mean seconds in each phase of a step, and its mean tokens."""
+    return {
+        "rank": rank,
+        "host": platform.node(),
+        "tokens": sum(tokens for _, tokens in steps) / len(steps),
+        "seconds": {phase: statistics.fmean(seconds[phase] for seconds, _ in steps) for phase in PHASES},
+    }

@@ -1,0 +1,271 @@
+"""What the machine does while a run goes on: a thread reads the sensors and writes telemetry.csv, a row a sample.
+
+Whatever goes wrong here (no driver, no permission, a GPU that falls off the bus, a full disk, a clock that is set back,
+the thread itself), the run goes on, and telemetry.json beside the file says what is missing and since when.
+
+Both time stamps of a row are of the moment before its first gauge was read: `time` is that of `clock.now`, by which
+rows are joined with steps and kernel launches.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from bertrain.base import clock
+from bertrain.base.console import warn
+from bertrain.base.files import write_atomically
+from bertrain.config.settings import LogSettings
+from bertrain.run.sensors import Gauge, Sensors, describe, sensors_for, uuid_of
+
+FAILURES = 3  # in a row, after which a gauge is asked no more
+MOST_SHARE = 0.01  # of a core: samples are taken less often rather than take more
+FLUSH_EVERY_S = 1.0
+CLOCK_STEP_S = 0.5  # by which the system's clock must jump to be noted
+BEGINNING_S, ENDING_S = 5.0, 5.0  # that the thread is given at the start and at the end; a driver may hang
+
+
+class Telemetry:
+    """Samples until `stop`. Nothing here raises, and nothing here is waited for but its end."""
+
+    def __init__(self, folder: Path, sensors: Sensors, interval_ms: int, *, name: str = "telemetry") -> None:
+        self._csv, self._json = folder / f"{name}.csv", folder / f"{name}.json"
+        self._sensors, self._interval_s = sensors, interval_ms / 1e3
+        self._gauges = list(sensors.gauges)
+        self._failures = dict.fromkeys(sensors.columns, 0)
+        self._read_at = dict.fromkeys(sensors.columns, float("-inf"))
+        self._meter = EnergyMeter()
+        self._missing = dict(sensors.missing)
+        self._clock_steps: list[dict[str, float]] = []
+        self._samples, self._busy_s = 0, 0.0
+        self._began = time.monotonic()
+        self._file: TextIO | None = None
+        self._has_begun, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="bertrain-telemetry", daemon=True)
+        self._earlier = _read_starts(self._json)
+        self._thread.start()
+
+    @property
+    def joules(self) -> float | None:
+        """Spent since the first sample; None where nothing here measures it."""
+        return self._meter.joules
+
+    def wait_until_begun(self) -> None:
+        """Wait for the first sample, so that what follows lies between samples; not for long."""
+        self._has_begun.wait(BEGINNING_S)
+
+    def stop(self) -> None:
+        """Take a last sample, and say what there is; what comes after the first call changes nothing."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._thread.join(ENDING_S)
+        if self._thread.is_alive():
+            self._note("sampler", f"it did not end within {ENDING_S:g} s, as if a driver hung")
+        self._write_notes(is_over=True)
+
+    # --- the thread -----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._open()
+            self._write_notes()
+            self._sample_until_the_end()
+        except BaseException as error:  # this thread ends; the run must not notice
+            self._note("sampler", f"it died: {describe(error)}")
+        finally:
+            self._close()
+
+    def _sample_until_the_end(self) -> None:
+        flushed, offset = time.monotonic(), clock.stepped()
+        is_last = False
+        while True:
+            began, busy = time.monotonic(), time.thread_time()
+            self._write_row(self._sample(began, with_counters=is_last))
+            self._has_begun.set()
+            offset = self._watch_clock(offset)
+            if began - flushed >= FLUSH_EVERY_S or is_last:
+                flushed = began
+                self._flush()
+            if is_last:
+                return
+            took = time.thread_time() - busy
+            self._busy_s += took
+            pause = max(self._interval_s - (time.monotonic() - began), took / MOST_SHARE - took)
+            is_last = self._ending.wait(pause)
+
+    def _sample(self, moment: float, *, with_counters: bool) -> list[float | None]:
+        """A row: two time stamps, then each column, None where it was not read."""
+        row: list[float | None] = [clock.now(), moment]
+        values: dict[str, float] = {}
+        for gauge in self._gauges:
+            value = None
+            if with_counters or moment - self._read_at[gauge.column] >= gauge.every_s:
+                value = self._read(gauge)
+                self._read_at[gauge.column] = moment
+            row.append(value)
+            if value is not None:
+                values[gauge.column] = value
+        self._meter.add(moment, values.get("energy_j"), values.get("power_w"))
+        self._samples += 1
+        return row
+
+    def _read(self, gauge: Gauge) -> float | None:
+        column = gauge.column
+        if self._failures[column] >= FAILURES:
+            return None
+        try:
+            value = gauge.read()
+        except Exception as error:
+            self._failures[column] += 1
+            if self._failures[column] >= FAILURES:
+                self._note(column, f"{describe(error)}, since {time.monotonic() - self._began:.1f} s after the start")
+            return None
+        self._failures[column] = 0
+        return value
+
+    def _watch_clock(self, offset: float) -> float:
+        step = clock.stepped() - offset
+        if abs(step) < CLOCK_STEP_S:
+            return offset
+        self._clock_steps.append({"monotonic": time.monotonic(), "seconds": step})
+        self._write_notes()
+        return offset + step
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Go on behind what an earlier start has written, if it wrote the same columns."""
+        header = ",".join(["time", "monotonic", *self._sensors.columns])
+        try:
+            _set_aside_other_columns(self._csv, header)
+            self._file = open(self._csv, "a", encoding="ascii")  # noqa: SIM115 - closed in _close
+            self._file.write(header + "\n" if self._file.tell() == 0 else "\n")
+            self._file.flush()
+        except OSError as error:
+            self._give_up_writing(error)
+
+    def _write_row(self, row: list[float | None]) -> None:
+        if self._file is None:
+            return
+        try:
+            stamps, values = row[:2], row[2:]
+            cells = [f"{stamp:.6f}" for stamp in stamps] + ["" if v is None else f"{v:.10g}" for v in values]
+            self._file.write(",".join(cells) + "\n")
+        except OSError as error:
+            self._give_up_writing(error)
+
+    def _flush(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._give_up_writing(error)
+
+    def _give_up_writing(self, error: OSError) -> None:
+        self._close()
+        self._note(self._csv.name, f"{describe(error)}; no row after {time.monotonic() - self._began:.1f} s is there")
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _note(self, what: str, why: str) -> None:
+        self._missing[what] = why
+        warn(f"telemetry: {what}: {why}; the run goes on")
+        self._write_notes()
+
+    def _write_notes(self, *, is_over: bool = False) -> None:
+        """One entry for each start; the last one is this."""
+        seconds = time.monotonic() - self._began
+        entry = {
+            "started": clock.now() - seconds,
+            "host": platform.node(),
+            "device": self._sensors.device,
+            "columns": self._sensors.columns,
+            "missing": self._missing,
+            "clock_steps": self._clock_steps,
+            "interval_ms": 1e3 * self._interval_s,
+            "samples": self._samples,
+            "seconds": seconds,
+            "share_of_a_core": self._busy_s / max(seconds, 1e-9),
+            "joules": self.joules,
+            "joules_by": self._sensors.joules_by or ("power over time" if self.joules is not None else ""),
+            "is_over": is_over,
+        }
+        with suppress(OSError):  # a full disk has been noted already, on the console at least
+            write_atomically(self._json, json.dumps([*self._earlier, entry], indent=1) + "\n")
+
+
+class EnergyMeter:
+    """Joules from a counter that goes up, or else from watts over time."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._newest = 0.0
+        self._last_power: tuple[float, float] | None = None
+        self._integral: float | None = None
+
+    def add(self, moment: float, counter: float | None, watts: float | None) -> None:
+        if counter is not None:
+            self._first = counter if self._first is None else self._first
+            self._newest = counter
+        if watts is not None:
+            if self._last_power is not None:
+                before, watts_before = self._last_power
+                self._integral = (self._integral or 0.0) + (moment - before) * (watts + watts_before) / 2
+            self._last_power = moment, watts
+
+    @property
+    def joules(self) -> float | None:
+        return self._integral if self._first is None else self._newest - self._first
+
+
+def _read_starts(path: Path) -> list[dict[str, Any]]:
+    """What earlier starts noted; for information only, so a damaged file is begun anew."""
+    try:
+        starts = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
+    return starts if isinstance(starts, list) else []
+
+
+def _set_aside_other_columns(path: Path, header: str) -> None:
+    """A run may go on elsewhere, where other things can be read: those rows stay, under another name."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    with open(path, encoding="ascii", errors="replace") as file:
+        if file.readline().rstrip("\n") == header:
+            return
+    number = 1
+    while (other := path.with_name(f"{path.stem}-before-{number}.csv")).exists():
+        number += 1
+    path.rename(other)
+
+
+@contextmanager
+def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int = 0) -> Iterator[Telemetry | None]:
+    """Sample while the body runs, where log.telemetry asks for it. Ranks beyond the first write telemetry-N.csv."""
+    if not settings.telemetry:
+        yield None
+        return
+    name = f"telemetry-{rank}" if rank else "telemetry"
+    telemetry = Telemetry(folder, device_sensors(device), settings.telemetry_ms, name=name)
+    try:
+        yield telemetry
+    finally:
+        telemetry.stop()
+
+
+def device_sensors(device: Any) -> Sensors:
+    """The sensors of a torch device."""
+    return sensors_for(uuid_of(device.index or 0) if device.type == "cuda" else None)

@@ -1,0 +1,197 @@
+"""From the scores of each token to answers: the best spans of all windows of a question, and whether to give any.
+
+A span begins at a token that no other window shows more context of, as in Google's BERT, so that no answer counts
+twice. In v2.0 a question may have no answer: how much better [CLS] scores than the best span decides that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertrain.base.files import write_atomically
+from bertrain.data.formats.block import flat_ranges
+from bertrain.data.formats.masking import Ints
+from bertrain.tasks.squad.files import Collection, Version
+from bertrain.tasks.squad.windows import Windows
+from bertrain.tasks.task import Outputs
+
+WINDOWS_AT_ONCE = 1024  # n_best^2 spans of each, and a rectangle of all their tokens
+
+Floats = np.ndarray
+
+
+class Candidate(NamedTuple):
+    """A possible answer, and the scores of its first and last token. No text: the question has no answer."""
+
+    text: str
+    start: float
+    end: float
+
+    @property
+    def score(self) -> float:
+        return self.start + self.end
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model says of a question: candidates, the best first, and the odds that it has no answer (v2.0)."""
+
+    id: str
+    candidates: list[Candidate]
+    best: str  # of those with a text
+    null_odds: float | None
+
+    def given(self, null_threshold: float) -> str:
+        """The answer, or none where the odds of that exceed the threshold."""
+        return "" if self.null_odds is not None and self.null_odds > null_threshold else self.best
+
+
+def find_answers(
+    collection: Collection,
+    windows: Windows,
+    outputs: Outputs,
+    version: Version,
+    *,
+    n_best: int,
+    max_answer_length: int,
+) -> list[Answers]:
+    """The answers to each question, by the scores of all tokens of its windows."""
+    spans = _Spans.join(
+        [
+            _best_spans(windows, outputs, slice(first, first + WINDOWS_AT_ONCE), n_best, max_answer_length)
+            for first in range(0, len(windows.question), WINDOWS_AT_ONCE)
+        ]
+    )
+    spans = spans.take(np.lexsort((-(spans.start + spans.end), windows.question[spans.window])))
+    per_question = np.bincount(windows.question[spans.window], minlength=len(collection.questions))
+    texts = _Texts(collection, windows, spans)
+    nulls = _null_candidates(windows, outputs) if version == "v2.0" else [None] * len(collection.questions)
+    ends = np.cumsum(per_question)
+    return [
+        _answers_to(question.id, texts, range(end - count, end), null, n_best)
+        for question, end, count, null in zip(
+            collection.questions, ends.tolist(), per_question.tolist(), nulls, strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Candidates of many windows in flat arrays."""
+
+    window: Ints
+    first: Ints  # tokens of the window
+    last: Ints
+    start: Floats
+    end: Floats
+
+    def take(self, chosen: np.ndarray) -> _Spans:
+        return _Spans(*(values[chosen] for values in self._columns()))
+
+    @staticmethod
+    def join(parts: Sequence[_Spans]) -> _Spans:
+        return _Spans(*(np.concatenate(columns) for columns in zip(*(part._columns() for part in parts), strict=True)))
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.window, self.first, self.last, self.start, self.end
+
+
+def _best_spans(windows: Windows, outputs: Outputs, chosen: slice, n_best: int, max_answer_length: int) -> _Spans:
+    """Spans between the `n_best` first and the `n_best` last tokens of some windows that can be answers."""
+    block = windows.block
+    lengths, offsets = block.lengths[chosen], block.offsets[:-1][chosen]
+    begins = block.segment_b[chosen].astype(np.int64)
+    inside = np.arange(lengths.max(initial=1)) < lengths[:, None]
+    scores = np.full((2, *inside.shape), -np.inf)
+    most_context = np.zeros(inside.shape, bool)
+    tokens = flat_ranges(offsets, lengths)
+    scores[:, inside] = outputs[tokens].T
+    most_context[inside] = windows.has_most_context[tokens]
+    # Stable: of equal scores the earlier token comes first.
+    best = np.argsort(-scores, axis=2, kind="stable")[:, :, :n_best]
+    first, last = best[0][:, :, None], best[1][:, None, :]
+    ends = (begins + windows.counts[chosen])[:, None, None]
+    can_be_answer = (
+        np.take_along_axis(most_context, best[0], axis=1)[:, :, None]
+        & (last >= first)
+        & (last < first + max_answer_length)
+        & (last < ends)
+    )
+    window, row, column = np.nonzero(can_be_answer)
+    first, last = best[0][window, row], best[1][window, column]
+    return _Spans(chosen.start + window, first, last, scores[0][window, first], scores[1][window, last])
+
+
+class _Texts:
+    """The characters that each span stands for, cut out of its paragraph when asked for."""
+
+    def __init__(self, collection: Collection, windows: Windows, spans: _Spans) -> None:
+        paragraph = windows.context[spans.window]
+        base = windows.paragraphs.offsets[paragraph] + windows.first[spans.window]
+        base = base - windows.block.segment_b[spans.window].astype(np.int64)
+        self._contexts = collection.contexts
+        self._paragraph = paragraph.tolist()
+        self._begins = windows.paragraphs.begins[base + spans.first].tolist()
+        self._ends = windows.paragraphs.ends[base + spans.last].tolist()
+        self._start, self._end = spans.start.tolist(), spans.end.tolist()
+
+    def __getitem__(self, number: int) -> Candidate:
+        text = self._contexts[self._paragraph[number]][self._begins[number] : self._ends[number]]
+        return Candidate(text, self._start[number], self._end[number])
+
+
+def _null_candidates(windows: Windows, outputs: Outputs) -> list[Candidate | None]:
+    """Of each question, [CLS] in the window that makes least of it."""
+    at_cls = outputs[windows.block.offsets[:-1]].astype(np.float64)
+    order = np.lexsort((at_cls.sum(axis=1), windows.question))
+    (firsts,) = np.nonzero(np.diff(windows.question[order], prepend=-1))
+    return [Candidate("", start, end) for start, end in at_cls[order[firsts]].tolist()]
+
+
+def _answers_to(identifier: str, spans: _Texts, own: range, null: Candidate | None, n_best: int) -> Answers:
+    """The first `n_best` candidates of different text, no answer among them in its place."""
+    found: dict[str, Candidate] = {}
+    for number in own:
+        candidate = spans[number]
+        if null is not None and null.score > candidate.score:
+            found.setdefault("", null)
+        if len(found) >= n_best:
+            break
+        found.setdefault(candidate.text, candidate)
+    if null is not None:
+        found.setdefault("", null)
+    best = next((spans[number] for number in own if spans[number].text), None)  # though it may not be among the first
+    odds = None if null is None else null.score - (best.score if best else 0.0)
+    return Answers(identifier, list(found.values()) or [Candidate("", 0.0, 0.0)], best.text if best else "", odds)
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def write_answers(answers: Sequence[Answers], folder: Path, *, null_threshold: float) -> list[Path]:
+    """Write predictions.json, nbest_predictions.json and, in v2.0, null_odds.json in the official form."""
+    contents: dict[str, dict[str, Any]] = {
+        "predictions.json": {one.id: one.given(null_threshold) for one in answers},
+        "nbest_predictions.json": {one.id: _with_probabilities(one.candidates) for one in answers},
+    }
+    if any(one.null_odds is not None for one in answers):
+        contents["null_odds.json"] = {one.id: one.null_odds for one in answers}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomically(folder / name, json.dumps(content, indent=4) + "\n")
+    return [folder / name for name in contents]
+
+
+def _with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
+    scores = np.array([one.score for one in candidates])
+    weights = np.exp(scores - scores.max())
+    return [
+        {"text": one.text, "probability": probability, "start_logit": one.start, "end_logit": one.end}
+        for one, probability in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""The training loop, the engines that compute a step, and evaluation."""

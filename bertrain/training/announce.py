@@ -1,0 +1,145 @@
+"""What a run says of itself before it starts, and `--dry-run`, which says it and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bertrain.base.console import Console, warn
+from bertrain.base.formatting import counted
+from bertrain.config.model_size import count_parameters
+from bertrain.config.settings import Settings
+from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
+from bertrain.data.feed.batching import check_groups
+from bertrain.data.feed.loader import Loader, training_rows
+from bertrain.data.formats.source import DataSource
+from bertrain.planning.memory import GIB
+from bertrain.planning.memory_fit import with_budget
+from bertrain.ranks import parallel, preload
+from bertrain.run.checkpoint import Progress
+from bertrain.run.folder import Run, describe_environment
+from bertrain.training import compute
+from bertrain.training.evaluate import check_held_out
+from bertrain.training.init_from import check_beginning
+from bertrain.training.open_data import open_examples, open_task, words_for
+from bertrain.training.resolve_auto import estimate_token_budget, place_for, settle
+
+
+def announce(
+    run: Run,
+    loader: Loader,
+    ranks: parallel.Ranks,
+    progress: Progress,
+    console: Console,
+    notes: Sequence[str],
+) -> None:
+    """Say what was chosen and why, and note the environment."""
+    shards = loader.shards
+    settings = run.settings
+    _, reason = parallel.choose_device(settings.train.device)
+    threads = torch.get_num_threads()
+    millions = count_parameters(settings.model)[0] / 1e6
+    console.say(f"run {run.folder}: {millions:.1f} M parameters, {settings.optimizer.name}")
+    console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
+    for local_rank, binding in enumerate(ranks.bindings):
+        console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
+    if ranks.device.type == "cpu":
+        console.say(preload.describe())
+    console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
+    for note in notes:
+        console.say(note)
+    console.say(
+        f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
+    )
+    if shards.predictions is not None and not settings.task.name:
+        console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
+    if settings.train.budget and not run.measured:
+        console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
+    else:
+        warn_of_warm_up(settings)
+    if progress.step:
+        console.say(f"continuing after step {progress.step} ({progress.samples:,} samples)")
+    if ranks.world > 1:
+        console.say(f"balance: {_describe_balance(loader, settings, progress)}")
+    run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
+
+
+def warn_of_warm_up(settings: Settings) -> None:
+    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
+        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
+
+
+def _describe_rows(shards: DataSource, settings: Settings) -> str:
+    if not settings.data.slice:
+        return counted(len(shards), "example")
+    part = training_rows(shards, settings)
+    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
+
+
+def _describe_step(settings: Settings) -> str:
+    batch = settings.batch
+    size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
+    policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
+
+
+def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
+    """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
+    steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
+    ahead, better = loader.balances(steps, budget), None
+    if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
+        better = better_budget(partial(loader.balances, steps), budget, settings.data.max_seq_length)
+    return describe_balance(ahead, better)
+
+
+def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
+    """The resolved run, its size, memory and steps, as text; nothing is written."""
+    settings, notes = settle(settings, None)
+    words = words_for(settings, "", init)
+    shards = open_examples(data, settings, words, verify="size")
+    if words is not None:
+        notes += open_task(data, settings, words).notes
+    check_beginning(settings, shards, init)
+    check_groups(settings.batch.group_size, world)
+    place = place_for(settings, shards, world)
+    if settings.batch.auto:
+        settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
+        notes.append(f"batch.auto: a token_budget of {settings.batch.token_budget:,}, by the estimate alone")
+    check_held_out(settings, shards)
+    needed = place.needs(settings)
+    loader = Loader(shards, settings, world=world)
+    step, part = loader.step(0, 0), training_rows(shards, settings)
+    lines = [
+        f"{section}.{name} = {value}"
+        for section, fields in settings.to_dict().items()
+        for name, value in fields.items()
+    ]
+    fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
+    lines += [
+        "",
+        *notes,
+        f"parameters: {count_parameters(settings.model)[0]:,}",
+        f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.words}",
+        f"  in GiB: {needed.text()}",
+        *([] if place.holds(settings) else ["  that is more than there is: this run would be refused"]),
+        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
+        f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
+        f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
+        *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
+        _describe_length(settings, step.num_sequences / len(part)),
+    ]
+    return "\n".join(lines)
+
+
+def _describe_length(settings: Settings, epochs_per_step: float) -> str:
+    how = settings.train
+    if how.budget:
+        return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
+    earlier = [f"train.{name} {value}" for name in ("max_samples", "max_time") if (value := getattr(how, name))]
+    if settings.evaluate.target_accuracy:
+        earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
+    until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
+    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs{until}"

@@ -1,0 +1,70 @@
+"""`bertrain pretrain --benchmark`: the real loop on real data for some steps, timed; nothing is kept."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertrain.base.isa import cpu_name
+from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
+from bertrain.ranks import parallel
+from bertrain.run.folder import Run
+from bertrain.training import compute
+from bertrain.training.loop import train
+from bertrain.training.open_data import open_for
+from bertrain.training.resolve_auto import draw_seed, find_token_budget, settle
+
+
+def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up: int = 10) -> dict[str, Any]:
+    """Train `warm_up` and then `steps` steps as `pretrain` would, and return the figures of the latter.
+
+    Loader, metrics and console run as always; there is no evaluation and no checkpoint, and the run folder is gone
+    afterwards. Tokens per second are of all ranks together, over the whole of the timed steps.
+    """
+    settings, notes = settle(settings, None)
+    settings = replace(
+        settings,
+        train=replace(settings.train, max_steps=warm_up + steps, max_samples=0, max_time="", budget="", skip_steps=""),
+        evaluate=EvaluateSettings(),
+        checkpoint=CheckpointSettings(enabled=False),
+    )
+    with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
+        shards = open_for(data, settings, ranks)
+        settings, drawn = draw_seed(settings, ranks)
+        settings, found = find_token_budget(settings, shards, ranks)
+        run = Run.create(Path(folder) / "run", settings, shards, "", "")
+        train(run, shards, ranks, notes=[*notes, *drawn, *found])
+        if not ranks.is_first:
+            return {}
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        timed = [line for line in lines if line["kind"] == "step"][warm_up:]
+        on_gpu = ranks.device.type == "cuda"
+        seconds = [sum(line["seconds"].values()) for line in timed]
+        in_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        peak = torch.cuda.max_memory_allocated(ranks.device) if on_gpu else in_process
+        samples = timed[-1]["samples"] - timed[0]["samples"]
+        return {
+            "ms_per_step": 1e3 * statistics.median(seconds),
+            "real_tokens_per_s": sum(line["tokens"] for line in timed) / sum(seconds),
+            "sequences_per_s": samples / sum(seconds[1:]) if steps > 1 else 0.0,
+            "phase_ms": {
+                name: 1e3 * statistics.median(line["seconds"][name] for line in timed) for name in timed[0]["seconds"]
+            },
+            "steps": steps,
+            "warm_up_steps": warm_up,
+            "ranks": ranks.world,
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(ranks.device) if on_gpu else cpu_name(),
+            "computing_with": compute.choose(settings, ranks.device)[1],
+            "precision": settings.train.precision,
+            "token_budget": settings.batch.token_budget,
+            "peak_memory_gib": peak / 2**30,
+            "last_loss": timed[-1]["loss"],
+        }
