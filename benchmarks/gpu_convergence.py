@@ -187,7 +187,7 @@ def main() -> None:
     write(results, arguments.output)
 
 
-def summarise(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summarize(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     curves = {title: smooth(result["loss"]) for title, result in results.items()}
     seeds = {title: RUNS[title][2] for title in curves}
     strangers = [(a, b) for a in curves for b in curves if seeds[a] < seeds[b]]
@@ -215,7 +215,7 @@ def summarise(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def write(results: dict[str, dict[str, Any]], folder: Path, **facts: str) -> None:
     facts = facts or {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    summary = facts | summarise(results)
+    summary = facts | summarize(results)
     print(json.dumps(summary, indent=1))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu_convergence.json").write_text(json.dumps(summary | {"runs": results}) + "\n")

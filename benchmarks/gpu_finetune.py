@@ -16,7 +16,7 @@ best is chosen on the rows that it is scored on, which flatters both alike.
 Figures come first, from whole runs, several at a time in processes of their own (`--together`), as most of them wait
 for the host. Then speeds, one short run at a time with the machine to itself, theirs eager and compiled, of which the
 better is compared with: the median from one step to the next in the second half of SPEED_STEPS, by marks on the device.
-Reading and tokenising is the same for both, and left out. Memory is the peak of that short run.
+Reading and tokenizing is the same for both, and left out. Memory is the peak of that short run.
 
 A row is written as soon as there is one; those that FILE holds already are not run again.
 """
@@ -89,7 +89,7 @@ JOBS = {  # what is worth most comes first, as the time may run out
 
 @dataclass(frozen=True)
 class Work:
-    """A job made ready: read, tokenised, its settings resolved."""
+    """A job made ready: read, tokenized, its settings resolved."""
 
     settings: Settings
     task: Task
@@ -258,7 +258,7 @@ def their_figures(trainer: Any, work: Work) -> dict[str, float]:
     for name, split in work.task.held_out().items():
         outputs = flat_outputs(trainer.predict(Rows(split.block, work.task.head)).predictions, split.block)
         prefix = f"{name}/" if figures else ""
-        figures |= {f"{prefix}{figure}": value for figure, value in split.figures(outputs).items()}
+        figures |= {f"{prefix}{figure}": value for figure, value in split.metrics(outputs).items()}
     return figures
 
 
@@ -348,14 +348,14 @@ def measure(work: Work, system: str, seed: int, *, for_speed: bool) -> tuple[dic
     else:
         evaluations = run_trainer(work, seed, watch.mark, compiled=system == COMPILED, for_speed=for_speed)
     start_up, *steps = watch.seconds(watch.lap())  # of all steps but the last, which the evaluation follows
-    main = work.task.main_figure
+    main = work.task.main_metric
     if system == COMPILED:
         torch.compiler.reset()
     about = {"task": work.task.name, "system": system, "settings": described(work)}
     usual = statistics.median(steps[len(steps) // 2 :])
     return about | {
         "seed": seed,
-        "main_figure": main,
+        "main_metric": main,
         "figures": max(evaluations, key=lambda figures: figures[main], default={}),
         "evaluations": [figures[main] for figures in evaluations],
         "steps": len(steps) + 1,
@@ -369,7 +369,7 @@ def measure(work: Work, system: str, seed: int, *, for_speed: bool) -> tuple[dic
     }
 
 
-def summarise(figures: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(figures: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line for each task: both systems' main figure, of 100, and speed."""
     summary = []
     for name, job in JOBS.items():
@@ -379,7 +379,7 @@ def summarise(figures: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> li
             speed = [row for row in speeds if (row["task"], row["system"]) == (job.task, system)]
             line[system] = (of_seeds(rows) if rows else {}) | (speed[0] if speed else {})
             if rows:
-                line["figure"] = rows[0]["main_figure"]
+                line["figure"] = rows[0]["main_metric"]
         if line[OURS] and line[THEIRS]:
             line |= compare(line)
         if line[OURS] or line[THEIRS]:
@@ -498,10 +498,10 @@ class Results:
     def add(self, rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
         with self._lock:
             rows.append(row)
-            about = self._about | {"summary": summarise(self.figures, self.speeds)}
+            about = self._about | {"summary": summarize(self.figures, self.speeds)}
             content = about | {"figures": self.figures, "speeds": self.speeds}
             self._path.write_text(json.dumps(content, indent=1) + "\n")
-            value = row.get("figures", {}).get(row.get("main_figure"))
+            value = row.get("figures", {}).get(row.get("main_metric"))
             told = f"{value:.4f} after {row['seconds']} s" if value is not None else f"{row.get('steady_per_s')}/s"
             print(f"{row['task']} {row['system']} seed {row.get('seed', '-')}: {told}", flush=True)
 
@@ -569,7 +569,7 @@ def main() -> None:
                     steps = min(most, arguments.max_steps or most)
                     work = prepare(JOBS[name], places["weights"], place_of(name, places), Path(folder) / system, steps)
                     results.add(results.speeds, measure(work, system, 1, for_speed=True)[1])
-    show(summarise(results.figures, results.speeds))
+    show(summarize(results.figures, results.speeds))
 
 
 def silence() -> None:

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 # Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
 _HOMES = {
     "UserError": "base.errors",
-    "Wishes": "launch.job",
+    "JobSpec": "launch.job",
     "benchmark": "training.benchmark",
     "bin_by_length": "data.formats.convert",
     "cancel_job": "launch.submit",
@@ -40,7 +40,7 @@ _HOMES = {
     "inspect_data": "data.formats.inspect",
     "job_logs": "launch.submit",
     "job_status": "launch.submit",
-    "judge_run": "training.finetune",
+    "evaluate_task": "training.finetune",
     "logs": "base.logs",
     "look": "reports.watch",
     "make_job": "launch.job",

@@ -7,12 +7,16 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.formats.block import Block
@@ -114,6 +118,16 @@ def tiny_arguments(**overrides: object) -> list[str]:
     given = {key.replace("__", "."): str(value).lower() for key, value in overrides.items()}
     values = {"model.vocab_size": str(vocab_size())} | TINY | given
     return [word for key, value in values.items() for word in (f"--{key}", value)]
+
+
+@contextmanager
+def refused(code: str, *named: object, kind: type[UserError] = UserError) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expect a user error of this code, whose sentence names each of `named`: a file, a line, a value."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert caught.value.code == code, caught.value
+    for value in named:
+        assert str(value) in str(caught.value), caught.value
 
 
 def command(*arguments: object) -> list[str]:

@@ -125,11 +125,11 @@ class BothWays:
     def measure_scales(self) -> None:
         """The first pass of FP8, in 16 bits, after which the scales are those of this bin."""
         assert self.fused.scales is not None
-        self.fused.requantise()
+        self.fused.requantize()
         self.run()
         self.fused.scales.collect()
         self.fused.scales.update()
-        self.fused.requantise()
+        self.fused.requantize()
 
     def gradients_in_place(self) -> list[Tensor]:
         return list(self.arena.named(self.arena.gradients).values())

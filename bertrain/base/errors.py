@@ -17,13 +17,20 @@ EXIT_CODES = {
 
 
 class UserError(Exception):
-    """Something only the user can mend: one sentence saying what is wrong, where, and what to do.
+    """An error that only the user can fix: one sentence that says what is wrong, where, and what to do.
 
-    The command line prints the sentence and exits with code 2. Every other exception is our own
-    failure and keeps its traceback.
+    The command line prints the sentence with its `code` and exits with code 2. Every other exception is our own
+    failure and keeps its traceback. Tests pin the code; docs/errors.md lists every code with its sentence.
     """
 
     exit_code = EXIT_USER_ERROR
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(code, message)
+        self.code, self.message = (code, message) if message else ("unnamed", code)
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class AgreedError(UserError):
@@ -40,7 +47,7 @@ class RequeueError(AgreedError):
     exit_code = EXIT_REQUEUE
 
 
-class SaidElsewhereError(UserError):
+class ReportedElsewhereError(UserError):
     """What befell this rank because another one ended in a sentence, which that one has said."""
 
 

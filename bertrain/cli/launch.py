@@ -11,7 +11,7 @@ import typer
 from bertrain.cli.data import AsJson
 from bertrain.cli.options import OVERRIDES
 from bertrain.config import resolve as config
-from bertrain.launch.job import Launcher, MpiType, Runtime, Wishes, make_job
+from bertrain.launch.job import JobSpec, Launcher, MpiType, Runtime, make_job
 
 launch_app = typer.Typer(
     help="Jobs on this machine or a cluster: written into a folder, then started.",
@@ -148,19 +148,19 @@ def launch_mpi(
 
 
 def _launch(launcher: Launcher, given: dict[str, Any]) -> None:
-    """Resolve, write, submit; `given` are the arguments of a verb by their names, which are those of Wishes too."""
+    """Resolve, write, submit; `given` are the arguments of a verb by their names, which are those of JobSpec too."""
     from bertrain.launch.scripts import job_script
     from bertrain.launch.submit import submit_job
 
-    wishes = Wishes(**{name: value for name, value in given.items() if name in Wishes.__dataclass_fields__})
+    spec = JobSpec(**{name: value for name, value in given.items() if name in JobSpec.__dataclass_fields__})
     overrides = config.parse_overrides(given["context"].args)
-    defaults = [("train.binding", "auto"), ("train.device", "cuda" if wishes.gpus_per_node else "cpu")]
+    defaults = [("train.binding", "auto"), ("train.device", "cuda" if spec.gpus_per_node else "cpu")]
     names = {name for name, _ in overrides}
     overrides = [pair for pair in defaults if pair[0] not in names] + overrides
     settings = config.resolve(given["recipe"], overrides, given["settings_file"])
     job = make_job(
         launcher, settings, given["data"], given["run"],
-        wishes=wishes, folder=given["job"], init=str(given["init"] or ""),
+        spec=spec, folder=given["job"], init=str(given["init"] or ""),
     )  # fmt: skip
     if given["dry_run"]:
         print(job_script(job))

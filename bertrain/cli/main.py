@@ -20,7 +20,7 @@ from bertrain.base.errors import (
     EXIT_USER_ERROR,
     AgreedError,
     LostRankError,
-    SaidElsewhereError,
+    ReportedElsewhereError,
     UserError,
 )
 from bertrain.cli import reports
@@ -209,14 +209,14 @@ def resume(
     overrides = all_given(context.args, given(max_samples=max_samples, max_time=max_time, skip_steps=skip_steps))
     opened = Run.open(run)
     prepare_process(config.override(opened.settings, overrides).train)
-    from bertrain.ranks.restart import GONE_BACK
+    from bertrain.ranks.restart import ROLLED_BACK
     from bertrain.training import pretrain as training
 
     if (nproc > 1 or restarts) and not under_launcher():
         training.preflight_resume(run, overrides, from_step=from_step, world=nproc)
         if from_step is not None:
-            training.go_back(run, from_step)
-            os.environ[GONE_BACK] = "1"
+            training.roll_back(run, from_step)
+            os.environ[ROLLED_BACK] = "1"
         start_ranks(nproc, restarts, [run])
     finish(run, training.resume(run, overrides, from_step=from_step).step)
 
@@ -250,11 +250,11 @@ def evaluate(
 
     overrides = all_given(context.args, [("task.on_error", on_error)] if on_error else [])
     if Run.open(run).settings.task.name:
-        from bertrain.training.finetune import judge_run
+        from bertrain.training.finetune import evaluate_task
 
         if max_examples:
             raise UserError("--max-examples is for pre-training; a task is scored on the whole of its held-out part")
-        result = judge_run(run, data, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
+        result = evaluate_task(run, data, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
     else:
         from bertrain.training.evaluate import evaluate as evaluate_run
 
@@ -402,8 +402,8 @@ def _run() -> None:
         raise SystemExit(EXIT_USER_ERROR) from None
     except UserError as error:
         is_ours_to_say = not isinstance(error, AgreedError) or is_first_rank()
-        if is_ours_to_say and not isinstance(error, SaidElsewhereError):
-            print(f"bertrain: {error}", file=sys.stderr)
+        if is_ours_to_say and not isinstance(error, ReportedElsewhereError):
+            print(f"bertrain: {error} [{error.code}]", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except LostRankError as error:
         print(f"bertrain: {error}", file=sys.stderr)

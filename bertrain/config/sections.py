@@ -349,7 +349,7 @@ class TrainSettings:
         "reset", "with --init RUN: begin the optimizer's moments anew, or keep those of that run"
     )
     init_positions: Literal["same", "extend"] = setting(
-        "same", "with --init: ask for as many positions, or take those there are and initialise the others"
+        "same", "with --init: ask for as many positions, or take those there are and initialize the others"
     )
     max_skipped_steps: int = setting(
         10,

@@ -25,7 +25,7 @@ from bertrain.kernels import cpu
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2, log2, reciprocal
 from bertrain.kernels.attention_pairs import drop, drop_both, drop_gradient, goes_in_pairs
 from bertrain.kernels.backend import jit, tl
-from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise, widen
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantize, widen
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -135,7 +135,7 @@ def _store(
         tl.store(_block(out, start, head, rows, pitch, D), (values * unit).to(out.dtype.element_ty), mask=inside)
     if LIMIT > 0:
         out8 = out8.to(tl.pointer_type(tl.int8), bitcast=True)
-        tl.store(_block(out8, start, head, rows, pitch, D), quantise(values * (unit * factor), LIMIT), mask=inside)
+        tl.store(_block(out8, start, head, rows, pitch, D), quantize(values * (unit * factor), LIMIT), mask=inside)
 
 
 @jit

@@ -83,7 +83,7 @@ def widen(values):
 
 
 @jit
-def quantise(values, LIMIT: tl.constexpr):
+def quantize(values, LIMIT: tl.constexpr):
     """The bytes of scaled values, cut at what the format can hold."""
     if HAS_ASSEMBLY:
         if LIMIT == 448.0:
@@ -104,7 +104,7 @@ def quantise(values, LIMIT: tl.constexpr):
 
 
 @jit
-def quantise_four(a, b, c, d, LIMIT: tl.constexpr):
+def quantize_four(a, b, c, d, LIMIT: tl.constexpr):
     """The bytes of four scaled tensors side by side in one 32-bit word, a lowest."""
     if HAS_ASSEMBLY:
         if LIMIT == 448.0:
@@ -118,10 +118,10 @@ def quantise_four(a, b, c, d, LIMIT: tl.constexpr):
             " cvt.rn.satfinite.e5m2x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
             "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
-    word = quantise(a, LIMIT).to(tl.int32) & 255
-    word |= (quantise(b, LIMIT).to(tl.int32) & 255) << 8
-    word |= (quantise(c, LIMIT).to(tl.int32) & 255) << 16
-    return word | (quantise(d, LIMIT).to(tl.int32) << 24)
+    word = quantize(a, LIMIT).to(tl.int32) & 255
+    word |= (quantize(b, LIMIT).to(tl.int32) & 255) << 8
+    word |= (quantize(c, LIMIT).to(tl.int32) & 255) << 16
+    return word | (quantize(d, LIMIT).to(tl.int32) << 24)
 
 
 @jit
@@ -136,12 +136,12 @@ def store_both_ways(
     """
     places, places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
     out = out.to(tl.pointer_type(tl.int8), bitcast=True) + tl.cast(first_row, tl.int64) * N
-    tl.store(out + places, quantise(a, LIMIT), mask=inside)
-    tl.store(out + N + places, quantise(b, LIMIT), mask=inside)
-    tl.store(out + 2 * N + places, quantise(c, LIMIT), mask=inside)
-    tl.store(out + 3 * N + places, quantise(d, LIMIT), mask=inside)
+    tl.store(out + places, quantize(a, LIMIT), mask=inside)
+    tl.store(out + N + places, quantize(b, LIMIT), mask=inside)
+    tl.store(out + 2 * N + places, quantize(c, LIMIT), mask=inside)
+    tl.store(out + 3 * N + places, quantize(d, LIMIT), mask=inside)
     out_t = out_t.to(tl.pointer_type(tl.int32), bitcast=True) + tl.cast(first_column, tl.int64) * (num_rows // 16 * 4)
-    tl.store(out_t + places_t, quantise_four(a, b, c, d, LIMIT), mask=inside)
+    tl.store(out_t + places_t, quantize_four(a, b, c, d, LIMIT), mask=inside)
 
 
 @jit

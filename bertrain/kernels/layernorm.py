@@ -1,6 +1,6 @@
 """y = LayerNorm(residual + dropout(x + bias)): what stands between two matrix products of a post-norm block.
 
-`x` is the bare output of the product; its bias, the dropout, the residual sum and the normalisation take one pass
+`x` is the bare output of the product; its bias, the dropout, the residual sum and the normalization take one pass
 over memory. The backward recomputes the sum and the mask from x and residual (both are alive anyway, as the
 output of one product and the input of another), so that only two numbers per row are saved beside them.
 """
@@ -11,7 +11,7 @@ import torch
 
 from bertrain.kernels import cpu
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
-from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantise, widen
+from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantize, widen
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
 
@@ -96,7 +96,7 @@ def _norm_forward_kernel(
         if LIMIT > 0:
             # From the rounded value, so that whoever casts `y` again (activation checkpointing) gets the same bits.
             result = widen(rounded)
-            tl.store(y8 + pointers, quantise(result * factor, LIMIT), mask=mask)
+            tl.store(y8 + pointers, quantize(result * factor, LIMIT), mask=mask)
             peak = tl.maximum(peak, tl.where(mask, tl.abs(result), 0.0))
         tl.store(statistics + rows * 2, mean, mask=exist)
         tl.store(statistics + rows * 2 + 1, rstd, mask=exist)
@@ -146,7 +146,7 @@ def _norm_backward_kernel(
         if FULL:
             tl.store(dx + pointers, dhidden.to(dx.dtype.element_ty), mask=mask)
         if LIMIT > 0:
-            tl.store(dx8 + pointers, quantise(dhidden * factor, LIMIT), mask=mask)
+            tl.store(dx8 + pointers, quantize(dhidden * factor, LIMIT), mask=mask)
             peak = tl.maximum(peak, tl.abs(dhidden))
         dbias += tl.sum(dhidden, axis=0)
         dweight += tl.sum(gradient * normed, axis=0)

@@ -39,7 +39,7 @@ MpiType = Literal["none", "pmi2", "pmix"]
 JOB, RECIPE, SCRIPT, HOSTS = "job.json", "recipe.toml", "job.sh", "hosts"
 SCHEMA_VERSION = 1
 DIRECTIVES = ("nodelist", "partition", "account", "gres", "constraint", "queue", "project", "select", "place")
-"""Wishes that are written where a scheduler reads them, rather than bash."""
+"""JobSpec that are written where a scheduler reads them, rather than bash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class JobSpec:
     """What a job is to run on; names as the options of `bertrain launch` are called."""
 
     nodes: int = 1
@@ -88,8 +88,8 @@ class Wishes:
     def ranks_per_node(self) -> int:
         return self.gpus_per_node or self.procs_per_node
 
-    def check(self, launcher: Launcher) -> Wishes:
-        """Refuse wishes that contradict each other or could not be written into a script; returns itself."""
+    def check(self, launcher: Launcher) -> JobSpec:
+        """Refuse options that contradict each other or that no script can hold; returns itself."""
         if bool(self.gpus_per_node) == bool(self.procs_per_node):
             given = "both are" if self.gpus_per_node else "neither is"
             raise UserError(
@@ -136,7 +136,7 @@ class Job:
     run: str
     init: str
     seed: int
-    wishes: Wishes
+    spec: JobSpec
     hosts: tuple[Host, ...] = ()
     python: str = sys.executable
     environment: dict[str, str] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Job:
     def world(self) -> int:
         if self.hosts:
             return sum(host.slots for host in self.hosts)
-        return self.wishes.nodes * self.wishes.ranks_per_node
+        return self.spec.nodes * self.spec.ranks_per_node
 
     def run_of(self, repeat: int) -> str:
         """The run folder of one repeat; 0 where there are none."""
@@ -264,16 +264,16 @@ def make_job(
     data: str | Path,
     run: str | Path,
     *,
-    wishes: Wishes,
+    spec: JobSpec,
     folder: str | Path | None = None,
     init: str = "",
 ) -> Job:
     """A job, checked, with every path absolute; nothing is written."""
     if launcher not in get_args(Launcher):
         raise UserError(f"no launcher named {launcher!r}; there are {', '.join(get_args(Launcher))}")
-    wishes = wishes.check(launcher)
-    hosts = read_hostfile(Path(wishes.hostfile), wishes.ranks_per_node, wishes.nodes) if wishes.hostfile else ()
-    wishes = dataclasses.replace(wishes, nodes=len(hosts) or wishes.nodes or 1)
+    spec = spec.check(launcher)
+    hosts = read_hostfile(Path(spec.hostfile), spec.ranks_per_node, spec.nodes) if spec.hostfile else ()
+    spec = dataclasses.replace(spec, nodes=len(hosts) or spec.nodes or 1)
     place = Path(folder) if folder is not None else free_job_folder(str(run))
     for option, path in {"--data": data, "--run": run, "--job": place, "--init": init}.items():
         refuse_line_breaks(option, str(path))
@@ -282,8 +282,8 @@ def make_job(
     if place.exists():
         raise UserError(f"{place} is there already; choose another --job, or leave it out")
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
-    if wishes.nic:
-        kept |= {"GLOO_SOCKET_IFNAME": wishes.nic, "NCCL_SOCKET_IFNAME": wishes.nic}
+    if spec.nic:
+        kept |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
     return Job(
         folder=place.resolve(),
         launcher=launcher,
@@ -292,9 +292,9 @@ def make_job(
         run=str(Path(run).resolve()),
         init=str(Path(init).resolve()) if init else "",
         seed=settings.train.seed,
-        wishes=wishes,
+        spec=spec,
         hosts=hosts,
-        python=os.path.abspath(wishes.python) if "/" in wishes.python else wishes.python or sys.executable,
+        python=os.path.abspath(spec.python) if "/" in spec.python else spec.python or sys.executable,
         environment=kept,
         code=code_version(),
         created=f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}",
@@ -307,7 +307,7 @@ def write_job(job: Job, settings: Settings, script: str) -> None:
         raise UserError(f"{job.folder} is there already; choose another --job, or leave it out")
     content = {
         "schema_version": SCHEMA_VERSION,
-        "command": ["bertrain", *job.command(1 if job.wishes.repeats > 1 else 0)],
+        "command": ["bertrain", *job.command(1 if job.spec.repeats > 1 else 0)],
     }
     content |= {key: value for key, value in dataclasses.asdict(job).items() if key != "folder"}
     with new_folder(job.folder) as partial:
@@ -331,8 +331,8 @@ def read_job(folder: str | Path) -> Job:
         if content.pop("schema_version") != SCHEMA_VERSION:
             raise UserError(f"{path} was written by another version of bertrain; launch the job again")
         del content["command"]
-        wishes = Wishes(**content.pop("wishes"))
+        spec = JobSpec(**content.pop("spec"))
         hosts = tuple(Host(**host) for host in content.pop("hosts"))
-        return Job(folder=folder, wishes=wishes, hosts=hosts, **content)
+        return Job(folder=folder, spec=spec, hosts=hosts, **content)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; launch the job again") from None

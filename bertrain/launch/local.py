@@ -46,7 +46,7 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
                 return 0
             before, reached = reached, progress()
             in_vain = 1 if reached > before else in_vain + 1
-            what = what_befell(codes)
+            what = describe_failure(codes)
             if in_vain > restarts:
                 print(f"bertrain: {what}{_given_up(restarts)}", file=sys.stderr, flush=True)
                 return EXIT_HUNG if EXIT_HUNG in codes.values() else 1
@@ -115,7 +115,7 @@ def _time_to_save(config: type[Any]) -> dict[str, Any]:
     return {"shutdown_timeout": SAVING_S} if "shutdown_timeout" in {field.name for field in fields(config)} else {}
 
 
-def what_befell(codes: Mapping[int, int]) -> str:
+def describe_failure(codes: Mapping[int, int]) -> str:
     """Which rank failed, and how, from the exit codes of all that ended, in that order."""
     if EXIT_HUNG in codes.values():
         return "a rank hung"

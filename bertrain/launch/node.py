@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
 from bertrain.launch.job import Job
-from bertrain.launch.local import run_once, what_befell
+from bertrain.launch.local import describe_failure, run_once
 from bertrain.launch.meeting import call_together, come_to, find_place, meet, ranks_of_mpi
 
 PREFLIGHT, TRAINING = "preflight", "training"
@@ -31,11 +31,11 @@ def run_node(job: Job, what: str) -> int:
     if "BERTRAIN_WORDS" in os.environ:
         threading.Thread(target=_listen, daemon=True).start()
     node, nodes = find_place(os.environ)
-    slots = int(os.environ.get("BERTRAIN_SLOTS", job.wishes.ranks_per_node))
-    wishes = job.wishes
+    slots = int(os.environ.get("BERTRAIN_SLOTS", job.spec.ranks_per_node))
+    spec = job.spec
     here = f"node {node} ({platform.node()})"
     try:
-        meeting = meet(start_folder(), (node, nodes), host=rendezvous_host(job), port=wishes.port)
+        meeting = meet(start_folder(), (node, nodes), host=rendezvous_host(job), port=spec.port)
         codes = run_once(slots, ["-m", "bertrain.launch", "rank", str(job.folder), what], meeting)
     except SignalException as caught:
         return EXIT_REQUEUE if caught.sigval in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
@@ -48,14 +48,14 @@ def run_node(job: Job, what: str) -> int:
         return 0
     if set(codes.values()) <= {EXIT_LOST_RANK, -signal.SIGTERM}:
         return EXIT_LOST_RANK  # the node whose rank was lost says more
-    print(f"bertrain: {here}: {what_befell(codes)}", file=sys.stderr, flush=True)
+    print(f"bertrain: {here}: {describe_failure(codes)}", file=sys.stderr, flush=True)
     return EXIT_HUNG if EXIT_HUNG in codes.values() else 1
 
 
 def rendezvous_host(job: Job) -> str:
     """The name by which the others know the first node: as asked for, as the list of hosts has it, or else its own."""
     listed = os.environ.get("BERTRAIN_FIRST_HOST", "") or (job.hosts[0].name if job.hosts else "")
-    return job.wishes.rendezvous_host or listed.rpartition("@")[2]
+    return job.spec.rendezvous_host or listed.rpartition("@")[2]
 
 
 def start_folder() -> Path:
@@ -82,9 +82,9 @@ def become_rank(job: Job, what: str) -> None:
         raise UserError("this process is no rank: neither torchrun nor mpirun started it")
     rank = int(os.environ["RANK"])
     if job.launcher == "mpi":
-        wishes = job.wishes
+        spec = job.spec
         host, port = (
-            call_together(folder, host=rendezvous_host(job), port=wishes.port)
+            call_together(folder, host=rendezvous_host(job), port=spec.port)
             if rank == 0
             else come_to(folder, rank, is_listening=False)
         )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bertrain.base.errors import AgreedError, SaidElsewhereError, UserError
+from bertrain.base.errors import AgreedError, ReportedElsewhereError, UserError
 from bertrain.config import resolve as config
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
@@ -86,7 +86,7 @@ def preflight_job(folder: str | Path) -> Preflight | None:
     settings = config.resolve(str(job.folder / RECIPE))
     with parallel.join(settings.train) as ranks:
         probe = _leave_probe(job, ranks)
-        ranks.from_first(0)  # and so all clocks are read at the same moment, and the probe is there
+        ranks.broadcast_int(0)  # and so all clocks are read at the same moment, and the probe is there
         clock = time.time()
         mine = replace(gather(job, settings, ranks), clock=clock)
         if probe is not None and not probe.exists():
@@ -95,14 +95,14 @@ def preflight_job(folder: str | Path) -> Preflight | None:
             )
         all_facts = _exchange(mine, ranks)
         bandwidth, links = measure(ranks, all_facts) if ranks.is_connected else (0.0, [])
-        ranks.from_first(0)
+        ranks.broadcast_int(0)
         if ranks.is_first and probe is not None:
             probe.unlink(missing_ok=True)
         refusals, warnings = compare(all_facts, links, job, settings)
-        is_fit = ranks.from_first(not refusals)
+        is_fit = ranks.broadcast_int(not refusals)
     if not ranks.is_first:
         if not is_fit:
-            raise SaidElsewhereError("the first rank has said why")
+            raise ReportedElsewhereError("the first rank has said why")
         return None
     return Preflight(all_facts, links, bandwidth, refusals, warnings)
 
@@ -113,7 +113,7 @@ def _leave_probe(job: Job, ranks: Ranks) -> Path | None:
         return None
     place = next(path for path in (Path(job.run), *Path(job.run).parents) if path.exists())
     # Other jobs, and the other repeats of this one, may be looking at the same place at the same time.
-    probe = place / f".bertrain-probe-{ranks.from_first(secrets.randbits(62)):016x}"
+    probe = place / f".bertrain-probe-{ranks.broadcast_int(secrets.randbits(62)):016x}"
     if ranks.is_first:
         try:
             probe.touch()

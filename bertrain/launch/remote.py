@@ -39,7 +39,7 @@ class Connection:
         self.host = host
         words = node_command(job, what, host, number, hosts)
         is_here = host.name in ("localhost", platform.node(), platform.node().split(".")[0])
-        over = ["bash", "-c"] if is_here else [*ssh_words(job.wishes.ssh), host.name]
+        over = ["bash", "-c"] if is_here else [*ssh_words(job.spec.ssh), host.name]
         self.process = subprocess.Popen(
             [*over, words],
             stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def node_command(job: Job, what: str, host: Host, number: int, hosts: Sequence[H
 
 def run_hosts(job: Job, what: str) -> int:
     """Run a step on every host of the list and wait for it; the exit code of the whole."""
-    hosts = read_hostfile(Path(os.environ["BERTRAIN_HOSTS"]), job.wishes.ranks_per_node, job.wishes.nodes)
+    hosts = read_hostfile(Path(os.environ["BERTRAIN_HOSTS"]), job.spec.ranks_per_node, job.spec.nodes)
     connections: list[Connection] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:

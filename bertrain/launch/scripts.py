@@ -30,17 +30,17 @@ def job_script(job: Job) -> str:
 
 def _head(job: Job) -> list[str]:
     quoted = {name: shlex.quote(value) for name, value in job.environment.items()}
-    nodes = len(job.hosts) or job.wishes.nodes
+    nodes = len(job.hosts) or job.spec.nodes
     return [
         "",
         f"# Written by `bertrain launch {job.launcher}`, {job.created}; it can be submitted again as it is.",
-        f"#   each rank runs: bertrain {shlex.join(job.command(1 if job.wishes.repeats > 1 else 0))}",
+        f"#   each rank runs: bertrain {shlex.join(job.command(1 if job.spec.repeats > 1 else 0))}",
         f"#   on {nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
         "",
         f"job={shlex.quote(str(job.folder))}",
         f"python={shlex.quote(job.python)}",
-        f"restarts={job.wishes.restarts}",
-        f"preflight={'yes' if job.wishes.preflight else ''}",
+        f"restarts={job.spec.restarts}",
+        f"preflight={'yes' if job.spec.preflight else ''}",
         *(f"export {name}={value}" for name, value in quoted.items()),
         "",
     ]
@@ -58,22 +58,22 @@ def _ours(job: Job, what: str) -> list[str]:
 
 def in_container(job: Job) -> list[str]:
     """The words before Python that take it into a container of Apptainer; pyxis is asked for at srun's door."""
-    wishes = job.wishes
-    if not wishes.container or wishes.runtime != "apptainer":
+    spec = job.spec
+    if not spec.container or spec.runtime != "apptainer":
         return []
-    mounts = [f"--bind {shlex.quote(mount)}" for mount in wishes.mounts.split(",") if mount]
-    gpu = ["--nv"] if wishes.gpus_per_node else []
-    return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(wishes.container)])]
+    mounts = [f"--bind {shlex.quote(mount)}" for mount in spec.mounts.split(",") if mount]
+    gpu = ["--nv"] if spec.gpus_per_node else []
+    return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(spec.container)])]
 
 
 def _repeat(job: Job) -> list[str]:
     """Which repeats this script is for (0: there are none), and where their run is kept."""
-    one_after_another = f'$(seq -s " " {job.wishes.repeats})'  # also in an allocation that is no array
+    one_after_another = f'$(seq -s " " {job.spec.repeats})'  # also in an allocation that is no array
     array = {
         "slurm": f'"${{SLURM_ARRAY_TASK_ID:-{one_after_another}}}"',
         "pbs": f'"${{BERTRAIN_ONLY:-${{PBS_ARRAY_INDEX:-{one_after_another}}}}}"',
     }.get(job.launcher)
-    numbers = "0" if job.wishes.repeats == 1 else array or f'"{one_after_another}"'
+    numbers = "0" if job.spec.repeats == 1 else array or f'"{one_after_another}"'
     return ["", f"repeats={numbers}", f"run={shlex.quote(job.run)}", ""]
 
 
@@ -91,11 +91,11 @@ def _ssh(job: Job) -> tuple[list[str], list[str], str]:
 
 
 def _mpi(job: Job) -> tuple[list[str], list[str], str]:
-    wishes = job.wishes
-    placed = f'--hostfile "$job/{HOSTS}" --map-by slot' if job.hosts else f"--map-by ppr:{wishes.ranks_per_node}:node"
+    spec = job.spec
+    placed = f'--hostfile "$job/{HOSTS}" --map-by slot' if job.hosts else f"--map-by ppr:{spec.ranks_per_node}:node"
     names = ["BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED", *job.environment]
     words = [
-        f"{wishes.mpirun} -np {job.world} {placed} --bind-to none",
+        f"{spec.mpirun} -np {job.world} {placed} --bind-to none",
         " ".join(f"-x {name}" for name in names),
         *_ours(job, "rank"),
     ]
@@ -110,36 +110,36 @@ def _mpi(job: Job) -> tuple[list[str], list[str], str]:
 
 
 def _slurm(job: Job) -> tuple[list[str], list[str], str]:
-    wishes = job.wishes
-    gres = wishes.gres or (f"gpu:{wishes.gpus_per_node}" if wishes.gpus_per_node else "")
+    spec = job.spec
+    gres = spec.gres or (f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else "")
     asked = {
         "job-name": _job_name(job),
-        "nodes": str(wishes.nodes),
+        "nodes": str(spec.nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": str(wishes.cpus_per_node or ""),
+        "cpus-per-task": str(spec.cpus_per_node or ""),
         "gres": gres,
-        "time": write_time(parse_time(wishes.time, "--time")) if wishes.time else "",
-        "partition": wishes.partition,
-        "account": wishes.account,
-        "constraint": wishes.constraint,
-        "nodelist": wishes.nodelist,
-        "array": f"1-{wishes.repeats}" if wishes.repeats > 1 else "",
-        "signal": f"B:USR1@{parse_time(wishes.warning, '--warning')}",
-        "output": f"{str(job.folder).replace('%', '%%')}/logs/{'job-%A_%a' if wishes.repeats > 1 else 'job-%j'}.log",
+        "time": write_time(parse_time(spec.time, "--time")) if spec.time else "",
+        "partition": spec.partition,
+        "account": spec.account,
+        "constraint": spec.constraint,
+        "nodelist": spec.nodelist,
+        "array": f"1-{spec.repeats}" if spec.repeats > 1 else "",
+        "signal": f"B:USR1@{parse_time(spec.warning, '--warning')}",
+        "output": f"{str(job.folder).replace('%', '%%')}/logs/{'job-%A_%a' if spec.repeats > 1 else 'job-%j'}.log",
         "open-mode": "append",
     }
     begin = [f"#SBATCH --{name}={_directive(value)}" for name, value in asked.items() if value]
     begin += ["#SBATCH --requeue"]
-    begin += [] if wishes.cpus_per_node else ["#SBATCH --exclusive", "#SBATCH --mem=0"]
+    begin += [] if spec.cpus_per_node else ["#SBATCH --exclusive", "#SBATCH --mem=0"]
     words = [
-        f"srun --nodes={wishes.nodes} --ntasks={wishes.nodes} --ntasks-per-node=1",
+        f"srun --nodes={spec.nodes} --ntasks={spec.nodes} --ntasks-per-node=1",
         '--cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none',
         *([f"--gres={shlex.quote(gres)}"] if gres else []),
-        f"--mpi={wishes.mpi} --kill-on-bad-exit=0 --wait={SAVING_S + AFTER_SAVING_S}",
+        f"--mpi={spec.mpi} --kill-on-bad-exit=0 --wait={SAVING_S + AFTER_SAVING_S}",
     ]
-    if wishes.container and wishes.runtime == "pyxis":
-        mounts = f" --container-mounts={shlex.quote(wishes.mounts)}" if wishes.mounts else ""
-        words.append(f"--container-image={shlex.quote(wishes.container)}{mounts}")
+    if spec.container and spec.runtime == "pyxis":
+        mounts = f" --container-mounts={shlex.quote(spec.mounts)}" if spec.mounts else ""
+        words.append(f"--container-image={shlex.quote(spec.container)}{mounts}")
     start = _starts([*words, *_ours(job, "node")], "One task on each node, which starts the ranks of that node.")
     return begin, start, SLURM_REQUEUE
 
@@ -155,16 +155,16 @@ def _job_name(job: Job) -> str:
 
 
 def _pbs(job: Job) -> tuple[list[str], list[str], str]:
-    wishes = job.wishes
-    chunk = [f"{wishes.nodes}"]
-    chunk += [f"ncpus={wishes.cpus_per_node}"] if wishes.cpus_per_node else []
-    chunk += [f"ngpus={wishes.gpus_per_node}"] if wishes.gpus_per_node else []
-    begin = [f"#PBS -N {_job_name(job)[:15]}", f"#PBS -l select={wishes.select or ':'.join(chunk)}"]
-    begin += [f"#PBS -l place={wishes.place or 'scatter:excl'}"]
-    begin += [f"#PBS -l walltime={write_time(parse_time(wishes.time, '--time'))}"] if wishes.time else []
-    begin += [f"#PBS -q {wishes.queue}"] if wishes.queue else []
-    begin += [f"#PBS -A {wishes.project or wishes.account}"] if wishes.project or wishes.account else []
-    begin += [f"#PBS -J 1-{wishes.repeats}"] if wishes.repeats > 1 else []
+    spec = job.spec
+    chunk = [f"{spec.nodes}"]
+    chunk += [f"ncpus={spec.cpus_per_node}"] if spec.cpus_per_node else []
+    chunk += [f"ngpus={spec.gpus_per_node}"] if spec.gpus_per_node else []
+    begin = [f"#PBS -N {_job_name(job)[:15]}", f"#PBS -l select={spec.select or ':'.join(chunk)}"]
+    begin += [f"#PBS -l place={spec.place or 'scatter:excl'}"]
+    begin += [f"#PBS -l walltime={write_time(parse_time(spec.time, '--time'))}"] if spec.time else []
+    begin += [f"#PBS -q {spec.queue}"] if spec.queue else []
+    begin += [f"#PBS -A {spec.project or spec.account}"] if spec.project or spec.account else []
+    begin += [f"#PBS -J 1-{spec.repeats}"] if spec.repeats > 1 else []
     begin += ["#PBS -r y", "#PBS -j oe", f"#PBS -o {_directive(f'{job.folder}/logs/')}"]
     hosts = [
         "# The hosts of the allocation, each once, in their order; the first is this one.",
@@ -179,12 +179,12 @@ def _pbs(job: Job) -> tuple[list[str], list[str], str]:
 
 def _timer(job: Job) -> list[str]:
     """A warning of our own before `--time` is over, where nobody else sends one."""
-    if not job.wishes.time:
+    if not job.spec.time:
         return []
-    seconds = parse_time(job.wishes.time, "--time") - parse_time(job.wishes.warning, "--warning")
+    seconds = parse_time(job.spec.time, "--time") - parse_time(job.spec.warning, "--warning")
     return [
         "",
-        f"# Nobody else warns before the time ({job.wishes.time}) is over: {job.wishes.warning} before it, this does.",
+        f"# Nobody else warns before the time ({job.spec.time}) is over: {job.spec.warning} before it, this does.",
         f'( trap \'kill "$!"; exit\' TERM; sleep {seconds} & wait "$!" && kill -s USR1 $$ ) &',
         "timer=$!",
     ]

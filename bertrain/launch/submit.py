@@ -36,7 +36,7 @@ def submit_job(job: Job, settings: Settings) -> str:
     Where there is no scheduler, or we are inside an allocation of it, this process becomes the job.
     """
     in_place = job.launcher not in ALLOCATIONS or is_inside_allocation(job.launcher, os.environ)
-    program = {"slurm": "sbatch", "pbs": "qsub", "mpi": shlex.split(job.wishes.mpirun)[0]}.get(job.launcher, "bash")
+    program = {"slurm": "sbatch", "pbs": "qsub", "mpi": shlex.split(job.spec.mpirun)[0]}.get(job.launcher, "bash")
     program = "bash" if in_place and job.launcher != "mpi" else program
     if shutil.which(program) is None:
         raise UserError(
@@ -145,8 +145,8 @@ def _last_word(job: Job) -> str:
         return "GONE: its script noted no end"
     if set(codes) != {"0"}:
         return f"ENDED with exit code {max(codes, key=int)}"
-    if len(codes) < job.wishes.repeats:
-        return f"GONE: {len(codes)} of {job.wishes.repeats} repeats are done"
+    if len(codes) < job.spec.repeats:
+        return f"GONE: {len(codes)} of {job.spec.repeats} repeats are done"
     return "DONE"
 
 

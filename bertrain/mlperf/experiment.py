@@ -173,7 +173,7 @@ class Recorder(Events):
             import torch
 
             torch.cuda.synchronize(ranks.device)
-        ranks.from_first(0)  # no rank goes on before the first has come here
+        ranks.broadcast_int(0)  # no rank goes on before the first has come here
         self._started = time.monotonic()
         self._last_pause = (0, self._started)
         if self._log is not None:
@@ -296,7 +296,7 @@ def probe(settings: Settings, init: str) -> float:
     from bertrain.model.bert import Bert
     from bertrain.ranks import parallel
     from bertrain.training.compute import predictor
-    from bertrain.training.evaluate import HeldOut
+    from bertrain.training.evaluate import HeldOutEvaluator
     from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision
     from bertrain.training.resolve_auto import settle
@@ -318,9 +318,9 @@ def probe(settings: Settings, init: str) -> float:
         if missing:
             raise AgreedError(f"{init} has no {', '.join(missing)}, so there is nothing to probe")
         loader = Loader(open_for(settings.evaluate.data, settings, ranks), settings, rank=ranks.rank, world=ranks.world)
-        held_out = HeldOut(loader, settings.evaluate.max_examples, settings.model)
+        held_out = HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)
         predict = predictor(model.to(ranks.device), settings, ranks.device)
-        accuracy = held_out.figures(predict, ranks)["mlm_accuracy"]
+        accuracy = held_out.evaluate(predict, ranks)["mlm_accuracy"]
         if abs(accuracy - about.probe_accuracy) > about.probe_tolerance:
             raise AgreedError(
                 f"before training, the weights of {init} guess {accuracy:.5f} of the masked words in "

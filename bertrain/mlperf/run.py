@@ -13,7 +13,7 @@ import json
 import signal
 from pathlib import Path
 
-from bertrain.base.errors import EXIT_REQUEUE, EXIT_USER_ERROR, RequeueError, SaidElsewhereError, UserError
+from bertrain.base.errors import EXIT_REQUEUE, EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, UserError
 from bertrain.base.files import write_atomically
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
@@ -158,7 +158,7 @@ def _start(nproc: int, arguments: list[str]) -> int:
 def _end_as(code: int, what: str, *, may_be_repeated: bool = False) -> None:
     """End as a part has ended: in a sentence that it has said, or to go on another day. Nothing if it did well."""
     if code == EXIT_USER_ERROR:
-        raise SaidElsewhereError(f"{what} has ended, and said why")
+        raise ReportedElsewhereError(f"{what} has ended, and said why")
     if code == EXIT_REQUEUE:
         raise RequeueError(f"{what} was stopped by a signal; start the same command again and it goes on from there")
     if code and not may_be_repeated:

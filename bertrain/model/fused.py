@@ -62,15 +62,15 @@ class FusedBert:
     def refresh(self) -> None:
         """Bring the copies up to date with weights that were changed from outside."""
         self.copy.copy_(self.arena.values)
-        self.requantise()
+        self.requantize()
 
-    def requantise(self) -> None:
+    def requantize(self) -> None:
         """Make the 8-bit copies of the matrices from the 16-bit ones."""
         if self.scales is None:
             return
         for layer in self.layers:
             for matrix in (layer.qkv, layer.attention_out, layer.expand, layer.contract):
-                matrix.requantise()
+                matrix.requantize()
         self.scales.collect()
 
     def _value(self, name: str) -> Tensor:

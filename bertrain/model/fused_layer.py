@@ -53,7 +53,7 @@ class Matrix:
         self._scales, self._site = scales, site
         self._eight = None if scales is None else empty_both_ways(value, scales.cast(site))
 
-    def requantise(self) -> None:
+    def requantize(self) -> None:
         """Make the 8-bit copies anew."""
         if self._scales is not None:
             cast_both_ways(self.value, self._scales.cast(self._site), self._eight)

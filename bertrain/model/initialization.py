@@ -25,7 +25,7 @@ WAVE_AMPLITUDE = 2 * math.sqrt(2)
 SHORTEST_WAVE, LONGEST_WAVE = 2.2, 130.0  # in places
 
 
-def initialise(model: Bert, seed: int, names: Collection[str] | None = None) -> None:
+def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> None:
     """Fresh weights, each tensor drawn from its own generator, seeded by its name.
 
     With `names` these alone, as the others are about to be replaced; a large model takes seconds to draw. Of those the

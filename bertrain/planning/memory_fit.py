@@ -170,7 +170,7 @@ def _savings(settings: Settings, ranks: int) -> list[tuple[str, Settings]]:
 
 
 @contextmanager
-def explaining(settings: Settings, ranks: int, folder: Path | None) -> Iterator[None]:
+def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> Iterator[None]:
     """Turn running out of memory into a sentence that says what to change; what `folder` holds of the run is whole."""
     try:
         yield

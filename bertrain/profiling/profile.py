@@ -38,7 +38,7 @@ from bertrain.base.isa import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.memory_fit import explaining
+from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.profiling import trace as kineto
 from bertrain.profiling.roofline import IDLE, StepSize, idle_ms, measure_ceilings, measured_by_part, roofline, work_of
 from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
@@ -103,7 +103,7 @@ def profile(
         ranks = stack.enter_context(parallel.join(settings.train))
         if ranks.is_first:
             refuse_occupied(out)
-        ranks.from_first(0)
+        ranks.broadcast_int(0)
         devices = choose_devices(ranks, each_gpu=each_gpu)
         shards = stack.enter_context(_open(data, settings, ranks))
         settings, _ = find_token_budget(settings, shards, ranks)
@@ -111,7 +111,7 @@ def profile(
         check_memory(settings, shards, ranks.world, is_begun=False)
         make_deterministic(settings.train)
         set_precision(settings.train)
-        stack.enter_context(explaining(settings, ranks.world, None))
+        stack.enter_context(oom_as_user_error(settings, ranks.world, None))
         made: list[Path] = []
         for number, device in itertools.product(range(1, repeat + 1), devices):
             if made:
@@ -181,7 +181,7 @@ def _pause(seconds: float, ranks: parallel.Ranks) -> None:
     """Let the devices cool down; the watchdog is told that this is no hang."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        ranks.whereabouts.move()
+        ranks.heartbeat.move()
         time.sleep(min(1.0, left))
 
 
@@ -212,7 +212,7 @@ def _measure(
             state.compute.uses_graphs = True  # type: ignore[attr-defined]
         ceilings = measure_ceilings(device, settings.train.precision)
         work.run(plan.warm_up)
-        ranks.from_first(0)
+        ranks.broadcast_int(0)
         telemetry = Telemetry(folder, device_sensors(device), plan.telemetry_ms)
         try:
             telemetry.wait_until_begun()
@@ -288,7 +288,7 @@ class Work:
         taken = []
         self._stopwatch.start()
         for _ in range(count):
-            ranks.whereabouts.enter("data", self.done + 1)
+            ranks.heartbeat.enter("data", self.done + 1)
             step = next(self._steps)
             self._stopwatch.mark()
             record = train_step(self._state, step, self._settings, ranks, self._stopwatch)
@@ -315,12 +315,12 @@ class Work:
         from torch.profiler import profile as recording
 
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self._ranks.device.type == "cuda")
-        marks = kineto.RegionMarks(self._ranks.whereabouts)
+        marks = kineto.RegionMarks(self._ranks.heartbeat)
         hooks = kineto.mark_forward(self._state.model)
         steps: list[Step] = []
         try:
             with recording(activities=kinds, record_shapes=with_sizes, acc_events=True) as profiler:
-                self.run(count, replace(self._ranks, whereabouts=marks), steps)
+                self.run(count, replace(self._ranks, heartbeat=marks), steps)
                 marks.close()
         finally:
             for hook in hooks:
@@ -357,9 +357,9 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 def describe_set(place: Path) -> str:
     """One line about a set that was just made."""
-    from bertrain.profiling.variability import summarise
+    from bertrain.profiling.variability import summarize
 
-    found = summarise(read_set(place))
+    found = summarize(read_set(place))
     energy = (
         ""
         if found.joules_per_million_tokens is None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertrain.ranks.watchdog import Whereabouts
+from bertrain.ranks.watchdog import Heartbeat
 
 REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"}
 """What places of the loop (`watchdog.PLACES`) are called in a trace; forward and backward are told apart below."""
@@ -50,10 +50,10 @@ class Launch:
         return self.start_ns + self.duration_ns
 
 
-class RegionMarks(Whereabouts):
-    """Whereabouts that also open and close the named regions of a trace; the watchdog still hears of every move."""
+class RegionMarks(Heartbeat):
+    """Heartbeat that also open and close the named regions of a trace; the watchdog still hears of every move."""
 
-    def __init__(self, behind: Whereabouts) -> None:
+    def __init__(self, behind: Heartbeat) -> None:
         super().__init__()
         self._behind, self._open = behind, None
 

@@ -135,7 +135,7 @@ class SetSummary:
     folder: str
 
 
-def summarise(found: ProfileSet) -> SetSummary:
+def summarize(found: ProfileSet) -> SetSummary:
     """Medians over the timed steps, and what their durations go with."""
     box, spent, tokens = box_of(found.seconds), joules(found), float(found.tokens.sum())
     samples = {column: during(found, column) for column in QUANTITIES}
@@ -215,7 +215,7 @@ class Variability:
 
 def compare(sets: Sequence[ProfileSet]) -> Variability:
     """The variability across devices, nodes and repeats."""
-    summaries = [summarise(found) for found in sets]
+    summaries = [summarize(found) for found in sets]
     by_device: dict[str, list[int]] = defaultdict(list)
     for number, found in enumerate(sets):
         by_device[found.identity].append(number)

@@ -97,7 +97,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def share_out(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
+def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
     """The cores of each of so many ranks; `gpu_nodes` are the NUMA nodes of their GPUs, where they have any.
 
     A rank with a GPU gets cores of its GPU's node, or, where that has none to give or is not known, of whichever has
@@ -157,7 +157,7 @@ def usable_cpus() -> list[int]:
 
 def bind(local_rank: int, local_world: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
     """Keep this process, and the threads it will start, to its share of the cores; returns the shares of all."""
-    bindings = share_out(read_topology(usable_cpus()), local_world, gpu_nodes)
+    bindings = assign_cores(read_topology(usable_cpus()), local_world, gpu_nodes)
     mine = bindings[local_rank]
     try:
         os.sched_setaffinity(0, mine.cpus)

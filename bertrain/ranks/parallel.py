@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertrain.base.errors import AgreedError, LostRankError, SaidElsewhereError, UserError
+from bertrain.base.errors import AgreedError, LostRankError, ReportedElsewhereError, UserError
 from bertrain.base.units import parse_duration
 from bertrain.config.settings import TrainSettings
 from bertrain.ranks.binding import Binding, bind, node_of_pci_device
-from bertrain.ranks.watchdog import Watchdog, Whereabouts
+from bertrain.ranks.watchdog import Heartbeat, Watchdog
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The backends' own, which ends a wait in a traceback: the watchdog, which can name a rank, comes long before it."""
@@ -47,7 +47,7 @@ class Ranks:
     """Where words of agreement go: always between CPUs, so that no GPU is waited for."""
     store: Store | None = None
     """Where ranks leave word for each other without waiting; kept by the launcher."""
-    whereabouts: Whereabouts = field(default_factory=Whereabouts)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     """Where this rank is, for the watchdog."""
     bindings: Sequence[Binding] = ()
     """What the ranks of this machine keep to, in their order; empty where they keep to nothing."""
@@ -92,7 +92,7 @@ class Ranks:
             return dist.all_reduce(tensor, async_op=True)
         return dist.reduce(tensor, owner, async_op=True)
 
-    def share_out(self, flat: Tensor) -> None:
+    def all_gather_shards(self, flat: Tensor) -> None:
         """Give every rank the shards of all: rank r brings the r-th of equal parts of `flat`."""
         if not self.is_connected:
             return
@@ -120,7 +120,7 @@ class Ranks:
             if self.is_connected:
                 dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
-    def largest(self, value: int) -> int:
+    def all_max(self, value: int) -> int:
         """The largest `value` that any rank brought: how ranks agree on stopping. All ranks must call it."""
         if not self.is_connected:
             return value
@@ -128,9 +128,9 @@ class Ranks:
         dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.control)
         return int(words.item())
 
-    def from_first(self, value: int) -> int:
+    def broadcast_int(self, value: int) -> int:
         """The first rank's `value`, on every rank; also a barrier, which no rank passes before the first."""
-        return self.largest(value if self.is_first else -1)
+        return self.all_max(value if self.is_first else -1)
 
 
 def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
@@ -200,18 +200,18 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = _fresh_store() if "RANK" in os.environ else None
-    whereabouts, seconds = Whereabouts(), parse_duration(settings.hang_timeout, "train.hang_timeout")
+    heartbeat, seconds = Heartbeat(), parse_duration(settings.hang_timeout, "train.hang_timeout")
     watchdog = (
-        Watchdog(whereabouts, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
+        Watchdog(heartbeat, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
     )
     try:
         if store is None:
-            yield Ranks(0, 1, device, whereabouts=whereabouts, bindings=bindings)
+            yield Ranks(0, 1, device, heartbeat=heartbeat, bindings=bindings)
         else:
             with _connected(choose_backend(settings.backend, device, local_world), store, rank, world):
                 control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
                 store.set(BEGUN, "1")  # here every rank is connected with every other, so none has yet to look for it
-                yield Ranks(rank, world, device, control, store, whereabouts, bindings)
+                yield Ranks(rank, world, device, control, store, heartbeat, bindings)
     finally:
         if watchdog is not None:
             watchdog.stop()
@@ -234,7 +234,7 @@ def _fresh_store() -> Store:
     if store.check([BEGUN]):
         # Whoever looks first says it: at its end torchrun ends the others, who may not have come this far.
         if store.add(REFUSED, 1) > 1:
-            raise SaidElsewhereError("another rank has refused the store, and said why")
+            raise ReportedElsewhereError("another rank has refused the store, and said why")
         raise UserError(
             "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
@@ -255,7 +255,7 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
     except Exception as error:
         # The connections are left as they are: to end them in order may mean to wait for one who is gone.
         if _has_said(store):
-            raise SaidElsewhereError("another rank has ended, and said why") from error
+            raise ReportedElsewhereError("another rank has ended, and said why") from error
         if lost := _broken_connection(error):
             raise LostRankError(f"rank {rank} on host {platform.node()} lost another rank: {lost}") from error
         raise

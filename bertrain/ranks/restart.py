@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-GONE_BACK = "BERTRAIN_GONE_BACK"  # tells ranks that the launcher has gone back to an older checkpoint already
+ROLLED_BACK = "BERTRAIN_ROLLED_BACK"  # tells ranks that the launcher has gone back to an older checkpoint already
 FAILED = "BERTRAIN_FAILED"  # tells ranks that are started again what befell the ones before them, and when
 
 
@@ -15,17 +15,17 @@ def is_restart() -> bool:
     return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def befell_before() -> str:
+def restart_reason() -> str:
     """What befell the ranks whose place these have taken; nothing, if there were none or it is not known."""
     return os.environ.get(FAILED, "").partition(" ")[2]
 
 
-def has_gone_back() -> bool:
+def was_rolled_back() -> bool:
     """Whether our launcher has gone back to the checkpoint that `--from-step` names, before it started any rank."""
-    return GONE_BACK in os.environ
+    return ROLLED_BACK in os.environ
 
 
-def say_that_it_goes_on(step: int) -> None:
+def report_recovery(step: int) -> None:
     """After the first step of ranks that were started again: how long nothing was trained. Said once."""
     failed = os.environ.pop(FAILED, "")
     if failed:

@@ -1,6 +1,6 @@
 """Notices when a run has stopped moving, and says which rank stopped, where and in what.
 
-The loop notes where it is (`Whereabouts`: one assignment). A thread of each rank leaves word of it in the store that
+The loop notes where it is (`Heartbeat`: one assignment). A thread of each rank leaves word of it in the store that
 the launcher keeps, and reads the others' words only when its own rank has stood still for a while. When nobody has
 moved for `train.hang_timeout`, every rank that can still speak ends, the first of them with a sentence, and a launcher
 with restarts starts them anew.
@@ -38,10 +38,10 @@ LEAST_PATIENCE_S = 600.0
 BUSY_SHARE = 0.1
 """Of a core: while starting or saving, a process that computes this much (reading, hashing) moves."""
 
-WORD, SAID = "bertrain/whereabouts", "bertrain/hang-said"
+WORD, SAID = "bertrain/heartbeat", "bertrain/hang-said"
 
 
-class Whereabouts:
+class Heartbeat:
     """Where this rank is. The loop writes it, the watchdog's thread reads it; no lock, no system call."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class Word:
+class Beat:
     """What a rank leaves word of."""
 
     rank: int
@@ -83,12 +83,12 @@ class Word:
     """Counts up for as long as the process lives and is not stopped."""
 
 
-def have_stopped(words: Sequence[Word], mute: Sequence[bool]) -> bool:
+def have_stopped(words: Sequence[Beat], mute: Sequence[bool]) -> bool:
     """Whether nobody moves: each rank has stood still for too long, or is not heard of any more."""
     return all(word.is_still or is_mute for word, is_mute in zip(words, mute, strict=True))
 
 
-def waited_for(words: Sequence[Word], mute: Sequence[bool]) -> list[Word]:
+def waited_for(words: Sequence[Beat], mute: Sequence[bool]) -> list[Beat]:
     """The ranks that the others wait for: those not heard of, or else those that came least far; maybe all."""
     silent = [word for word, is_mute in zip(words, mute, strict=True) if is_mute]
     if silent:
@@ -97,11 +97,11 @@ def waited_for(words: Sequence[Word], mute: Sequence[bool]) -> list[Word]:
     return [word for word in words if _progress(word) == least]
 
 
-def _progress(word: Word) -> tuple[int, int]:
+def _progress(word: Beat) -> tuple[int, int]:
     return word.step, PLACES.index(word.place)
 
 
-def sentence(words: Sequence[Word], mute: Sequence[bool], timeout: str) -> str:
+def sentence(words: Sequence[Beat], mute: Sequence[bool], timeout: str) -> str:
     """Who stopped, where, and in what."""
     culprits = waited_for(words, mute)
     named = "; ".join(_describe(word, mute[words.index(word)]) for word in culprits)
@@ -112,7 +112,7 @@ def sentence(words: Sequence[Word], mute: Sequence[bool], timeout: str) -> str:
     return f"{named} (nothing moved for {timeout}, train.hang_timeout)"
 
 
-def _describe(word: Word, is_mute: bool) -> str:
+def _describe(word: Beat, is_mute: bool) -> str:
     if not word.process:
         return f"rank {word.rank} cannot be asked"
     moved = "has not moved, nor answered," if is_mute else "has not moved"
@@ -124,9 +124,9 @@ class Watchdog:
     """The thread of one rank. `timeout` as it is written in the settings, `seconds` the same in seconds."""
 
     def __init__(
-        self, whereabouts: Whereabouts, timeout: str, seconds: float, *, rank: int, world: int, store: Store | None
+        self, heartbeat: Heartbeat, timeout: str, seconds: float, *, rank: int, world: int, store: Store | None
     ) -> None:
-        self._whereabouts, self._timeout, self._seconds = whereabouts, timeout, seconds
+        self._whereabouts, self._timeout, self._seconds = heartbeat, timeout, seconds
         self._rank, self._world = rank, world
         # A connection of its own, since another's may be busy; torch's annotations do not know of it.
         self._store: Store | None = store.clone() if store is not None else None  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ class Watchdog:
         self._host, self._beat = platform.node(), 0
         self._worked = time.process_time()
         self._looked_at = self._moved_at = time.monotonic()
-        self._heard: dict[int, tuple[Word, float]] = {}
+        self._heard: dict[int, tuple[Beat, float]] = {}
         self._ended = threading.Event()
         self._leave_word()
         self._thread = threading.Thread(target=self._watch, name="bertrain-watchdog", daemon=True)
@@ -157,11 +157,11 @@ class Watchdog:
             if word.is_still and have_stopped(words, mute):
                 self._end(words, mute)
 
-    def _leave_word(self) -> Word:
+    def _leave_word(self) -> Beat:
         step, place, _ = self._whereabouts.now
         patience = max(self._seconds, LEAST_PATIENCE_S) if self._whereabouts.may_take_long else self._seconds
         self._beat += 1
-        word = Word(self._rank, self._host, os.getpid(), step, place, self._still_for() >= patience, self._beat)
+        word = Beat(self._rank, self._host, os.getpid(), step, place, self._still_for() >= patience, self._beat)
         if self._store is not None:
             with suppress(Exception):  # whoever keeps the store may be gone; this rank can still watch itself
                 self._store.set(f"{WORD}/{self._rank}", json.dumps(asdict(word)))
@@ -177,7 +177,7 @@ class Watchdog:
         self._looked_at, self._worked = now, worked
         return now - max(self._moved_at, self._whereabouts.now[2])
 
-    def _listen(self, own: Word) -> tuple[list[Word], list[bool]]:
+    def _listen(self, own: Beat) -> tuple[list[Beat], list[bool]]:
         """The words of all ranks, and of each whether it is no longer heard of."""
         words, mute, now = [], [], time.monotonic()
         for rank in range(self._world):
@@ -190,15 +190,15 @@ class Watchdog:
             mute.append(now - since > max(self._seconds / 4, 3 * self._interval))
         return words, mute
 
-    def _read(self, rank: int) -> Word:
+    def _read(self, rank: int) -> Beat:
         """The newest word of another rank; without a process, where it left none or the store cannot be reached."""
         key = f"{WORD}/{rank}"
         with suppress(Exception):
             if self._store is not None and self._store.check([key]):
-                return Word(**json.loads(self._store.get(key)))
-        return Word(rank, "unknown", 0, 0, STARTING, is_still=False, beat=0)
+                return Beat(**json.loads(self._store.get(key)))
+        return Beat(rank, "unknown", 0, 0, STARTING, is_still=False, beat=0)
 
-    def _end(self, words: list[Word], mute: list[bool]) -> None:
+    def _end(self, words: list[Beat], mute: list[bool]) -> None:
         """End this process at once; its main thread cannot be reached. What is half-written is not taken for whole."""
         is_first = True
         with suppress(Exception):

@@ -88,7 +88,7 @@ class History:
 
     @cached_property
     def summary(self) -> Summary:
-        return summarise(self)
+        return summarize(self)
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Summary:
     spikes: list[int]  # steps whose loss stood far above those before
 
 
-def summarise(history: History) -> Summary:
+def summarize(history: History) -> Summary:
     """The run in a dozen figures."""
     numbers, count = history.column("step"), history.num_steps
     tail = max(1, min(10, count // 10))

@@ -169,7 +169,7 @@ def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
         name=settings.task.name,
         head=task.head,
         labels=task.labels,
-        main_figure=task.figure_names[0],
+        main_metric=task.figure_names[0],
         notes=notes,
         load_training=partial(load, "train"),
         load_held_out=loads("dev"),

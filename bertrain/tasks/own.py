@@ -64,7 +64,7 @@ def open_own(settings: Settings, data: Path, vocabulary: Vocabulary, described: 
         name=task.name,
         head=maker.head,
         labels=labels,
-        main_figure=maker.figure_names[0],
+        main_metric=maker.figure_names[0],
         notes=notes,
         load_training=partial(load, "train", with_answers=True),
         load_held_out={split: partial(load, split, with_answers=True) for split in answered},

@@ -191,7 +191,7 @@ class TableSplit:
     def num_examples(self) -> int:
         return len(self.block)
 
-    def figures(self, outputs: Outputs) -> dict[str, float]:
+    def metrics(self, outputs: Outputs) -> dict[str, float]:
         """The figures by their names; of several languages their mean, and after it those of each: accuracy_de."""
         assert self.block.answers is not None
         answers, predictions = self.block.answers[:, 0], metrics.predictions_of(outputs, self.head)
@@ -242,7 +242,7 @@ class TableTask:
     name: str
     head: Head
     labels: tuple[str, ...]
-    main_figure: str
+    main_metric: str
     notes: list[str]
     load_training: Load
     load_held_out: Mapping[str, Load]

@@ -36,7 +36,7 @@ class Split(Protocol):
     def block(self) -> Block:
         """One row for each pass through the model. `is_random` is zero, `answers` are None where they are not known."""
 
-    def figures(self, outputs: Outputs) -> dict[str, float]:
+    def metrics(self, outputs: Outputs) -> dict[str, float]:
         """The official metrics of what the model says; only where answers are known."""
 
     def write_predictions(self, outputs: Outputs, folder: Path) -> list[Path]:
@@ -57,7 +57,7 @@ class Task(Protocol):
         """Names of the classes in the order of their numbers; none where there are no classes."""
 
     @property
-    def main_figure(self) -> str:
+    def main_metric(self) -> str:
         """The figure that one result is said to be better than another by; larger is better."""
 
     @property

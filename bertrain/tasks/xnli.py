@@ -65,7 +65,7 @@ def open_xnli(settings: Settings, folder: Path, vocabulary: Vocabulary) -> Table
         name=settings.task.name,
         head="classify",
         labels=LABELS,
-        main_figure="accuracy",
+        main_metric="accuracy",
         notes=notes,
         load_training=train,
         load_held_out={split: partial(score, split) for split in ROWS if files[split]},

@@ -94,7 +94,7 @@ class Agenda:
         """Time in the loop, over all starts of the run."""
         return self._seconds_before + self._now() - self._started
 
-    def word(self) -> int:
+    def clock_request(self) -> int:
         """What this rank's clock asks for."""
         if not self._keeps_time:
             return GO_ON

@@ -136,7 +136,7 @@ class PlainCompute:
         apply = is_finite(self.sums.sum(), norm)
         self._optimizer.step(rate, factor, apply)
         if self._exchange.is_sharded:
-            self._ranks.share_out(self._arena.values)
+            self._ranks.all_gather_shards(self._arena.values)
         if self._loss_scale is None:
             return torch.stack([norm, apply])
         scaled_by = self._loss_scale.scale.clone()
@@ -326,12 +326,12 @@ class FusedCompute:
             )  # fmt: skip
         self._verdict.copy_(torch.stack([norm, apply]))
         if self._exchange.is_sharded:
-            self._ranks.share_out(self._arena.values)
+            self._ranks.all_gather_shards(self._arena.values)
         if self._exchange.is_sharded or self._table is None:
             self._model.copy.copy_(self._arena.values)
         if self._model.scales is not None:
             self._model.scales.update()
-            self._model.requantise()
+            self._model.requantize()
 
 
 def lamb_table(optimizer: Optimizer) -> LambTable | None:

@@ -52,7 +52,7 @@ def evaluate(
     """
     opened = Run.open(run)
     if opened.settings.task.name:
-        raise UserError(f"{run} was fine-tuned for {opened.settings.task.name}; its figures are `judge_run`'s")
+        raise UserError(f"{run} was fine-tuned for {opened.settings.task.name}; its figures are `evaluate_task`'s")
     train = replace(opened.settings.train, device=device)
     shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
     refuse_other_vocabulary(shards, opened.vocabulary_hash)
@@ -67,25 +67,25 @@ def evaluate(
         model = Bert(opened.settings.model).to(ranks.device)
         model.load_state_dict(checkpoint.read_weights(chosen))
         predict = predictor(model, replace(opened.settings, train=train), ranks.device)
-        result = HeldOut(loader, max_examples, opened.settings.model).figures(predict, ranks)
+        result = HeldOutEvaluator(loader, max_examples, opened.settings.model).evaluate(predict, ranks)
     return {"step": float(checkpoint.read_progress(chosen).step)} | result
 
 
-class Judge(Protocol):
+class Evaluator(Protocol):
     """What a run is measured by while it trains."""
 
     @property
-    def main_figure(self) -> str:
+    def main_metric(self) -> str:
         """The figure by which one result is better than another."""
 
-    def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Everything measured, each rank computing its share."""
 
 
-class HeldOut:
+class HeldOutEvaluator:
     """A rank's share of the held-out batches, kept on the device once they have been there."""
 
-    main_figure = "mlm_accuracy"
+    main_metric = "mlm_accuracy"
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
         self._mask_id, self._model = loader.shards.vocabulary.id_of("[MASK]"), model
@@ -109,15 +109,15 @@ class HeldOut:
             self._kept, self._is_whole = kept, True
 
     @torch.no_grad()
-    def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Averages over the whole evaluation set, each rank computing its share."""
         sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
         counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         words = torch.zeros(self._model.vocab_size, dtype=torch.float64, device=ranks.device)
         hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # right ones, and all
-        ranks.whereabouts.enter("evaluation")
+        ranks.heartbeat.enter("evaluation")
         for batch in self.batches(ranks.device):
-            ranks.whereabouts.move()
+            ranks.heartbeat.move()
             outputs = predict(batch)
             assert outputs.mlm_logits is not None
             sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).stack()

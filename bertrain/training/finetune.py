@@ -2,7 +2,7 @@
 
 finetune        one run
 finetune_many   several seeds or tasks, one after another, and a table of what they came to
-judge_run       a run's figures, again or on other data
+evaluate_task       a run's figures, again or on other data
 predict         a run's answers to what has none yet, in the task's official form
 """
 
@@ -36,7 +36,7 @@ from bertrain.training.compute import Predictor, predictor
 from bertrain.training.open_data import forget_task, open_task, words_for
 from bertrain.training.precision import set_precision
 from bertrain.training.pretrain import in_examples, preflight, pretrain
-from bertrain.training.task_evaluator import TaskJudge
+from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.weights.source import open_source
 
 ARCHITECTURE = (
@@ -349,7 +349,7 @@ def training_speed(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 # --- a run that is there ------------------------------------------------------------------------------------
 
 
-def judge_run(
+def evaluate_task(
     run: str | Path,
     data: str | Path | None = None,
     *,
@@ -368,8 +368,8 @@ def judge_run(
         if not held_out:
             raise UserError(f"{it.folder} has nothing with known answers to score {run} on")
         it.say_notes()
-        judge = TaskJudge(it.task, held_out, it.settings, it.folder, it.words)
-        return {"step": float(it.step)} | judge.figures(it.predict, it.ranks)
+        evaluator = TaskEvaluator(it.task, held_out, it.settings, it.folder, it.words)
+        return {"step": float(it.step)} | evaluator.evaluate(it.predict, it.ranks)
 
 
 def predict(
@@ -384,7 +384,7 @@ def predict(
 ) -> dict[str, Any]:
     """Answer what in `data` has no answers yet (or else its held-out part), into files in the folder `out`.
 
-    `overrides` as in `judge_run`. Returns the files and how fast it was, by split.
+    `overrides` as in `evaluate_task`. Returns the files and how fast it was, by split.
     """
     _refuse_own_place(Path(data), Path(out))
     with _opened(run, data, which, device, at_once, overrides) as it:
@@ -392,10 +392,10 @@ def predict(
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
         it.say_notes()
-        judge = TaskJudge(it.task, splits, it.settings, it.folder, it.words)
+        evaluator = TaskEvaluator(it.task, splits, it.settings, it.folder, it.words)
         result: dict[str, Any] = {}
         for name, split in splits.items():
-            outputs, timing = judge.outputs(split, it.predict, it.ranks)
+            outputs, timing = evaluator.outputs(split, it.predict, it.ranks)
             if it.ranks.is_first:
                 # Files of SQuAD's have the same names whatever they answer.
                 folder = Path(out) / name if len(splits) > 1 and it.task.head == "span" else Path(out)

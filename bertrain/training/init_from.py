@@ -20,7 +20,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.optim.madgrad import START
 from bertrain.optim.optimizer import Optimizer
 from bertrain.run import checkpoint
@@ -55,12 +55,12 @@ def begin_with(model: Bert, arena: Arena, optimizer: Optimizer, run: Run, consol
     if weights.fingerprint != run.init_fingerprint:
         raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
     parameters = arena.named(arena.values)
-    initialise(model, how.seed, _not_whole(parameters, weights, model.settings.vocab_size))
-    initialised = fill_in(parameters, weights, extends_positions=how.init_positions == "extend")
+    initialize(model, how.seed, _not_whole(parameters, weights, model.settings.vocab_size))
+    initialized = fill_in(parameters, weights, extends_positions=how.init_positions == "extend")
     places = taken_from(parameters, weights)
     console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
-    for kind, names in (("initialised afresh", [*initialised, *_fresh_positions(parameters, weights)]),
+    for kind, names in (("initialized afresh", [*initialized, *_fresh_positions(parameters, weights)]),
                         ("left over", left_over)):  # fmt: skip
         if names:
             console.say(f"  {kind}: {', '.join(names)}")

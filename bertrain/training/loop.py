@@ -21,12 +21,12 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.optim.schedules import learning_rate
-from bertrain.planning.memory_fit import explaining
+from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import Measured
 from bertrain.ranks import parallel
-from bertrain.ranks.restart import befell_before, say_that_it_goes_on
+from bertrain.ranks.restart import report_recovery, restart_reason
 from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
@@ -37,13 +37,13 @@ from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import Telemetry, telemetry_of
 from bertrain.training.agenda import Agenda
 from bertrain.training.announce import announce, warn_of_warm_up
-from bertrain.training.evaluate import HeldOut, Judge
+from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
 from bertrain.training.events import Events
 from bertrain.training.init_from import begin_with
 from bertrain.training.open_data import open_for, open_task
 from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.state import TrainState
-from bertrain.training.task_evaluator import TaskJudge
+from bertrain.training.task_evaluator import TaskEvaluator
 
 
 def train(
@@ -67,12 +67,14 @@ def train(
     set_precision(how)
     with ExitStack() as stack:
         is_ours = stack.enter_context(run.lock()) if ranks.is_first else True
-        if not ranks.from_first(is_ours):
+        if not ranks.broadcast_int(is_ours):
             raise AgreedError(f"another process is training in {run.folder}; wait for it or end it")
         stack.enter_context(keep_log(run.folder, ranks.rank, ranks.world))
-        if befell_before():
-            note("warning", "restart", f"all ranks were started again after {befell_before()}")
-        stack.enter_context(explaining(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
+        if restart_reason():
+            note("warning", "restart", f"all ranks were started again after {restart_reason()}")
+        stack.enter_context(
+            oom_as_user_error(settings, ranks.world, run.folder if settings.checkpoint.enabled else None)
+        )
 
         # --- build, and restore ------------------------------------------------------------------
         state = TrainState.build(settings, ranks, draws=False)
@@ -115,7 +117,7 @@ def train(
         stop_signal = stack.enter_context(StopSignal().listening())
 
         # --- the loop ----------------------------------------------------------------------------
-        verdict, here = GO_ON, ranks.whereabouts
+        verdict, here = GO_ON, ranks.heartbeat
         events.starting()
         agenda.start_clock()
         stopwatch.start()  # the first step has not waited for data while all was warmed up
@@ -131,12 +133,12 @@ def train(
 
             # Ranks agree on what comes next, so that none is left waiting for another.
             here.enter("agreeing on what comes next")
-            mine = FAIL if saver.failure or metrics.failure else stop_signal.verdict or agenda.word()
-            verdict = ranks.largest(mine)
+            mine = FAIL if saver.failure or metrics.failure else stop_signal.verdict or agenda.clock_request()
+            verdict = ranks.all_max(mine)
             if verdict == FAIL:
                 break
             if done == first_step + 1 and ranks.is_first:
-                say_that_it_goes_on(done)
+                report_recovery(done)
             due = agenda.after(before, state.progress, verdict)
 
             if due.flushes:
@@ -145,10 +147,10 @@ def train(
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
                 events.evaluating(state.progress.samples)
-                result = held_out.figures(state.compute.outputs, ranks)
+                result = held_out.evaluate(state.compute.outputs, ranks)
                 events.evaluated(state.progress.samples, result)
                 metrics.evaluation(done, state.progress.samples, result)
-                due = agenda.judge(due, state.progress, result[held_out.main_figure])
+                due = agenda.judge(due, state.progress, result[held_out.main_metric])
             if due.measures:
                 measured = agenda.measure(state.progress, metrics.durations, agenda.seconds() - evaluation_began)
                 run = _fix_length(run, measured, ranks, console)
@@ -178,7 +180,7 @@ def train(
         failure = saver.failure or metrics.failure
         if failure is not None and not isinstance(failure, OSError):
             raise failure
-        if ranks.largest(FAIL if failure else GO_ON) == FAIL:
+        if ranks.all_max(FAIL if failure else GO_ON) == FAIL:
             raise AgreedError(_failure_sentence(run, failure))
         if verdict in (STOP, REQUEUE) and not ending:
             name = stop_signal.received.name if stop_signal.received else "a signal to another rank"
@@ -197,7 +199,7 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
-    work, here = state.compute, ranks.whereabouts
+    work, here = state.compute, ranks.heartbeat
     here.enter("forward and backward", step.number + 1)
     work.begin(len(step.bins))
     state.exchange.begin()
@@ -260,7 +262,7 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
 
 def _fix_length(run: Run, measured: Measured, ranks: parallel.Ranks, console: Console) -> Run:
     """The run with the number of steps that its budget has room for, as the first rank measured it."""
-    measured = replace(measured, max_steps=ranks.from_first(measured.max_steps))
+    measured = replace(measured, max_steps=ranks.broadcast_int(measured.max_steps))
     run = run.of_length(asdict(measured))
     if ranks.is_first:
         run.write_config(run.folder)  # before any checkpoint relies on it
@@ -284,7 +286,7 @@ def _restore(
         for warning in warnings:
             warn(warning)
         checkpoint.tidy(run.checkpoints, newest)
-    step = ranks.from_first(checkpoint.step_of(newest) if newest else -1)
+    step = ranks.broadcast_int(checkpoint.step_of(newest) if newest else -1)
     if step >= 0:
         path = run.checkpoints / checkpoint.checkpoint_name(step)
         run.refuse_foreign(path, checkpoint.read_settings(path))
@@ -299,7 +301,7 @@ def _restore(
         if run.init:
             begin_with(state.model, state.arena, state.optimizer, run, console)
         else:
-            initialise(state.model, run.settings.train.seed)
+            initialize(state.model, run.settings.train.seed)
             state.optimizer.begin()
         state.compute.restore({})
 
@@ -311,7 +313,7 @@ def _settle_best(run: Run, progress: Progress, ranks: parallel.Ranks) -> Progres
         is_there, warning = checkpoint.settle_best(run.checkpoints, progress)
         if warning:
             warn(warning)
-    return progress if ranks.from_first(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
+    return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
 
 
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
@@ -348,16 +350,18 @@ def _loader(shards: DataSource, settings: Settings, ranks: parallel.Ranks) -> Lo
     return Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
 
 
-def _held_out(run: Run, ranks: parallel.Ranks) -> Judge | None:
+def _held_out(run: Run, ranks: parallel.Ranks) -> Evaluator | None:
     if run.settings.task.name:
         words = run.vocabulary()
         task = open_task(run.data, run.settings, words)
-        return TaskJudge(task, task.held_out(), run.settings, run.data, words) if task.held_out() else None
+        return TaskEvaluator(task, task.held_out(), run.settings, run.data, words) if task.held_out() else None
     if not run.settings.evaluate.data:
         return None
     shards = open_for(run.settings.evaluate.data, run.settings, ranks)
     refuse_other_vocabulary(shards, run.vocabulary_hash)
-    return HeldOut(_loader(shards, run.settings, ranks), run.settings.evaluate.max_examples, run.settings.model)
+    return HeldOutEvaluator(
+        _loader(shards, run.settings, ranks), run.settings.evaluate.max_examples, run.settings.model
+    )
 
 
 def _notes_of_task(run: Run) -> list[str]:

@@ -22,11 +22,11 @@ from bertrain.weights.source import open_source
 from bertrain.weights.tensors import PADDING_LIMIT
 
 _opened: dict[tuple[object, ...], Task] = {}
-"""The task that was opened last: to read and tokenise it takes a while, and several ask for it."""
+"""The task that was opened last: to read and tokenize it takes a while, and several ask for it."""
 
 
 def open_examples(folder: str | Path, settings: Settings, words: Vocabulary | None, *, verify: str) -> DataSource:
-    """The examples to train on; a task is tokenised with `words`, prepared data bring their own."""
+    """The examples to train on; a task is tokenized with `words`, prepared data bring their own."""
     if not settings.task.name:
         return open_data(folder, vocab=settings.data.vocab, verify=verify)
     assert words is not None

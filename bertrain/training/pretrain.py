@@ -19,7 +19,7 @@ from bertrain.data.feed.loader import check_data, training_rows
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.time_budget import settle_budget
 from bertrain.ranks import parallel
-from bertrain.ranks.restart import has_gone_back, is_restart
+from bertrain.ranks.restart import is_restart, was_rolled_back
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, check_free
@@ -48,14 +48,14 @@ def pretrain(
     with parallel.join(settings.train) as ranks:
         shards = open_for(data, settings, ranks, words)
         is_new = not (Path(run) / "config.json").is_file()
-        if ranks.from_first(is_new):
+        if ranks.broadcast_int(is_new):
             settings, drawn = draw_seed(settings, ranks)
             settings, found = find_token_budget(settings, shards, ranks)
             notes += drawn + found
         if ranks.is_first and is_new:
             described = open_task(data, settings, words).describe() if words is not None else None
             Run.create(run, settings, shards, init, fingerprint, described)
-        ranks.from_first(0)
+        ranks.broadcast_int(0)
         _warn_of_no_checkpoints(settings, ranks)
         return train(Run.open(run).continued(settings, shards.folder), shards, ranks, notes=notes, events=events)
 
@@ -69,12 +69,12 @@ def resume(
     Going back puts the later checkpoints aside, under another name, and takes the later steps out of the metrics.
     """
     forget_task()
-    if is_restart() or has_gone_back():
+    if is_restart() or was_rolled_back():
         from_step = None  # it went back when it was started; a restart goes on from what was done since
     try:
         settings = preflight_resume(run, overrides, from_step=from_step, world=parallel.count_ranks())
     except UserError as error:
-        raise AgreedError(str(error)) from None  # every rank finds the same
+        raise AgreedError(error.code, error.message) from None  # every rank finds the same
     opened = Run.open(run)
     with parallel.join(settings.train) as ranks:
         _warn_of_no_checkpoints(settings, ranks)
@@ -131,7 +131,7 @@ def in_examples(evaluate: EvaluateSettings, num_rows: int) -> EvaluateSettings:
     return replace(evaluate, every_samples=max(1, round(evaluate.every_epochs * num_rows)))
 
 
-def go_back(run: str | Path, step: int) -> None:
+def roll_back(run: str | Path, step: int) -> None:
     """Put aside the checkpoints after `step`, once and for all ranks that are to be started."""
     opened = Run.open(run)
     with opened.lock() as is_ours:

@@ -66,7 +66,7 @@ def draw_seed(settings: Settings, ranks: parallel.Ranks) -> tuple[Settings, list
     """Under `train.seed -1`, settings with a seed that the first rank drew from the system's entropy."""
     if settings.train.seed >= 0:
         return settings, []
-    settings = with_seed(settings, ranks.from_first(secrets.randbits(SEED_BITS)))
+    settings = with_seed(settings, ranks.broadcast_int(secrets.randbits(SEED_BITS)))
     return settings, [f"train.seed -1: {settings.train.seed} (drawn from the system's entropy)"]
 
 
@@ -105,7 +105,7 @@ def find_token_budget(settings: Settings, shards: DataSource, ranks: parallel.Ra
     if place.on_gpu:
         while budget > 0 and not _is_computed(with_budget(settings, budget), shards, ranks.device):
             budget -= max(1, int(STEP_DOWN * expected) // BUDGET_STEP) * BUDGET_STEP
-    budget = -ranks.largest(-budget)
+    budget = -ranks.all_max(-budget)
     if budget < settings.data.max_seq_length:
         raise AgreedError(
             "batch.auto found no token_budget that fits into memory; use --train.activation_checkpointing full, or a "

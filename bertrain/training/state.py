@@ -12,7 +12,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Step
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.optim.optimizer import Optimizer
 from bertrain.optim.registry import build_optimizer
 from bertrain.ranks.parallel import Ranks
@@ -45,7 +45,7 @@ class TrainState:
         for parameter in model.parameters():
             parameter.detach().zero_()
         if draws:
-            initialise(model, settings.train.seed)
+            initialize(model, settings.train.seed)
         rate_of = partial(rate_factor, settings=settings)
         arena = Arena(model, split_parts, rate_of, shards=ranks.world if settings.optimizer.sharded else 1)
         exchange = Exchange(arena, ranks, settings)

@@ -27,7 +27,7 @@ TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 PERCENTILES = (50, 90, 95, 99, 100)
 
 
-class TaskJudge:
+class TaskEvaluator:
     """The splits of a task by which a run is measured, the main one first."""
 
     def __init__(
@@ -38,21 +38,21 @@ class TaskJudge:
         folder: str | Path,
         words: Vocabulary,
     ) -> None:
-        self.main_figure, self._splits = task.main_figure, splits
+        self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words
 
-    def figures(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Figures of the main split by name, the main one first; those of the others by split and name; speed."""
-        ranks.whereabouts.enter("evaluation")
+        ranks.heartbeat.enter("evaluation")
         result: dict[str, float] = {}
         for name, split in self._splits.items():
             is_main = not result
             outputs, timing = self.outputs(split, predict, ranks)
             prefix = "" if is_main else f"{name}/"
-            result |= {f"{prefix}{figure}": value for figure, value in split.figures(outputs).items()}
+            result |= {f"{prefix}{figure}": value for figure, value in split.metrics(outputs).items()}
             if is_main:
                 result |= timing
-        return {self.main_figure: result.pop(self.main_figure), **result}
+        return {self.main_metric: result.pop(self.main_metric), **result}
 
     @torch.no_grad()
     def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[Outputs, dict[str, float]]:
@@ -64,7 +64,7 @@ class TaskJudge:
         seconds: list[float] = []
         began = time.perf_counter()
         for rows, batch in self._loader(split, ranks).evaluation_bins(0, at_once or EVALUATION_STEP):
-            ranks.whereabouts.move()
+            ranks.heartbeat.move()
             started = time.perf_counter()
             answers = predict(batch.to(ranks.device)).answers
             assert answers is not None

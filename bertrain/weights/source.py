@@ -41,7 +41,7 @@ def read_weights(source: str | Path, which: str = NEWEST) -> Weights:
 def open_source(
     source: str | Path, *, config: Path | None = None, vocab: Path | None = None, which: str = NEWEST
 ) -> Source:
-    """What lies at `source`, recognised by what is there:
+    """What lies at `source`, recognized by what is there:
 
     - a run of ours: a whole checkpoint of it, `which` says: newest, best or a step
     - a Hugging Face folder: safetensors or pytorch_model.bin, in one file or in several
@@ -202,7 +202,7 @@ def check_fit(parameters: Mapping[str, Tensor], weights: Weights, *, extends_pos
         advice = ""
         positions = weights.tensors.get(POSITIONS)
         if list(wrong) == [POSITIONS] and positions is not None and len(positions) < len(parameters[POSITIONS]):
-            advice = "; to initialise the other positions, use --train.init_positions extend"
+            advice = "; to initialize the other positions, use --train.init_positions extend"
         raise UserError(f"the weights of {weights.origin} do not fit: {in_a_sentence(list(wrong.values()))}{advice}")
 
 

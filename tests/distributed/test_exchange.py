@@ -20,7 +20,7 @@ from bertrain.data.formats.shards import Shards
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.optim.registry import RULES
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.metrics import Stopwatch
@@ -68,7 +68,7 @@ def check_against_ddp(data: Path, ranks: Ranks) -> None:
     assert sent[0] >= len(state.exchange.buckets) - 2, "only what the embeddings hold is left"
 
     model = Bert(settings.model)
-    initialise(model, settings.train.seed)
+    initialize(model, settings.train.seed)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.03)
     for number, batch in enumerate(bin.without_junk() for bin in step.bins):
         torch.manual_seed(batch.dropout_seed)

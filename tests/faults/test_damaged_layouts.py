@@ -93,7 +93,7 @@ def test_readers_refuse_or_read(whole: dict[str, bytes], tmp_path: Path, layout:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damaged=damage())
-def test_what_was_indexed_is_recognised(whole: dict[str, bytes], tmp_path: Path, layout: str, damaged: Any) -> None:
+def test_what_was_indexed_is_recognized(whole: dict[str, bytes], tmp_path: Path, layout: str, damaged: Any) -> None:
     """Bits that rot under a file's unchanged date are found by the hash in the index."""
     path = tmp_path / "data"
     path.write_bytes(whole[layout])

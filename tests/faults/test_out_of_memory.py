@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bertrain.base.errors import UserError
-from bertrain.planning.memory_fit import explaining
+from bertrain.planning.memory_fit import oom_as_user_error
 from tests import helpers
 
 LIMITED = """
@@ -57,7 +57,7 @@ def test_the_memory_of_a_failed_step_is_there_to_speak_with() -> None:
         raise MemoryError
 
     def train() -> None:
-        with explaining(helpers.tiny_settings(), 1, None):
+        with oom_as_user_error(helpers.tiny_settings(), 1, None):
             step()
 
     with pytest.raises(UserError, match="out of memory") as caught:

@@ -13,7 +13,7 @@ from bertrain.kernels.backend import available
 from bertrain.profiling.profile import profile
 from bertrain.profiling.profile_report import profile_report, read_roofline
 from bertrain.profiling.sets import find_sets
-from bertrain.profiling.variability import joules, summarise
+from bertrain.profiling.variability import joules, summarize
 from bertrain.run.metrics import Stopwatch
 from bertrain.run.sensors import sensors_for, uuid_of
 from bertrain.training.pretrain import pretrain
@@ -77,7 +77,7 @@ def test_a_profile(tmp_path: Path, precision: str, kernels: str) -> None:
     (found,) = find_sets([tmp_path / "out"])
     assert found.uuid == uuid_of(0)
     assert found.missing == {}, "nothing is missing on a machine with NVML and CUPTI"
-    summary = summarise(found)
+    summary = summarize(found)
     assert summary.power_w is not None
     assert joules(found) is not None
     launches = read_csv(folder / "launches.csv.gz")

@@ -85,15 +85,15 @@ def test_the_first_ranks_clock_asks_for_saves_and_for_the_end() -> None:
     settings = helpers.tiny_settings(checkpoint__every_minutes=2, train__max_time="10m", checkpoint__every_steps=0)
     agenda = Agenda(settings, Progress(3, 72, seconds=400.0), now=clock)
     other = Agenda(settings, Progress(3, 72, seconds=400.0), keeps_time=False, now=clock)
-    assert agenda.word() == GO_ON
+    assert agenda.clock_request() == GO_ON
     clock.time += 120
-    assert (agenda.word(), other.word()) == (SAVE, GO_ON)
+    assert (agenda.clock_request(), other.word()) == (SAVE, GO_ON)
     before, after = Progress(3, 72), Progress(4, 96)
     assert other.after(before, after, SAVE).saves, "the others learn it from the agreed word"
     assert agenda.stamp(after).seconds == 520.0
-    assert agenda.word() == GO_ON, "minutes count from the last save"
+    assert agenda.clock_request() == GO_ON, "minutes count from the last save"
     clock.time += 80
-    assert agenda.word() == END, "400 seconds were trained before this start"
+    assert agenda.clock_request() == END, "400 seconds were trained before this start"
     due = other.after(before, after, END)
     assert due.ending == "train.max_time 10m is over"
     assert due.saves

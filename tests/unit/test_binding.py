@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bertrain.ranks.binding import (
     Core,
+    assign_cores,
     node_of_pci_device,
     parse_cpu_list,
     read_topology,
-    share_out,
     write_cpu_list,
 )
 
@@ -54,7 +54,7 @@ def machines(draw: st.DrawFn) -> list[Core]:
 
 @given(machines(), st.integers(1, 20))
 def test_ranks_of_cpus_share_out_all_cores_evenly(cores: list[Core], ranks: int) -> None:
-    bindings = share_out(cores, ranks)
+    bindings = assign_cores(cores, ranks)
     usable = {cpu for core in cores for cpu in core.cpus}
     assert len(bindings) == ranks
     for binding in bindings:
@@ -79,7 +79,7 @@ def test_ranks_of_cpus_share_out_all_cores_evenly(cores: list[Core], ranks: int)
 
 @given(machines(), st.lists(st.none() | st.integers(0, 7), min_size=1, max_size=16))
 def test_ranks_of_gpus_keep_to_the_node_of_their_gpu(cores: list[Core], gpu_nodes: list[int | None]) -> None:
-    bindings = share_out(cores, len(gpu_nodes), gpu_nodes)
+    bindings = assign_cores(cores, len(gpu_nodes), gpu_nodes)
     nodes = {core.node for core in cores}
     for binding, node in zip(bindings, gpu_nodes, strict=True):
         assert binding.cores
@@ -103,7 +103,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 
 def test_eight_gpus_on_two_sockets(tmp_path: Path) -> None:
     cores = read_topology(range(32), two_sockets(tmp_path))
-    bindings = share_out(cores, 8, [0, 0, 0, 0, 1, 1, 1, 1])
+    bindings = assign_cores(cores, 8, [0, 0, 0, 0, 1, 1, 1, 1])
     assert [write_cpu_list(binding.cpus) for binding in bindings] == [
         *("0-1,16-17", "2-3,18-19", "4-5,20-21", "6-7,22-23"),
         *("8-9,24-25", "10-11,26-27", "12-13,28-29", "14-15,30-31"),
@@ -116,7 +116,7 @@ def test_a_cpuset_with_gaps_gives_what_is_left(tmp_path: Path) -> None:
     usable = set(range(32)) - {0, 16, 8, 24, 19}
     cores = read_topology(usable, two_sockets(tmp_path))
     assert Core(0, (3,)) in cores
-    bindings = share_out(cores, 8, [0, 0, 0, 0, 1, 1, 1, 1])
+    bindings = assign_cores(cores, 8, [0, 0, 0, 0, 1, 1, 1, 1])
     assert {cpu for binding in bindings for cpu in binding.cpus} == usable
     assert [len(binding.cores) for binding in bindings] == [1, 2, 2, 2] * 2
 

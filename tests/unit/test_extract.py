@@ -59,7 +59,7 @@ def test_a_real_dump(tmp_path: Path) -> None:
 
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "dump.xml": bytes,
-    "dump": bytes,  # recognised by its content
+    "dump": bytes,  # recognized by its content
     "dump.xml.gz": gzip.compress,
     "dump.xml.xz": lzma.compress,
     "dump.xml.zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),

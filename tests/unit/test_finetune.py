@@ -22,7 +22,7 @@ from bertrain.model import bert
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import answer_sums
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
 from bertrain.tasks.task import Outputs, Split
@@ -31,9 +31,9 @@ from bertrain.training.finetune import (
     SPEED,
     SPEED_OVERALL,
     Outcome,
+    evaluate_task,
     figures_of,
     finetune,
-    judge_run,
     predict,
     resolve_task,
     settle_task,
@@ -43,7 +43,7 @@ from bertrain.training.finetune import (
 from bertrain.training.open_data import open_examples, open_task
 from bertrain.training.pretrain import preflight_resume, pretrain, resume
 from bertrain.training.state import TrainState
-from bertrain.training.task_evaluator import TaskJudge
+from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, fill_in, read_weights
 from tests import helpers, miniature_tasks
@@ -175,7 +175,7 @@ def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tm
     assert "has no held-out part with labels, such as a dev.csv: nothing will be scored" in done.out
     assert " sentences/s" in done.out.splitlines()[-1]
     with pytest.raises(UserError, match="has nothing with known answers to score"):
-        judge_run(tmp_path / "run")
+        evaluate_task(tmp_path / "run")
 
 
 # --- how long ----------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_budget_ends_saves_and_scores(mini: Miniature, tmp_path: Path) -> None
     assert records(tmp_path / "run", "evaluation")[-1]["step"] == end["step"]
     assert read_weights(tmp_path / "run").global_step == end["step"]
     assert "the run and its schedule end after step" in done.out
-    assert judge_run(tmp_path / "run", device="cpu")["accuracy"] == figures_of(tmp_path / "run")["accuracy"]
+    assert evaluate_task(tmp_path / "run", device="cpu")["accuracy"] == figures_of(tmp_path / "run")["accuracy"]
     assert finetune(settings_for(batch__sequences=8, train__budget="4s"), mini.table, tmp_path / "run",
                     init=str(mini.base)).step == end["step"], "its length was fixed then"  # fmt: skip
 
@@ -410,7 +410,7 @@ def test_layers_have_the_rates_they_are_given(mini: Miniature, tmp_path: Path) -
     finetune(asked, mini.table, tmp_path / "run", init=str(mini.base))
 
     model = Bert(settings.model)
-    initialise(model, settings.train.seed)
+    initialize(model, settings.train.seed)
     with torch.no_grad():
         fill_in(dict(model.named_parameters()), read_weights(mini.base))
     rates = {"embeddings": 0.5**3, "layers.0": 0.5**2, "layers.1": 0.5, "answer": 1.0}
@@ -498,7 +498,7 @@ def test_a_model_that_has_diverged_has_no_figures(colours: Path, monkeypatch: py
 
     monkeypatch.setattr("bertrain.training.finetune.predictor", lambda *_: says_nothing)
     with pytest.raises(AgreedError, match="no finite numbers for some of dev; it has diverged"):
-        judge_run(colours)
+        evaluate_task(colours)
 
 
 def test_the_same_command_again_finds_it_done(mini: Miniature, colours: Path) -> None:
@@ -555,7 +555,7 @@ def outputs_of(run: Path, split: Split, words: Vocabulary) -> Outputs:
     """What a run's model says of a split, computed in flat bins."""
     settings, cpu = Run.open(run).settings, torch.device("cpu")
     task = open_task(Run.open(run).data, settings, words)
-    judge = TaskJudge(task, {split.name: split}, settings, Run.open(run).data, words)
+    judge = TaskEvaluator(task, {split.name: split}, settings, Run.open(run).data, words)
     said, _ = judge.outputs(split, predictor(build_model(read_weights(run)), settings, cpu), Ranks(0, 1, cpu))
     return said
 
@@ -626,17 +626,17 @@ def test_a_head_is_taken_where_it_fits_and_said_where_it_does_not(
     ):
         (tmp_path / f"{name}-data").mkdir()
         (tmp_path / f"{name}-data" / "train.csv").write_text("\n".join(lines) + "\n")
-    assert "initialised afresh: answer.classify.weight, answer.classify.bias" in begun("two", tmp_path / "two-data")
+    assert "initialized afresh: answer.classify.weight, answer.classify.bias" in begun("two", tmp_path / "two-data")
     assert "though its classes were blue, green, red there" in begun("renamed", tmp_path / "renamed-data")
     other = begun("other", mini.questions, "squad/v1.1")
-    assert "initialised afresh: answer.score.weight, answer.score.bias" in other
+    assert "initialized afresh: answer.score.weight, answer.score.bias" in other
     assert "left over: answer.pool.weight" in other
 
     settings = helpers.tiny_settings(train__max_steps=1)
     pretrain(settings, mini.base.parent / "data", tmp_path / "further", init=str(tmp_path / "out"))
     further = capsys.readouterr().out
     assert "31 tensors taken" in further
-    assert "initialised afresh: masked_words.bias" in further
+    assert "initialized afresh: masked_words.bias" in further
     trained = helpers.final_weights(tmp_path / "further")["next_sentence.pool.weight"]
     assert helpers.relative_error(trained, read_weights(colours).tensors["answer.pool.weight"]) < 0.1
 

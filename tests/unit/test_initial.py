@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertrain.config.settings import ModelSettings
 from bertrain.model.bert import Bert, Layer
-from bertrain.model.initialization import draw_normal, initialise, neighbour_of, position_waves, shift
+from bertrain.model.initialization import draw_normal, initialize, neighbour_of, position_waves, shift
 from tests import helpers, whole_model
 
 
@@ -24,7 +24,7 @@ def settings_of(initial_heads: str, *, hidden_size: int = 128, num_heads: int = 
 
 def fresh(model_settings: ModelSettings, seed: int) -> Bert:
     model = Bert(model_settings)
-    initialise(model, seed)
+    initialize(model, seed)
     return model.eval()
 
 
@@ -99,7 +99,7 @@ def test_what_others_will_bring_is_not_drawn() -> None:
     whole, part = fresh(settings, 3), Bert(settings)
     kept = {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
     asked = ["embeddings.positions.weight", "layers.1.qkv.weight"]
-    initialise(part, 3, asked)
+    initialize(part, 3, asked)
     for name, parameter in part.named_parameters():
         if name == "embeddings.words.weight":
             assert not parameter[settings.vocab_size :].any()

@@ -15,8 +15,8 @@ import pytest
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.launch.job import (
+    JobSpec,
     Launcher,
-    Wishes,
     code_version,
     make_job,
     parse_time,
@@ -34,7 +34,7 @@ from tests import helpers
 LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
 
 
-def job_of(folder: Path, launcher: Launcher, **wishes: Any) -> Any:
+def job_of(folder: Path, launcher: Launcher, **spec: Any) -> Any:
     """A job with everything asked for that its launcher knows, in a folder whose name a shell could trip over."""
     folder = folder / "a folder"
     folder.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def job_of(folder: Path, launcher: Launcher, **wishes: Any) -> Any:
     given |= {"nodes": 2} if launcher != "local" else {}
     settings = helpers.tiny_settings()
     return make_job(
-        launcher, settings, folder / "data", folder / "run", wishes=Wishes(**given | wishes), folder=folder / "job"
+        launcher, settings, folder / "data", folder / "run", spec=JobSpec(**given | spec), folder=folder / "job"
     )
 
 
@@ -56,9 +56,9 @@ def scripts_of_all_kinds(folder: Path) -> list[Path]:
         for repeats in (1, 3):
             for container in ("", "image file.sif"):
                 runtime = "pyxis" if launcher == "slurm" else "apptainer"
-                wishes = {"container": container, "runtime": runtime, "mounts": "/a b:/c", "repeats": repeats}
+                spec = {"container": container, "runtime": runtime, "mounts": "/a b:/c", "repeats": repeats}
                 path = folder / f"{launcher}-{repeats}-{bool(container)}.sh"
-                path.write_text(job_script(job_of(folder, launcher, **wishes)))
+                path.write_text(job_script(job_of(folder, launcher, **spec)))
                 written.append(path)
     return written
 
@@ -130,7 +130,7 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "wishes", "said"),
+    ("launcher", "spec", "said"),
     [
         ("local", {}, "neither is given"),
         ("local", {"procs_per_node": 1, "gpus_per_node": 1}, "both are given"),
@@ -146,9 +146,9 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
         ("mpi", {"procs_per_node": 1, "container": "image"}, "needs --runtime apptainer"),
     ],
 )
-def test_wishes_that_cannot_be(launcher: Launcher, wishes: dict[str, Any], said: str) -> None:
+def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Wishes(**wishes).check(launcher)
+        JobSpec(**spec).check(launcher)
 
 
 @pytest.mark.parametrize(
@@ -181,15 +181,15 @@ def test_no_path_ends_a_line_of_the_script(option: str) -> None:
     with pytest.raises(UserError, match=f"--{option} holds a line break"):
         make_job(
             "local", helpers.tiny_settings(), paths["data"], paths["run"],
-            wishes=Wishes(procs_per_node=1), folder=paths["job"], init=paths["init"],
+            spec=JobSpec(procs_per_node=1), folder=paths["job"], init=paths["init"],
         )  # fmt: skip
 
 
 def test_directives_hold_any_name_together(tmp_path: Path) -> None:
     """A per cent sign stands for something to Slurm, a hash begins a comment, and names are of few letters."""
-    settings, wishes = helpers.tiny_settings(), Wishes(procs_per_node=1)
+    settings, spec = helpers.tiny_settings(), JobSpec(procs_per_node=1)
     scripts = [
-        job_script(make_job(which, settings, "data", "a run#1", wishes=wishes, folder=tmp_path / "50% #2"))
+        job_script(make_job(which, settings, "data", "a run#1", spec=spec, folder=tmp_path / "50% #2"))
         for which in LAUNCHERS
         if which in ("slurm", "pbs")
     ]
@@ -198,7 +198,7 @@ def test_directives_hold_any_name_together(tmp_path: Path) -> None:
     assert "#PBS -N a_run_1\n" in scripts[1]
     assert f'#PBS -o "{tmp_path}/50% #2/logs/"\n' in scripts[1]
     with pytest.raises(UserError, match="holds a quotation mark"):
-        make_job("slurm", settings, "data", "run", wishes=wishes, folder=tmp_path / 'a"b')
+        make_job("slurm", settings, "data", "run", spec=spec, folder=tmp_path / 'a"b')
 
 
 def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,7 @@ def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatc
 
 def test_repeats_that_draw_their_seeds_are_given_none(tmp_path: Path) -> None:
     settings = helpers.tiny_settings(train__seed=-1)
-    job = make_job(
-        "local", settings, "data", "run", wishes=Wishes(procs_per_node=1, repeats=2), folder=tmp_path / "job"
-    )
+    job = make_job("local", settings, "data", "run", spec=JobSpec(procs_per_node=1, repeats=2), folder=tmp_path / "job")
     assert "--train.seed" not in job.command(2)
 
 

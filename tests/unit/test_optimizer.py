@@ -11,7 +11,7 @@ from torch import nn
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.optim.clipping import clip_factor, is_finite, norm, norms
 from bertrain.optim.registry import RULES, build_optimizer
 from tests import helpers
@@ -90,7 +90,7 @@ def test_clipping() -> None:
 def test_the_table_of_initial_weights_is_true() -> None:
     settings = helpers.tiny_settings(model__pad_vocab_to=64, model__initializer_range=0.05).model
     model = Bert(settings)
-    initialise(model, seed=1)
+    initialize(model, seed=1)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             assert (parameter == 1).all(), name
@@ -102,7 +102,7 @@ def test_the_table_of_initial_weights_is_true() -> None:
             assert 0.03 < real.std() < 0.06, name
     assert (model.embeddings.words.weight[settings.vocab_size :] == 0).all()
     again = Bert(settings)
-    initialise(again, seed=1)
+    initialize(again, seed=1)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
 
 

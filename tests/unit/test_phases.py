@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from bertrain.base.errors import UserError
 from bertrain.model.bert import Bert
-from bertrain.model.initialization import initialise
+from bertrain.model.initialization import initialize
 from bertrain.run import checkpoint
 from bertrain.training.pretrain import pretrain
 from bertrain.weights.export import export
@@ -53,7 +53,7 @@ def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
         "--train.max_steps", 3,
     ).stdout  # fmt: skip
     assert f"beginning with the weights of {one / 'checkpoints' / 'step-00000004'}: 38 tensors taken" in said
-    assert "initialised afresh: positions 128 to 255" in said
+    assert "initialized afresh: positions 128 to 255" in said
     assert "optimizer: its state there, after 4 updates, is kept" in said
     assert len(helpers.losses(two)) == 3
     assert checkpoint.read_progress(two / "checkpoints" / "step-00000003").updates == 4 + 3
@@ -65,7 +65,7 @@ def test_positions_are_extended_by_fresh_ones(first: Path, tmp_path: Path) -> No
     pretrain(settings, data, tmp_path / "second", init=str(first))
     before, after = helpers.final_weights(first), helpers.final_weights(tmp_path / "second")
     fresh = Bert(settings.model)
-    initialise(fresh, settings.train.seed)
+    initialize(fresh, settings.train.seed)
     assert torch.equal(after[POSITIONS][:64], before[POSITIONS])
     assert torch.equal(after[POSITIONS][64:], fresh.embeddings.positions.weight[64:])
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if name != POSITIONS)
@@ -124,7 +124,7 @@ def test_what_cannot_be_kept_is_refused(first: Path, tmp_path: Path) -> None:
 
 
 def test_a_kept_madgrad_begins_new_positions_where_they_are(tmp_path: Path) -> None:
-    """Its state holds where the weights began; positions that were not there begin as they were initialised."""
+    """Its state holds where the weights began; positions that were not there begin as they were initialized."""
     short = helpers.make_data(tmp_path / "short", max_seq_length=64)
     long = helpers.make_data(tmp_path / "long", max_seq_length=96)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -135,7 +135,7 @@ def test_a_kept_madgrad_begins_new_positions_where_they_are(tmp_path: Path) -> N
     starts = [checkpoint.read_checkpoint(run / "checkpoints" / "step-00000002").optimizer for run in (first, second)]
     before, after = (start[f"start/{POSITIONS}"] for start in starts)
     fresh = Bert(settings.model)
-    initialise(fresh, settings.train.seed)
+    initialize(fresh, settings.train.seed)
     assert torch.equal(after[:64], before)
     assert torch.equal(after[64:], dict(fresh.named_parameters())[POSITIONS].detach()[64:])
     assert after[64:].abs().max() > 0

@@ -15,7 +15,7 @@ import pytest
 
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts, parse_gpu_processes, parse_gpus
-from bertrain.launch.job import Job, Wishes, make_job, write_job
+from bertrain.launch.job import Job, JobSpec, make_job, write_job
 from bertrain.launch.preflight import Link, compare, neighbours
 from bertrain.launch.scripts import job_script
 from bertrain.planning.memory import GIB
@@ -31,7 +31,7 @@ OTHER = replace(FIT, rank=1, node=1, host="b", clock=100.2)
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    made = make_job("local", helpers.tiny_settings(), "data", "run", wishes=Wishes(procs_per_node=1), folder="job")
+    made = make_job("local", helpers.tiny_settings(), "data", "run", spec=JobSpec(procs_per_node=1), folder="job")
     return replace(made, code={"version": "0.1.0", "commit": "", "files": "0123456789abcdef"})
 
 
@@ -143,7 +143,7 @@ def test_a_job_is_looked_at_by_hand(tmp_path: Path) -> None:
     whole, nothing = helpers.make_data(tmp_path), tmp_path / "nothing"
     judged = helpers.tiny_settings(evaluate__data=nothing)
     for name, data, given in (("whole", whole, settings), ("without", nothing, settings), ("unjudged", whole, judged)):
-        made = make_job("local", given, data, tmp_path / "run", wishes=Wishes(procs_per_node=1), folder=tmp_path / name)
+        made = make_job("local", given, data, tmp_path / "run", spec=JobSpec(procs_per_node=1), folder=tmp_path / name)
         write_job(made, given, job_script(made))
     found = json.loads(helpers.bertrain("launch", "preflight", tmp_path / "whole", "--json").stdout)
     assert found["refusals"] == []

@@ -8,9 +8,9 @@ import pytest
 
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import parse_overrides
-from bertrain.ranks.restart import GONE_BACK
+from bertrain.ranks.restart import ROLLED_BACK
 from bertrain.training.announce import dry_run
-from bertrain.training.pretrain import go_back, pretrain, resume
+from bertrain.training.pretrain import pretrain, resume, roll_back
 from tests import helpers
 
 
@@ -41,9 +41,9 @@ def test_ranks_do_not_go_back_again(trained: tuple[Path, Path], monkeypatch: pyt
     """The launcher goes back before it starts them; whatever they have done since stays."""
     _, run = trained
     calm = helpers.losses(run)
-    go_back(run, 2)
+    roll_back(run, 2)
     assert "step-00000004" not in checkpoints(run)
-    monkeypatch.setenv(GONE_BACK, "1")
+    monkeypatch.setenv(ROLLED_BACK, "1")
     for _ in range(2):  # the second time, as ranks that were started again
         resume(run, from_step=2)
         assert {"step-00000006", "aside-1-step-00000006"} <= checkpoints(run)

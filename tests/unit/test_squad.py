@@ -144,7 +144,7 @@ def right_outputs(split: SquadSplit, strength: float = 20.0) -> Any:
 @pytest.mark.parametrize("version", ["v1.1", "v2.0"])
 def test_a_model_that_is_right_scores_full_marks(version: str) -> None:
     split = dev_of(open_task(SAMPLE, version, task__max_answer_length=100))
-    figures = split.figures(right_outputs(split))
+    figures = split.metrics(right_outputs(split))
     assert figures["f1"] == 100.0
     assert figures["exact_match" if version == "v1.1" else "exact"] == 100.0
     if version == "v2.0":
@@ -154,10 +154,10 @@ def test_a_model_that_is_right_scores_full_marks(version: str) -> None:
 def test_the_best_threshold_reaches_the_figure_it_promises() -> None:
     split = dev_of(open_task(SAMPLE, "v2.0"))
     outputs = right_outputs(split, strength=2.5)
-    promised = split.figures(outputs)
+    promised = split.metrics(outputs)
     assert promised["best_f1"] > promised["f1"]
     with_it = dev_of(open_task(SAMPLE, "v2.0", task__null_threshold=promised["best_f1_thresh"]))
-    assert with_it.figures(outputs)["f1"] == pytest.approx(promised["best_f1"], abs=1e-9)
+    assert with_it.metrics(outputs)["f1"] == pytest.approx(promised["best_f1"], abs=1e-9)
 
 
 def write_flat(path: Path, context: str, *rows: tuple[str, int]) -> Path:
@@ -289,4 +289,4 @@ def test_the_whole_development_set_has_as_many_windows_as_in_the_official_code()
     split = dev_of(open_task(SQUAD / "dev-v1.1.json"))
     assert split.num_examples == 10_570
     assert len(split.block) == 10_833
-    assert split.figures(right_outputs(split))["f1"] > 99.5
+    assert split.metrics(right_outputs(split))["f1"] > 99.5

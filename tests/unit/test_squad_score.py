@@ -10,7 +10,7 @@ import pytest
 import bertrain
 from bertrain.base.errors import UserError
 from bertrain.tasks.squad.files import Answer, Collection, Question, read_squad
-from bertrain.tasks.squad.scoring import best_threshold, normalise, score_answer, score_squad
+from bertrain.tasks.squad.scoring import best_threshold, normalize, score_answer, score_squad
 from tests.helpers import SHARED_DATA
 from tests.helpers import bertrain as command_line
 
@@ -67,9 +67,9 @@ def test_version_two_is_as_in_transformers() -> None:
 
 
 def test_what_of_an_answer_counts() -> None:
-    assert normalise("The  Norman's  (old) castle, and AN apple.") == "normans old castle and apple"
-    assert normalise("theatre a la carte") == "theatre la carte"
-    assert normalise("d\u2019Artagnan") == "d\u2019artagnan"  # only ASCII's punctuation falls away
+    assert normalize("The  Norman's  (old) castle, and AN apple.") == "normans old castle and apple"
+    assert normalize("theatre a la carte") == "theatre la carte"
+    assert normalize("d\u2019Artagnan") == "d\u2019artagnan"  # only ASCII's punctuation falls away
     assert score_answer("red castle", {"red", "old red castle"}, "v1.1") == (0.0, 0.8)
     assert score_answer("red red", {"red blue"}, "v1.1") == (0.0, 0.5)
 

@@ -137,7 +137,7 @@ def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(mon
     task = open_named("glue/sst2", GLUE, described={})  # to predict, it is not needed
     assert task.unanswered()["test"].num_examples == 8
     with pytest.raises(UserError, match="need scikit-learn"):
-        task.held_out()["dev"].figures(said_for_sure([0] * 12, 2))
+        task.held_out()["dev"].metrics(said_for_sure([0] * 12, 2))
 
 
 # --- GLUE --------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ SAMPLED = [name for name in TASKS if name != "qqp"]
 @pytest.mark.parametrize("name", SAMPLED)
 def test_tasks_of_glue_read_their_samples(name: str) -> None:
     task = open_named(f"glue/{name}", GLUE)
-    assert task.main_figure == TASKS[name].figure_names[0]
+    assert task.main_metric == TASKS[name].figure_names[0]
     assert (task.head == "regress") == (task.labels == ())
     main, *_ = task.held_out().values()
     assert main.block.answers is not None
@@ -159,7 +159,7 @@ def test_tasks_of_glue_read_their_samples(name: str) -> None:
     else:
         outputs = answers[:, None]
         assert answers.dtype.kind == "f"
-    assert main.figures(outputs)[task.main_figure] == pytest.approx(1)
+    assert main.metrics(outputs)[task.main_metric] == pytest.approx(1)
     assert any("rows of the" in note for note in task.notes)  # a sample is not what was published
     for split in task.unanswered().values():
         assert split.block.answers is None
@@ -349,13 +349,13 @@ def test_xnli_is_scored_by_language(tmp_path: Path) -> None:
     assert task.labels == LABELS
     assert task.training().block.answers[:, 0].tolist() == [2, 0]
     dev = task.held_out()["dev"]
-    figures = dev.figures(said_for_sure([0, 1, 2, 0, 0, 0], 3))
+    figures = dev.metrics(said_for_sure([0, 1, 2, 0, 0, 0], 3))
     assert figures == pytest.approx({"accuracy": 2 / 3, "accuracy_de": 1.0, "accuracy_en": 1 / 3})
     (path,) = dev.write_predictions(said_for_sure([0, 1, 2, 0, 0, 0], 3), tmp_path)
     last = json.loads(path.read_text().splitlines()[-1])
     assert (last["id"], last["language"], last["label"]) == ("encontradiction", "en", "entailment")
     only = open_named("xnli", tmp_path, languages="de").held_out()["test"]
-    assert set(only.figures(said_for_sure([0, 1, 2], 3))) == {"accuracy", "accuracy_de"}
+    assert set(only.metrics(said_for_sure([0, 1, 2], 3))) == {"accuracy", "accuracy_de"}
     with pytest.raises(UserError, match="has no rows in fr"):
         open_named("xnli", tmp_path, languages="de,fr").held_out()
     with pytest.raises(UserError, match=r"task.languages has 'dee'; did you mean 'de'\?"):
@@ -375,7 +375,7 @@ def test_xnli_as_datasets_has_it_is_the_same(tmp_path: Path) -> None:
     a, b = ours.held_out()["dev"], theirs.held_out()["dev"]
     assert np.array_equal(a.block.tokens, b.block.tokens)
     outputs = said_for_sure([0, 1, 2, 0, 0, 0], 3)
-    assert a.figures(outputs) == b.figures(outputs)
+    assert a.metrics(outputs) == b.metrics(outputs)
     assert theirs.training().num_examples == 3
 
 
@@ -395,7 +395,7 @@ def test_own_table_of_classes(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_text('{"text": "bad", "label": "no", "id": "x"}\n')
     (tmp_path / "test.tsv").write_text("text\nunknown\n")
     task = open_named("classify", tmp_path)
-    assert (task.head, task.labels, task.main_figure) == ("classify", ("no", "yes"), "accuracy")
+    assert (task.head, task.labels, task.main_metric) == ("classify", ("no", "yes"), "accuracy")
     assert task.training().block.answers[:, 0].tolist() == [1, 0, 1]
     assert set(task.training().block.segment_b - task.training().block.lengths) == {0}
     assert list(task.held_out()) == ["dev"]
@@ -411,11 +411,11 @@ def test_own_table_of_pairs_and_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text('a\tb\tscore\none\t"two\t1.5\nthree\tfour\t-2\n')
     columns = {"text": "a", "text_pair": "b", "label": "score", "target": "number"}
     task = open_named("classify", tmp_path / "train.tsv", **columns)
-    assert (task.head, task.labels, task.main_figure) == ("regress", (), "pearson")
+    assert (task.head, task.labels, task.main_metric) == ("regress", (), "pearson")
     training = task.training()
     assert training.block.answers[:, 0].tolist() == [1.5, -2.0]
     assert (training.block.segment_b < training.block.lengths).all()
-    assert training.figures(training.block.answers) == pytest.approx({"pearson": 1, "spearmanr": 1})
+    assert training.metrics(training.block.answers) == pytest.approx({"pearson": 1, "spearmanr": 1})
     assert not task.held_out()
     assert any("no held-out part" in note for note in task.notes)
     (path,) = training.write_predictions(training.block.answers, tmp_path)
@@ -461,7 +461,7 @@ def test_a_trained_model_needs_no_training_data(tmp_path: Path) -> None:
     assert path.name == "new.jsonl"
     (tmp_path / "new.csv").write_text("text,label\nc,yes\n")
     scored = open_named("classify", tmp_path / "new.csv", described=described)
-    assert scored.held_out()["new"].figures(said_for_sure([1], 2))["accuracy"] == 1
+    assert scored.held_out()["new"].metrics(said_for_sure([1], 2))["accuracy"] == 1
 
 
 OWN_MISTAKES = {

@@ -22,7 +22,7 @@ from bertrain.profiling.trace import (
     read_trace,
     total_by_name,
 )
-from bertrain.ranks.watchdog import Whereabouts
+from bertrain.ranks.watchdog import Heartbeat
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto-h200"
 UNIX_2026 = 1.76e18
@@ -117,7 +117,7 @@ def test_operators_count_without_those_they_call() -> None:
 
 def test_a_cpus_operators_stand_in_for_kernels(tmp_path: Path) -> None:
     model = torch.nn.Linear(48, 64)
-    behind = Whereabouts()
+    behind = Heartbeat()
     marks, hooks = RegionMarks(behind), mark_forward(model)
     began = time.time_ns()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:

@@ -12,7 +12,7 @@ import pytest
 from bertrain.base.errors import UserError
 from bertrain.profiling.profile_report import plot_durations, profile_report
 from bertrain.profiling.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
-from bertrain.profiling.variability import box_of, compare, correlation, during, joules, summarise, throttled_by
+from bertrain.profiling.variability import box_of, compare, correlation, during, joules, summarize, throttled_by
 
 START = 1_800_000_000.0
 
@@ -100,7 +100,7 @@ def test_energy_is_counted_between_first_and_last_step() -> None:
     integrated = made_up(power_w=[100, 200, 200, 200, 300, 9999])
     assert joules(integrated) == pytest.approx(150 + 200 + 200 + 250)
     assert joules(made_up()) is None
-    assert summarise(integrated).joules_per_million_tokens == pytest.approx(800 / 4000 * 1e6)
+    assert summarize(integrated).joules_per_million_tokens == pytest.approx(800 / 4000 * 1e6)
 
 
 def test_a_counter_that_begins_anew_and_a_sampler_that_died() -> None:
@@ -123,7 +123,7 @@ def test_a_gpus_energy_was_spent_on_its_own_tokens(tmp_path: Path) -> None:
         "ranks_on_machine": 4,
     }
     write_table(write_set(tmp_path / "cpu", found, **on_a_cpu) / "iterations.csv", ITERATION_COLUMNS, rows)
-    gpu, cpu = (summarise(read_set(tmp_path / name)) for name in ("gpu", "cpu"))
+    gpu, cpu = (summarize(read_set(tmp_path / name)) for name in ("gpu", "cpu"))
     assert gpu.joules_per_million_tokens == pytest.approx(400 / 2400 * 1e6)
     assert cpu.joules_per_million_tokens == pytest.approx(400 / 2000 * 1e6), "four ranks of eight"
     assert gpu.tokens_per_s == 1000
@@ -155,9 +155,9 @@ def test_what_held_the_clock_back() -> None:
 
 def test_durations_that_follow_the_clock() -> None:
     clocks = [1980.0, 1500, 1980, 1500, 1980]
-    summary = summarise(made_up(seconds=[1.0, 1.0, 1.0, 1.0], clock_mhz=clocks, temperature_c=[50.0] * 5))
+    summary = summarize(made_up(seconds=[1.0, 1.0, 1.0, 1.0], clock_mhz=clocks, temperature_c=[50.0] * 5))
     assert summary.with_clock is None, "they are all alike"
-    summary = summarise(made_up(seconds=[1.0, 1.4, 1.0, 1.4], clock_mhz=[1980, 1980, 1400, 1980, 1400, 1400]))
+    summary = summarize(made_up(seconds=[1.0, 1.4, 1.0, 1.4], clock_mhz=[1980, 1980, 1400, 1980, 1400, 1400]))
     assert summary.with_clock is not None
     assert summary.with_clock < 0
     assert summary.temperature_c is None

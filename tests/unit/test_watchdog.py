@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
-from bertrain.launch.local import what_befell
-from bertrain.ranks.watchdog import PLACES, STARTING, Whereabouts, Word, have_stopped, sentence, waited_for
+from bertrain.launch.local import describe_failure
+from bertrain.ranks.watchdog import PLACES, STARTING, Beat, Heartbeat, have_stopped, sentence, waited_for
 from bertrain.run.stragglers import slow_ranks
 from tests import helpers
 
 
-def word(rank: int, step: int = 12, place: str = "sum over ranks", *, is_still: bool = True) -> Word:
-    return Word(rank, f"node{rank // 2}", 100 + rank, step, place, is_still, beat=1)
+def word(rank: int, step: int = 12, place: str = "sum over ranks", *, is_still: bool = True) -> Beat:
+    return Beat(rank, f"node{rank // 2}", 100 + rank, step, place, is_still, beat=1)
 
 
 def test_a_run_has_stopped_when_nobody_moves() -> None:
@@ -53,7 +53,7 @@ def test_nobody_is_blamed_where_all_came_equally_far() -> None:
 
 
 def test_what_may_take_long() -> None:
-    here = Whereabouts()
+    here = Heartbeat()
     assert here.may_take_long, "it starts"
     here.enter("data", 101)
     assert here.may_take_long, "its first step may compile"
@@ -106,4 +106,4 @@ def test_a_factor_that_would_name_everybody_is_refused(factor: float) -> None:
     ],
 )
 def test_the_rank_that_failed_is_told_from_those_that_lost_it(codes: dict[int, int], expected: str) -> None:
-    assert what_befell(codes) == expected
+    assert describe_failure(codes) == expected

@@ -109,7 +109,7 @@ def test_a_model_saved_by_transformers_begins_a_run(
     assert "  rounded from 64 bits to 32: 39 tensors\n" in said
     fresh = ["masked_words.transform.weight", "masked_words.transform.bias", "masked_words.norm.weight"]
     fresh += ["masked_words.norm.bias", "masked_words.bias", "next_sentence.classify.weight"]
-    (line,) = [line for line in said.splitlines() if "initialised afresh:" in line]
+    (line,) = [line for line in said.splitlines() if "initialized afresh:" in line]
     assert sorted(line.split(": ")[1].split(", ")) == sorted([*fresh, "next_sentence.classify.bias"])
     before, after = read_weights(exported).tensors, read_weights(tmp_path / "run").tensors
     for name in set(before) - set(line.split(": ")[1].split(", ")):

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from bertrain.base.errors import UserError
 from bertrain.config.choices import OnError
-from bertrain.data.text.records import recognise
+from bertrain.data.text.records import recognize
 
 Document = list[str]
 
@@ -88,7 +88,7 @@ def check_readable(path: Path) -> None:
             raise UserError(f"{path} is {name}, not text; leave it out")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) and len(head) >= 64 and 4 * head.count(0) >= len(head):
         raise UserError(f"{path} is text in UTF-16; save it as UTF-8")
-    form = recognise(head, path.name)
+    form = recognize(head, path.name)
     if form in FOR_EXTRACT:
         raise UserError(f"{path} is {FOR_EXTRACT[form]}; `bertrain data extract` reads it")
 

@@ -64,7 +64,7 @@ def read_records(
 
 
 def _read_stream(stream: Stream, form: str, text_column: str, document_end: DocumentEnd) -> Iterator[Record | Problem]:
-    form = recognise(stream.bytes.peek(_CHUNK), stream.name) if form == "auto" else form
+    form = recognize(stream.bytes.peek(_CHUNK), stream.name) if form == "auto" else form
     if form == "dump":
         return _pages(stream)
     if form == "wikiextractor":
@@ -80,7 +80,7 @@ def _read_stream(stream: Stream, form: str, text_column: str, document_end: Docu
     return iter([Problem(stream.name, "is neither text nor any other form that is read; leave it out")])
 
 
-def recognise(beginning: bytes, name: str) -> str:
+def recognize(beginning: bytes, name: str) -> str:
     """The form of a file by its beginning and its name; "" if it is neither text nor any other that is read."""
     content = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
     head = content[:4096]

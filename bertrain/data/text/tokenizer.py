@@ -215,7 +215,7 @@ def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
     It differs from `Tokenizer` in corners (a final sigma, private-use characters, some ideographs, newer signs); it
     trains vocabularies and goes with exported weights.
 
-    `for_models` adds what a model's user expects and training data must not have: special words are recognised in
+    `for_models` adds what a model's user expects and training data must not have: special words are recognized in
     the text, [CLS] and [SEP] are put around it.
     """
     from tokenizers import Tokenizer as Pipeline

@@ -36,9 +36,9 @@ def score_squad(
     """
     exact, f1 = {}, {}
     for question in collection.questions:
-        truths = {normalise(answer.text) for answer in question.answers}
+        truths = {normalize(answer.text) for answer in question.answers}
         prediction = predictions.get(question.id)
-        given = None if prediction is None else normalise(prediction)
+        given = None if prediction is None else normalize(prediction)
         exact[question.id], f1[question.id] = (0.0, 0.0) if given is None else score_answer(given, truths, version)
     counts = {"total": len(exact), "missing": sum(identifier not in predictions for identifier in exact)}
     if version == "v1.1":
@@ -53,13 +53,13 @@ def score_squad(
     return figures
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     """What of an answer is compared: lower case, without ASCII punctuation and articles, single spaces."""
     return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
 
 
 def score_answer(given: str, truths: Some[str], version: Version) -> tuple[float, float]:
-    """Exact match and F1 of a normalised answer against the normalised true ones; none of these: it has no answer.
+    """Exact match and F1 of a normalized answer against the normalized true ones; none of these: it has no answer.
 
     In v2.0 a true answer of which nothing is left does not count, and two empty answers are the same.
     """
@@ -72,7 +72,7 @@ def score_answer(given: str, truths: Some[str], version: Version) -> tuple[float
 
 
 def _overlap(given: str, truth: str) -> float:
-    """F1 of the words of two normalised answers."""
+    """F1 of the words of two normalized answers."""
     given_words, true_words = given.split(), truth.split()
     common = (Counter(given_words) & Counter(true_words)).total()
     if not common:

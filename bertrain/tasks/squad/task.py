@@ -59,7 +59,7 @@ class SquadSplit:
             max_answer_length=self.settings.max_answer_length,
         )
 
-    def figures(self, outputs: Outputs) -> dict[str, float]:
+    def metrics(self, outputs: Outputs) -> dict[str, float]:
         """The official script's figures, in percent; in v2.0 also those that the best threshold would have reached."""
         answers = self.answers(outputs)
         given = {one.id: one.given(self.settings.null_threshold) for one in answers}
@@ -88,7 +88,7 @@ class SquadTask:
 
     head: Head = "span"
     labels: tuple[str, ...] = ()
-    main_figure: str = "f1"
+    main_metric: str = "f1"
 
     @staticmethod
     def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> SquadTask:
