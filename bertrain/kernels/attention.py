@@ -425,7 +425,7 @@ class _Config(NamedTuple):
     registers: int | None = None
 
 
-# Chosen by measurement on an H200 for heads of 64, see docs/speed.md: the caps buy a fifth or sixth program per
+# Chosen by measurement on an H200 for heads of 64 (docs/notebook/speed.md): the caps buy a fifth or sixth program per
 # multiprocessor. Wider heads need the registers; float32 serves the tests only.
 CONFIGS = {
     "forward": _Config(64, 32, 4, 3, None),

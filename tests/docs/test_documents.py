@@ -27,6 +27,7 @@ from bertrain.config.resolve import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+GENERATED = {DOCS / "reference.md", DOCS / "errors.md"}
 SKIPPED_FOLDERS = {"build", "dist", "runs", "node_modules"}
 NUMBER = r"[-+]?\d[\d,.:]*(?:e[-+]?\d+)?\+?\w*"
 
@@ -233,6 +234,13 @@ def anchors_of(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md links to every page that somebody wrote."""
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    for page in set(DOCS.rglob("*.md")) - GENERATED - {DOCS / "README.md"}:
+        assert f"({page.relative_to(DOCS)})" in index, f"docs/README.md does not link to {page.relative_to(DOCS)}"
+
+
 @pytest.mark.parametrize("document", documents(), ids=name_of)
 def test_relative_links_lead_somewhere(document: Path) -> None:
     text = without_code(document.read_text(encoding="utf-8"))
@@ -247,10 +255,9 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
 
 
 OWN_PAGES = [
-    DOCS / "architecture.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *sorted(DOCS.glob("how-to-*.md")),
+    *sorted(set(DOCS.rglob("*.md")) - GENERATED),
 ]
 
 
@@ -259,6 +266,9 @@ def test_paths_named_are_there(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     for path in re.findall(r"`((?:bertrain|tests|docs|benchmarks|demo)/[\w./-]*)`", text):
         assert (ROOT / path).exists(), f"{name_of(document)} names {path}, which is not there"
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    for name in re.findall(r"`(test_\w+\.py)`", text):
+        assert name in tests, f"{name_of(document)} names {name}, which is not there"
 
 
 def commands_of(text: str) -> Iterator[tuple[str, bool]]:
