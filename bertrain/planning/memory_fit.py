@@ -83,16 +83,17 @@ def count_local_ranks(world: int) -> int:
 class Place:
     """Where a run is to fit in."""
 
-    shards: DataSource
+    data: DataSource
     ranks: int
     is_fused: bool
     on_gpu: bool
     bytes: int
     """What one rank may take."""
-    words: str
+    label: str
+    """Which memory that is, for messages."""
 
     def needs(self, settings: Settings) -> Estimate:
-        size = BinSize.of(settings, self.shards)
+        size = BinSize.of(settings, self.data)
         return estimate(settings, size, ranks=self.ranks, is_fused=self.is_fused, on_gpu=self.on_gpu)
 
     def holds(self, settings: Settings) -> bool:
@@ -129,7 +130,7 @@ def refuse_too_little(settings: Settings, place: Place, *, is_begun: bool) -> No
     advice = f"set {', or '.join(ways)}" if ways else "use a smaller model or a machine with more memory"
     raise UserError(
         f"this run needs about {needed.total / GIB:.1f} GiB on each rank, and {place.bytes / GIB:.1f} GiB are there "
-        f"({place.words}); the largest parts in GiB: {needed.text()}; {advice}"
+        f"({place.label}); the largest parts in GiB: {needed.text()}; {advice}"
     )
 
 

@@ -10,7 +10,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from bertrain.base.units import parse_duration
 from bertrain.config.settings import Settings
@@ -69,11 +68,8 @@ def without_an_end(settings: Settings) -> Settings:
     return replace(settings, train=replace(settings.train, max_steps=UNKNOWN_STEPS))
 
 
-def settle_budget(settings: Settings, run: str | Path) -> Settings:
-    """`max_steps` as the run at this place, if there is one with the same budget, has fixed it."""
-    if not settings.train.budget or not (Path(run) / "config.json").is_file():
-        return settings
-    begun = Run.open(run)
+def with_measured_length(settings: Settings, begun: Run) -> Settings:
+    """`settings` with the `max_steps` that the begun run has measured for the same budget, if it has."""
     if not begun.measured or begun.settings.train.budget != settings.train.budget:
         return settings
     return replace(settings, train=replace(settings.train, max_steps=begun.settings.train.max_steps))

@@ -76,17 +76,17 @@ class Ranks:
         """Whether GPUs talk over gloo, which knows sums and broadcasts of their memory only."""
         return self.device.type == "cuda" and dist.get_backend() == "gloo"
 
-    def sum(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over all ranks. The order of addition depends on nothing but the ranks."""
         for tensor in tensors:
             if self.is_connected:
                 dist.all_reduce(tensor)
 
-    def begin_sum(self, tensor: Tensor) -> dist.Work:
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
         """Begin to replace a tensor by its sum over all ranks; it is done when the result was waited for."""
         return dist.all_reduce(tensor, async_op=True)
 
-    def begin_sum_to(self, owner: int, tensor: Tensor) -> dist.Work:
+    def start_reduce(self, owner: int, tensor: Tensor) -> dist.Work:
         """Begin to replace a tensor by its sum on one rank; on the others it then means nothing."""
         if self._copies_through_host:
             return dist.all_reduce(tensor, async_op=True)
@@ -114,7 +114,7 @@ class Ranks:
             if into is not None:
                 into.chunk(self.world)[owner].copy_(travelling)
 
-    def maximum(self, *tensors: Tensor) -> None:
+    def all_reduce_max(self, *tensors: Tensor) -> None:
         """Replace each tensor by its largest values over all ranks."""
         for tensor in tensors:
             if self.is_connected:

@@ -27,7 +27,7 @@ class StopSignal:
         self.received: signal.Signals | None = None
 
     @property
-    def verdict(self) -> int:
+    def request(self) -> int:
         """What this rank brings to the agreement. A person who interrupts wants the prompt back, not a requeue."""
         if self.received is None:
             return GO_ON

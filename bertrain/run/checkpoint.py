@@ -213,8 +213,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).is_file())
 
 
-def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in words, or None if every file is what it was when written."""
+def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
+    """Describe what is wrong with a checkpoint; None if every file is as written, or only as long without `hashes`."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
     except OSError:
@@ -224,56 +224,83 @@ def find_damage(checkpoint: Path) -> str | None:
     for name in FILES:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-        size, digest = file_digest(checkpoint / name)
-        if manifest.get(name) != {"bytes": size, "sha256": digest}:
+        written = manifest.get(name) or {}
+        if hashes:
+            is_same = written == dict(zip(("bytes", "sha256"), file_digest(checkpoint / name), strict=True))
+        else:
+            is_same = written.get("bytes") == (checkpoint / name).stat().st_size
+        if not is_same:
             return f"{name} is not what was written"
     return None
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+def weights_digest(checkpoint: Path) -> str:
+    """The SHA-256 of a checkpoint's weights as its manifest states it; `find_damage` compares it with the file."""
+    return str(json.loads((checkpoint / MANIFEST).read_text())[MODEL]["sha256"])
+
+
+def newest_whole(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over."""
     warnings: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):
-        damage = find_damage(path)
+        damage = find_damage(path, hashes=hashes)
         if damage is None:
             return path, warnings
         warnings.append(f"passing over the checkpoint {path}: {damage}")
     return None, warnings
 
 
-def choose(folder: Path, which: str) -> tuple[Path | None, list[str]]:
+def choose(folder: Path, which: str, *, hashes: bool = True) -> tuple[Path, list[str]]:
     """A whole checkpoint of a run by `newest`, `best` or its step, with warnings for those passed over.
 
-    None stands for a run without a whole checkpoint; one that was asked for and is not there, or is damaged, is
-    refused.
+    Without `hashes`, only the sizes of its files are checked: another process has hashed them.
     """
     if which == "newest":
-        return newest_whole(folder)
+        newest, warnings = newest_whole(folder, hashes=hashes)
+        if newest is None:
+            raise UserError("no-checkpoint", f"the run {folder.parent} has no whole checkpoint yet")
+        return newest, warnings
     if which != "best" and not (which.isascii() and which.isdigit()):
-        raise UserError(f"--checkpoint is newest, best or the number of a step, not {which!r}")
+        raise UserError("unknown-checkpoint", f"--checkpoint is newest, best or the number of a step, not {which!r}")
     step = read_best(folder) if which == "best" else int(which)
     if step is None:
-        raise UserError(f"no checkpoint in {folder} is stated to be the best; checkpoint.keep_best true keeps one")
-    return find_step(folder, step), []
+        raise UserError(
+            "no-best-checkpoint",
+            f"no checkpoint in {folder} is marked as the best; train with checkpoint.keep_best true",
+        )
+    return find_step(folder, step, hashes=hashes), []
 
 
-def find_step(folder: Path, step: int) -> Path:
-    """The whole checkpoint of a step, or a refusal that says which there are."""
+def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
+    """The whole checkpoint of a step; UserError if it is missing or damaged."""
     path = folder / checkpoint_name(step)
     if not path.is_dir():
         there = ", ".join(str(step_of(one)) for one in whole_checkpoints(folder)) or "none"
-        raise UserError(f"{folder} holds no checkpoint of step {step}; there are: {there}")
-    damage = find_damage(path)
+        raise UserError("unknown-checkpoint", f"{folder} has no checkpoint of step {step}; there are: {there}")
+    damage = find_damage(path, hashes=hashes)
     if damage is not None:
-        raise UserError(f"the checkpoint {path} is damaged: {damage}; choose another")
+        raise UserError("damaged-checkpoint", f"the checkpoint {path} is damaged: {damage}; choose another")
     return path
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The model's tensors by name."""
+    return _load_tensors(checkpoint / MODEL)
+
+
+def read_moments(checkpoint: Path) -> dict[str, Tensor]:
+    """The optimizer's tensors by name."""
+    return _load_tensors(checkpoint / OPTIMIZER)
+
+
+def _load_tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(checkpoint / MODEL)
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise UserError("damaged-checkpoint", f"{file} is damaged: {error}; remove its checkpoint") from None
 
 
 def read_progress(checkpoint: Path) -> Progress:
@@ -291,19 +318,13 @@ def read_settings(checkpoint: Path) -> dict[str, Any]:
 def _read_state(checkpoint: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
     if state["schema_version"] != SCHEMA_VERSION:
-        raise UserError(f"{checkpoint} was written by another version of bertrain")
+        raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
     return state
 
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:
     """A checkpoint's content, on the CPU."""
-    from safetensors.torch import load_file
-
-    return Snapshot(
-        model=read_weights(checkpoint),
-        optimizer=load_file(checkpoint / OPTIMIZER),
-        progress=read_progress(checkpoint),
-    )
+    return Snapshot(read_weights(checkpoint), read_moments(checkpoint), read_progress(checkpoint))
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

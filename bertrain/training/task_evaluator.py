@@ -74,7 +74,7 @@ class TaskEvaluator:
             found[torch.from_numpy(there)] = said[torch.from_numpy(here)]
         if ranks.is_connected:  # what another rank computed is zero here
             whole = found.to(ranks.device)
-            ranks.sum(whole)
+            ranks.all_reduce_sum(whole)
             found = whole.cpu()
         if not found.isfinite().all():
             raise AgreedError(f"the model gives no finite numbers for some of {split.name}; it has diverged")

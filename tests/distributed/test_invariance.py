@@ -12,7 +12,7 @@ from bertrain.base.errors import UserError
 from bertrain.data.feed.batching import POLICIES
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 TOLERANCE = 1e-5

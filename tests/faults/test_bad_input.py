@@ -11,7 +11,7 @@ import pytest
 
 from bertrain.cli.main import main
 from bertrain.data.formats.shards import SCHEMA_VERSION
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 

@@ -18,7 +18,7 @@ import torch
 from bertrain.base.errors import UserError
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver, Snapshot
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 
 

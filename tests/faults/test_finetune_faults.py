@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.training.finetune import figures_of, finetune
+from bertrain.training.finetune import finetune
+from bertrain.training.task_results import metrics_of
 from bertrain.weights.export import export
 from tests import helpers
 from tests import miniature_tasks as tiny_tasks
@@ -66,7 +67,7 @@ def test_two_ranks_are_as_one(mini: Miniature, tmp_path: Path) -> None:
     for seed in ("seed-1", "seed-2"):
         one, two = tmp_path / "one" / seed, tmp_path / "two" / seed
         assert helpers.losses(two) == pytest.approx(helpers.losses(one), rel=1e-5)
-        assert figures_of(two)["accuracy"] == figures_of(one)["accuracy"]
+        assert metrics_of(two)["accuracy"] == metrics_of(one)["accuracy"]
         expected = helpers.final_weights(one)
         for name, tensor in helpers.final_weights(two).items():
             # Adam makes rounding as large as a gradient where there is none: the bias of a key.
@@ -88,7 +89,7 @@ def test_a_table_of_results_that_cannot_be_written_costs_no_run(mini: Miniature,
     )  # fmt: skip
     assert done.err.count("results.json: Is a directory; the runs themselves are whole") == 2
     assert "(2 seeds)" in done.out
-    assert figures_of(tmp_path / "runs" / "seed-2")["examples"] == 60
+    assert metrics_of(tmp_path / "runs" / "seed-2")["examples"] == 60
 
 
 def test_damaged_rows_are_named_or_counted(mini: Miniature, tuned: Path, tmp_path: Path) -> None:

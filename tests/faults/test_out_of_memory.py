@@ -17,7 +17,7 @@ from tests import helpers
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import bertrain.training.pretrain
+import bertrain.training.start
 from bertrain.cli.main import main
 status = Path("/proc/self/status").read_text()
 now = int(status.split("VmSize:")[1].split()[0]) << 10

@@ -22,7 +22,7 @@ from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
 from bertrain.reports.watch import look
 from bertrain.run import checkpoint
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.processes import Launched, records
 

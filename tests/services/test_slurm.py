@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.processes import PATIENCE_S, records
 from tests.services.slurm import Slurm, running_slurm, why_not

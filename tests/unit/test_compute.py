@@ -13,7 +13,7 @@ from bertrain.base.errors import UserError
 from bertrain.kernels import cpu
 from bertrain.training import compute
 from bertrain.training.precision import choose_precision
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 
 CPU = torch.device("cpu")

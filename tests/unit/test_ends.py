@@ -15,7 +15,7 @@ from bertrain.config.settings import Settings
 from bertrain.reports.report import report
 from bertrain.run import checkpoint
 from bertrain.training.evaluate import evaluate
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from bertrain.weights.source import read_weights
 from tests import helpers
 

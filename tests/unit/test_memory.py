@@ -24,8 +24,8 @@ from bertrain.planning.memory_fit import Place, cgroup_room, largest_budget, ref
 from bertrain.training import resolve_auto
 from bertrain.training.announce import dry_run
 from bertrain.training.precision import autocast
-from bertrain.training.pretrain import pretrain, resume
 from bertrain.training.recompute import recompute_layers
+from bertrain.training.start import pretrain, resume
 from tests import helpers, whole_model
 from tests.live_memory import LiveMemory
 
@@ -112,7 +112,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 
 def place(shards: Shards, gib: float, ranks: int = 1) -> Place:
-    return Place(shards, ranks, is_fused=False, on_gpu=False, bytes=int(gib * GIB), words="free")
+    return Place(shards, ranks, is_fused=False, on_gpu=False, bytes=int(gib * GIB), label="free")
 
 
 def large_settings(**overrides: object) -> Settings:

@@ -12,7 +12,7 @@ from bertrain.base.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import initialize
 from bertrain.run import checkpoint
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from bertrain.weights.export import export
 from tests import helpers
 

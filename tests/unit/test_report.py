@@ -19,7 +19,7 @@ from bertrain.config.model_size import count_parameters
 from bertrain.reports import compare, plots
 from bertrain.reports import history as arithmetic
 from bertrain.reports.report import report
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 NAN = float("nan")

@@ -10,7 +10,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.resolve import parse_overrides
 from bertrain.ranks.restart import ROLLED_BACK
 from bertrain.training.announce import dry_run
-from bertrain.training.pretrain import pretrain, resume, roll_back
+from bertrain.training.start import pretrain, resume, roll_back
 from tests import helpers
 
 

@@ -15,7 +15,7 @@ import pytest
 from bertrain.base.errors import UserError
 from bertrain.reports import watch as module
 from bertrain.reports.watch import describe, look, loss_curve, sparkline, watch
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 SECONDS = {"data": 0.1, "forward_backward": 0.3, "reduction": 0.05, "optimizer": 0.05}
