@@ -262,8 +262,10 @@ def _raise_stopped(session: Session, agreed: int) -> None:
         kept = f"which is saved; continue with `bertrain resume {quote(str(session.run.folder))}`"
     else:
         kept = "which is not saved (checkpoint.enabled false)"
-    error = RequeueError if agreed == REQUEUE and is_saved else AgreedError
-    raise error("stopped-by-signal", f"stopped by {name} after step {session.state.progress.step}, {kept}")
+    sentence = f"stopped by {name} after step {session.state.progress.step}, {kept}"
+    if agreed == REQUEUE and is_saved:
+        raise RequeueError("stopped-by-signal", sentence)
+    raise AgreedError("stopped-by-signal", sentence)
 
 
 def train_step(
