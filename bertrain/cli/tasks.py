@@ -101,6 +101,7 @@ def finetune(
     from bertrain.training import finetune as tuning
     from bertrain.training import predict as predicting
     from bertrain.training import task_results, task_settings
+    from bertrain.training.start import preflight
 
     resolved = {
         name: task_settings.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
@@ -120,7 +121,7 @@ def finetune(
         return
     if (nproc > 1 or restarts) and not under_launcher():
         for name, settings in resolved.items():
-            tuning.preflight_task(settings, data, places[name][0], init=beginning, world=nproc)
+            preflight(settings, data, places[name][0], init=beginning, world=nproc)
         start_ranks(nproc, restarts, [place for several in places.values() for place in several])
     outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers, predicts=do == "predict")
     shown = [one.to_dict() for one in outcomes]

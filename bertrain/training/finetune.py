@@ -27,13 +27,6 @@ def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str
         return start(resolve_run(settings, data, run, init=init, ranks=ranks), ranks)
 
 
-def preflight_task(settings: Settings, data: str | Path, run: str | Path, *, init: str, world: int) -> ResolvedRun:
-    """Resolve a run of `world` ranks before any is started, and refuse what would fail. Nothing is written."""
-    resolved = resolve_run(settings, data, run, init=init, world=world)
-    resolved.check_memory()
-    return resolved
-
-
 def finetune_many(
     settings: Mapping[str, Settings],
     data: str | Path,

@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from shlex import quote
 
 import torch
 
-from bertrain.base.console import PHASES, Console, warn
+from bertrain.base.console import PHASES, Console
 from bertrain.base.errors import AgreedError, RequeueError
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
-from bertrain.model.initialization import initialize
 from bertrain.optim.schedules import learning_rate
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import Measured
@@ -38,9 +36,9 @@ from bertrain.training.agenda import Agenda
 from bertrain.training.announce import announce, warn_of_warm_up
 from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
 from bertrain.training.events import Events
-from bertrain.training.init_from import InitWeights, begin_with
 from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.resolved_run import ResolvedRun
+from bertrain.training.restore import restore
 from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 
@@ -107,7 +105,7 @@ def _build(
 
     state = TrainState.build(settings, ranks, draws=False)
     console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
-    _restore(state, run, resolved.weights, ranks, console, from_step)
+    restore(state, run, resolved.weights, ranks, console, from_step)
     progress = state.progress
     loader = _loader(resolved.data, settings, ranks)
     evaluator = _evaluator(resolved, ranks)
@@ -346,59 +344,6 @@ def _fix_length(run: Run, measured: Measured, ranks: parallel.Ranks, console: Co
         console.say(measured.describe(run.settings.train.budget))
         warn_of_warm_up(run.settings)
     return run
-
-
-def _restore(
-    state: TrainState,
-    run: Run,
-    weights: InitWeights | None,
-    ranks: parallel.Ranks,
-    console: Console,
-    from_step: int | None,
-) -> None:
-    """Load the newest whole checkpoint; without one, begin with the weights of `run.init`, or with fresh ones.
-
-    With `from_step`, the checkpoints after that step are renamed first. `weights` are those of `run.init` if they are
-    open already.
-    """
-    newest: Path | None = None
-    if ranks.is_first:
-        if from_step is not None:
-            for path in checkpoint.set_aside(run.checkpoints, from_step):
-                console.say(f"put aside: {path}")
-        newest, warnings = checkpoint.newest_whole(run.checkpoints)
-        for warning in warnings:
-            warn(warning)
-        checkpoint.tidy(run.checkpoints, newest)
-    step = ranks.broadcast_int(checkpoint.step_of(newest) if newest else -1)
-    if step >= 0:
-        path = run.checkpoints / checkpoint.checkpoint_name(step)
-        run.refuse_foreign(path, checkpoint.read_settings(path))
-        snapshot = checkpoint.read_checkpoint(path)
-        state.arena.load(state.arena.values, snapshot.model)
-        state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
-        state.compute.restore(snapshot.optimizer)
-        state.progress = snapshot.progress
-        if run.settings.checkpoint.keep_best:
-            state.progress = _known_best(run, snapshot.progress, ranks)
-    else:
-        if run.init:
-            weights = weights or InitWeights.open(run.init, ranks)
-            begin_with(weights, state.model, state.arena, state.optimizer, run, console, verifies=ranks.is_first)
-        else:
-            initialize(state.model, run.settings.train.seed)
-            state.optimizer.begin()
-        state.compute.restore({})
-
-
-def _known_best(run: Run, progress: Progress, ranks: parallel.Ranks) -> Progress:
-    """`progress`, without its best evaluation if the checkpoint of that one is lost."""
-    is_there = True
-    if ranks.is_first:
-        is_there, warning = checkpoint.settle_best(run.checkpoints, progress)
-        if warning:
-            warn(warning)
-    return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
 
 
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:

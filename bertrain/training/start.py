@@ -66,7 +66,6 @@ def start(
 
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> ResolvedRun:
     """Resolve a run of `world` ranks before any is started, and refuse what would fail. Nothing is written."""
-    settings.refuse_unsettled_task()
     resolved = resolve_run(settings, data, run, init=init, world=world)
     resolved.check_memory()
     return resolved
