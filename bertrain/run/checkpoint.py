@@ -7,8 +7,8 @@
         manifest.json           size and SHA-256 of the three, written last
     checkpoints/best.json       which of them is the best, with checkpoint.keep_best
 
-A checkpoint knows no world size. It is written beside its place, synced, and renamed; the folders before it are
-deleted only after that. Nothing in it is a pickle. Training waits for a copy to host memory, not for the disk.
+A checkpoint does not depend on the number of ranks. It is written beside its place, synced, and renamed; older ones are
+deleted only after that. It contains no pickle. Training waits for a copy to host memory, not for the disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, save_tensors, write_atomically
 
-if TYPE_CHECKING:  # whoever only looks at what lies there need not wait for torch
+if TYPE_CHECKING:  # listing checkpoints does not import torch
     from torch import Tensor
 
 SCHEMA_VERSION = 1
@@ -36,25 +36,25 @@ BEST = "best.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """The counters of a run."""
 
     step: int = 0
     samples: int = 0
-    """Examples trained on or left out: also the position of the next one in the endless order."""
+    """Examples trained on or skipped: also the position of the next one in the endless order."""
     tokens: int = 0
     updates: int = 0
-    """Steps applied, with those of a run whose moments were kept; the others were not finite, or left out."""
+    """Optimizer updates, with those of a run whose moments were kept; not those that were not finite, or skipped."""
     seconds: float = 0.0
     """Time in the loop, over all starts, evaluations and saves included."""
     best_step: int = 0
     """The step of the best evaluation so far, 0 if there was none."""
     best_accuracy: float = 0.0
-    """What it was the best by: masked-word accuracy, or a task's main figure."""
+    """Its masked-word accuracy, or the main metric of a task."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run's state, copied off the device: nothing that training does next can change it."""
+    """A run's state, copied off the device, so that training does not change it."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -62,7 +62,7 @@ class Snapshot:
 
 
 class Saver:
-    """Writes snapshots in the background, one at a time, and says so when one could not be written."""
+    """Writes snapshots in the background, one at a time; `failure` is set if one could not be written."""
 
     def __init__(
         self, folder: Path, keep: int, *, keep_best: bool = False, settings: dict[str, Any] | None = None
@@ -72,13 +72,13 @@ class Saver:
         self.failure: Exception | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begin to write `snapshot`, after the one before it has ended."""
+        """Start to write `snapshot`, once the one before it is written."""
         self.wait()
         self._writer = threading.Thread(target=self._write, args=(snapshot,), name="bertrain-saver")
         self._writer.start()
 
     def wait(self) -> None:
-        """Wait for the save in hand, if there is one; `failure` then says how it ended."""
+        """Wait for the current save, if there is one."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -89,7 +89,7 @@ class Saver:
             if self.keep_best and snapshot.progress.best_step == snapshot.progress.step:
                 write_best(self.folder, snapshot.progress)
             purge(self.folder, self.keep)
-        except Exception as error:  # the loop looks at it after each step and ends the run
+        except Exception as error:  # the loop checks it after each step and ends the run
             self.failure = error
 
 
@@ -102,7 +102,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
-    """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
+    """Write a checkpoint of a run with these settings into `folder`; on an error nothing of it remains."""
     final = folder / checkpoint_name(snapshot.progress.step)
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -116,7 +116,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] 
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)  # a torn one of the same step, passed over at resume
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over at resume
         partial.rename(final)
         _sync(folder)
     except BaseException:
@@ -134,10 +134,7 @@ def _sync(path: Path) -> None:
 
 
 def purge(folder: Path, keep: int) -> None:
-    """Delete the oldest checkpoints beyond `keep`, but never the best.
-
-    One half deleted by a crash no longer has a checkpoint's name.
-    """
+    """Delete the oldest checkpoints beyond `keep`, but never the best; each is renamed first, in case of a crash."""
     best = read_best(folder)
     for path in whole_checkpoints(folder)[:-keep]:
         if best is None or path.name != checkpoint_name(best):
@@ -147,13 +144,13 @@ def purge(folder: Path, keep: int) -> None:
 
 
 def write_best(folder: Path, progress: Progress) -> None:
-    """State which checkpoint is the best. It must be on the disk already."""
+    """Mark a checkpoint, which must be on the disk already, as the best."""
     best = {"step": progress.best_step, "figure": progress.best_accuracy}
     write_atomically(folder / BEST, json.dumps(best) + "\n")
 
 
 def read_best(folder: Path) -> int | None:
-    """The step of the checkpoint that is stated to be the best, if one is."""
+    """The step of the checkpoint that is marked as the best, if one is."""
     try:
         return int(json.loads((folder / BEST).read_text())["step"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -161,10 +158,10 @@ def read_best(folder: Path) -> int | None:
 
 
 def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
-    """Make best.json say what a run resumed at `progress` knows; whether its best is there, and a warning if lost.
+    """Make best.json agree with a run resumed at `progress`: whether its best checkpoint exists, and a warning if lost.
 
-    The checkpoint resumed from knows which step was the best; best.json may be behind it (a kill between the two) or
-    name one that is damaged, or gone.
+    The counters know which step was the best; best.json may be older (a kill between the two) or name a checkpoint that
+    is damaged or gone.
     """
     damage = find_damage(folder / checkpoint_name(progress.best_step)) if progress.best_step else "none was known"
     if damage is None:
@@ -177,9 +174,9 @@ def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
 
 
 def set_aside(folder: Path, step: int) -> list[Path]:
-    """Rename the checkpoints after `step`, the newest first, so that they are not found again; nothing is deleted.
+    """Rename the checkpoints after `step`, the newest first, so that they are not used; nothing is deleted.
 
-    Killed in between, the run stands at a checkpoint that is still whole.
+    If the process is killed in between, the newest checkpoint that remains is whole.
     """
     if (read_best(folder) or 0) > step:
         (folder / BEST).unlink()
@@ -194,10 +191,9 @@ def set_aside(folder: Path, step: int) -> list[Path]:
 
 
 def tidy(folder: Path, newest: Path | None) -> None:
-    """Clear away what crashes left behind; called by the one process that holds the run.
+    """Remove what crashes left behind; called by the one process that holds the run's lock.
 
-    Checkpoints newer than `newest` were found damaged. They are renamed, so that they are neither counted nor found
-    again, and can still be looked at.
+    Checkpoints newer than `newest` are damaged. They are renamed, so that they are not used but can be inspected.
     """
     for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path, ignore_errors=True)
@@ -304,7 +300,7 @@ def _load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the run had come."""
+    """The counters of the run."""
     state = _read_state(checkpoint)
     return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
 
@@ -328,7 +324,7 @@ def read_checkpoint(checkpoint: Path) -> Snapshot:
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that own their memory, on the CPU."""
+    """Copies of the tensors, on the CPU."""
     import torch
 
     return {

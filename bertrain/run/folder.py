@@ -1,7 +1,7 @@
-"""The run folder: the whole truth of a run.
+"""The run folder: everything about a run.
 
-config.json        what was asked for, resolved, and which data it was
-environment.json   where it ran: one entry for each start
+config.json        resolved settings, the data and the initial weights
+environment.json   machine and versions: one entry for each start
 vocab.txt          the vocabulary, so that the weights can be used without the data
 metrics.jsonl      every step once, every evaluation, and the end
 tensorboard/
@@ -50,16 +50,16 @@ class Run:
     init: str
     init_fingerprint: str
     measured: dict[str, Any] = field(default_factory=dict)
-    """What `train.budget` was measured to come to (see budget.py); empty until then, or without one."""
+    """The length measured under `train.budget` (planning/time_budget.py); empty until then, or without a budget."""
     task: dict[str, Any] = field(default_factory=dict)
-    """What a fine-tuned model's answers mean (see tasks/task.py); empty for pre-training."""
+    """What the outputs of a fine-tuned model mean (tasks/task.py); empty for pre-training."""
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
     def vocabulary(self) -> Vocabulary:
-        """The words the run was trained on."""
+        """The vocabulary that the run is trained with."""
         return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
 
     @staticmethod
@@ -150,18 +150,18 @@ class Run:
         write_atomically(folder / CONFIG, json.dumps(content, indent=1) + "\n")
 
     def continued(self, settings: Settings, data: Path) -> Run:
-        """This run with settings that may differ in what does not shape the training, its data maybe elsewhere."""
+        """This run with settings that may differ where they do not shape the training, and its data maybe elsewhere."""
         return replace(self, settings=settings, data=data.resolve())
 
     def of_length(self, measured: dict[str, Any]) -> Run:
-        """This run, its length fixed by what was measured."""
+        """This run with the measured number of steps."""
         train = replace(self.settings.train, max_steps=measured["max_steps"])
         return replace(self, settings=replace(self.settings, train=train), measured=measured)
 
     def refuse_foreign(self, checkpoint: Path, settings: dict[str, Any]) -> None:
-        """Refuse a checkpoint that a run of other settings wrote, naming those that shape the training."""
+        """Refuse a checkpoint of a run with other settings, and name those that shape the training."""
         theirs = from_dict(settings)
-        if self.settings.train.budget:  # it may have been written before the length was fixed
+        if self.settings.train.budget:  # it may be older than the measured length
             theirs = replace(theirs, train=replace(theirs.train, max_steps=self.settings.train.max_steps))
         fields = differing(self.settings, theirs)
         if fields:
@@ -172,7 +172,7 @@ class Run:
             )
 
     def refuse_other(self, settings: Settings, init: str) -> None:
-        """Refuse to continue this run as one of other settings, or of other weights to begin with."""
+        """Refuse to continue this run with other settings, or other initial weights."""
         fields = differing(settings, self.settings)
         if init != self.init:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
@@ -193,9 +193,9 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Hold the run for this process; gives False if another holds it. The system frees it when a process ends.
+        """Lock the run for this process; False if another holds it. The system frees the lock when a process ends.
 
-        A launcher may have started this rank in the place of one that is still ending; that one is waited for.
+        Under a launcher, wait a while: this rank may replace one that is still ending.
         """
         try:
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
@@ -215,7 +215,7 @@ class Run:
         try:
             entries = json.loads(path.read_text())
         except (OSError, ValueError):
-            entries = []  # for information only: a damaged one is begun anew
+            entries = []  # for information only: a damaged one is replaced
         write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
 
 
@@ -238,7 +238,7 @@ def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a place for a new run that holds something else."""
+    """Refuse a folder for a new run that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("occupied-folder", f"{folder} exists and is not a run; choose another --run")
 

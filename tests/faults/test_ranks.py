@@ -190,9 +190,7 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
         is_over.set()
         launched.kill()
     warning = launched.err.splitlines()[0]
-    assert re.match(
-        rf"warning: rank 1 on host {HOST} takes [\d.]+ times as long over a token as the ranks' median", warning
-    )
+    assert re.match(rf"warning: rank 1 on host {HOST} takes [\d.]+ times as long per token as the median", warning)
 
     told = records(run, "ranks")
     assert [record["step"] for record in told] == list(range(4, 4 * len(told) + 1, 4))
