@@ -293,7 +293,7 @@ def test_files_that_differ_from_those_trained_on_can_be_read(mini: Miniature, co
         "predict", colours, "--data", tmp_path / "other.csv", "--out", tmp_path / "no", "--task.doc_stride", "9",
         check=False,
     )  # fmt: skip
-    assert (refused.code, "task.doc_stride shapes the training" in refused.err) == (2, True)
+    assert (refused.code, "task.doc_stride" in refused.err) == (2, True)
 
 
 def test_what_is_wrong_is_said_before_any_training(mini: Miniature, tmp_path: Path) -> None:
@@ -303,9 +303,9 @@ def test_what_is_wrong_is_said_before_any_training(mini: Miniature, tmp_path: Pa
         file.write("row-99\n")
     done = command_line(
         "finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run", "--do", "predict",
-        check=False,
+        *miniature_tasks.arguments(), check=False,
     )  # fmt: skip
-    assert (done.code, "has 1 field, and there are 2 columns" in done.err) == (2, True)
+    assert (done.code, "test.csv" in done.err) == (2, True)
     assert not (tmp_path / "run").exists()
 
 
