@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,7 +12,7 @@ import torch
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.config.settings import ModelSettings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import open_data
 from bertrain.model.batch import Batch
@@ -42,20 +43,26 @@ def evaluate(
     opened = Run.open(run)
     if opened.settings.task.name:
         raise UserError("no-pretraining", f"{run} was fine-tuned for {opened.settings.task.name}; use `evaluate_task`")
-    train = replace(opened.settings.train, device=device)
-    held_out = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
+    settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
+    held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify)
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
-    chosen, warnings = checkpoint.choose(opened.checkpoints, which)
+    with load_predictor(opened, settings, which) as (predict, ranks, step):
+        loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
+        result = HeldOutEvaluator(loader, max_examples, settings.model).evaluate(predict, ranks)
+    return {"step": float(step)} | result
+
+
+@contextmanager
+def load_predictor(run: Run, settings: Settings, which: str) -> Iterator[tuple[Predictor, parallel.Ranks, int]]:
+    """The model of a run's checkpoint ready to predict, the ranks that it predicts on, and its step."""
+    chosen, warnings = checkpoint.choose(run.checkpoints, which)
     for warning in warnings:
         warn(warning)
-    set_precision(train)
-    with parallel.join(train) as ranks:
-        loader = Loader(held_out, opened.settings, rank=ranks.rank, world=ranks.world)
-        model = Bert(opened.settings.model).to(ranks.device)
+    set_precision(settings.train)
+    with parallel.join(settings.train) as ranks:
+        model = Bert(settings.model).to(ranks.device)
         model.load_state_dict(checkpoint.read_weights(chosen))
-        predict = predictor(model, replace(opened.settings, train=train), ranks.device)
-        result = HeldOutEvaluator(loader, max_examples, opened.settings.model).evaluate(predict, ranks)
-    return {"step": float(checkpoint.read_progress(chosen).step)} | result
+        yield predictor(model, settings, ranks.device), ranks, checkpoint.step_of(chosen)
 
 
 class Evaluator(Protocol):

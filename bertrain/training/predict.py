@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertrain.base.console import remark, warn
+from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import override
-from bertrain.model.bert import Bert
 from bertrain.ranks import parallel
-from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.tasks import registry
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Outputs, Split, Task
-from bertrain.training.compute import Predictor, predictor
-from bertrain.training.precision import set_precision
+from bertrain.training.compute import Predictor
+from bertrain.training.evaluate import load_predictor
 from bertrain.training.task_evaluator import TaskEvaluator
 
 FILE_SETTINGS = ("task.on_error", "task.text", "task.text_pair", "task.label")
@@ -134,14 +132,7 @@ def _open_model(
     settings = override(opened.settings, list(overrides), also=FILE_SETTINGS)
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
     opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate))
-    chosen, warnings = checkpoint.choose(opened.checkpoints, which)
-    for warning in warnings:
-        warn(warning)
     folder = Path(data) if data is not None else opened.data
     task = registry.open_task(opened.settings, folder, opened.vocabulary(), described=opened.task)
-    set_precision(train)
-    with parallel.join(train) as ranks:
-        model = Bert(opened.settings.model).to(ranks.device)
-        model.load_state_dict(checkpoint.read_weights(chosen))
-        step = checkpoint.read_progress(chosen).step
-        yield _Model(opened, task, folder, predictor(model, opened.settings, ranks.device), ranks, step)
+    with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
+        yield _Model(opened, task, folder, predict, ranks, step)

@@ -126,7 +126,7 @@ BAD = {
         "train-v1.1.json",
     ),
     "no GLUE": (["finetune", "glue", "--init", "BASE"], r"\[no-examples\]"),
-    "no training": (["finetune", "classify", "--init", "BASE", "--data", "ONLY_DEV"], "dev-only"),
+    "no training": (["finetune", "classify", "--init", "BASE", "--data", "ONLY_DEV"], "train.csv"),
     "labels unknown": (
         ["finetune", "classify", "--init", "BASE", "--task.label", "text"], "line 2 of .*dev.csv",
     ),

@@ -486,7 +486,7 @@ def test_a_model_that_has_diverged_has_no_figures(colours: Path, monkeypatch: py
     def says_nothing(batch: Batch) -> bert.Outputs:
         return bert.Outputs(answers=torch.full((len(batch.nsp_labels), 3), torch.nan))
 
-    monkeypatch.setattr("bertrain.training.predict.predictor", lambda *_: says_nothing)
+    monkeypatch.setattr("bertrain.training.evaluate.predictor", lambda *_: says_nothing)
     with helpers.refused("diverged", "dev", kind=AgreedError):
         evaluate_task(colours)
 
