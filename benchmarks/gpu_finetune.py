@@ -49,9 +49,10 @@ from bertrain.data.formats.block import Block
 from bertrain.run.metrics import Stopwatch
 from bertrain.tasks.task import Outputs, Task
 from bertrain.training import loop
-from bertrain.training.finetune import finetune, resolve_task
-from bertrain.training.open_data import open_task, words_for
+from bertrain.training.finetune import finetune
+from bertrain.training.resolved_run import resolve_run
 from bertrain.training.state import rate_factor
+from bertrain.training.task_settings import resolve_task
 from bertrain.weights.names import huggingface_names
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,10 +116,8 @@ def prepare(job: Job, weights: Path, data: Path, runs: Path, max_steps: int) -> 
         "log.tensorboard": "false",
     }
     settings = resolve_task(job.task, [(name, str(value)) for name, value in overrides.items()])
-    words = words_for(settings, runs, str(weights))
-    assert words is not None
-    task = open_task(data, settings, words)
-    task.held_out()  # read now, like the training part, so that no run's clock has it
+    task = resolve_run(settings, data, None, init=str(weights)).task
+    assert task is not None
     training = Rows(task.training().block, task.head, with_answers=True)
     return Work(settings, task, training, data, weights, runs)
 

@@ -14,8 +14,8 @@ from unittest import mock
 
 from bertrain.cli import main
 from bertrain.config.settings import Settings
-from bertrain.training.finetune import resolve_task
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
+from bertrain.training.task_settings import resolve_task
 from tests import helpers
 
 COLOURS = ("red", "green", "blue")

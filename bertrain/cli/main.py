@@ -158,13 +158,13 @@ def pretrain(
         return
     if run is None:
         raise UserError("--run is missing: the folder this run is kept in, for example --run runs/first")
-    from bertrain.training import pretrain as training
+    from bertrain.training import start
 
     beginning = str(init or "")
     if (nproc > 1 or restarts) and not under_launcher():
-        training.preflight(resolved, data, run, init=beginning, world=nproc)
+        start.preflight(resolved, data, run, init=beginning, world=nproc)
         start_ranks(nproc, restarts, [run])
-    finish(run, training.pretrain(resolved, data, run, init=beginning).step)
+    finish(run, start.pretrain(resolved, data, run, init=beginning).step)
 
 
 def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
@@ -210,15 +210,15 @@ def resume(
     opened = Run.open(run)
     prepare_process(config.override(opened.settings, overrides).train)
     from bertrain.ranks.restart import ROLLED_BACK
-    from bertrain.training import pretrain as training
+    from bertrain.training import start
 
     if (nproc > 1 or restarts) and not under_launcher():
-        training.preflight_resume(run, overrides, from_step=from_step, world=nproc)
+        start.preflight_resume(run, overrides, from_step=from_step, world=nproc)
         if from_step is not None:
-            training.roll_back(run, from_step)
+            start.roll_back(run, from_step)
             os.environ[ROLLED_BACK] = "1"
         start_ranks(nproc, restarts, [run])
-    finish(run, training.resume(run, overrides, from_step=from_step).step)
+    finish(run, start.resume(run, overrides, from_step=from_step).step)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -250,7 +250,7 @@ def evaluate(
 
     overrides = all_given(context.args, [("task.on_error", on_error)] if on_error else [])
     if Run.open(run).settings.task.name:
-        from bertrain.training.finetune import evaluate_task
+        from bertrain.training.predict import evaluate_task
 
         if max_examples:
             raise UserError("--max-examples is for pre-training; a task is scored on the whole of its held-out part")

@@ -99,10 +99,13 @@ def finetune(
         overrides.insert(0, ("log.level", "quiet"))
     cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # what it is not, settings refuse below
     from bertrain.training import finetune as tuning
+    from bertrain.training import predict as predicting
+    from bertrain.training import task_results, task_settings
+    from bertrain.training.start import preflight
 
     resolved = {
-        name: tuning.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
-        for name in tuning.expand_tasks(task, data)
+        name: task_settings.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
+        for name in task_settings.expand_tasks(task, data)
     }
     prepare_process(next(iter(resolved.values())).train)
     beginning = str(init.resolve()) if init else ""
@@ -114,21 +117,20 @@ def finetune(
         from bertrain.training.announce import dry_run as describe
 
         for name, settings in resolved.items():
-            settled = tuning.settle_task(settings, data, places[name][0], init=beginning, world=nproc)
-            print(describe(settled, data, world=nproc, init=beginning))
+            print(describe(settings, data, run=places[name][0], world=nproc, init=beginning))
         return
     if (nproc > 1 or restarts) and not under_launcher():
         for name, settings in resolved.items():
-            tuning.preflight_task(settings, data, places[name][0], init=beginning, world=nproc)
+            preflight(settings, data, places[name][0], init=beginning, world=nproc)
         start_ranks(nproc, restarts, [place for several in places.values() for place in several])
-    for name, settings in resolved.items() if do == "predict" else ():
-        tuning.read_unanswered(settings, data, places[name][0], init=beginning)
-    outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers)
+    outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers, predicts=do == "predict")
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":
         for one in shown:
             one["predictions"] = {
-                str(place): tuning.predict(place, data, place / "predictions", which=tuning.checkpoint_of(place))
+                str(place): predicting.predict(
+                    place, data, place / "predictions", which=task_results.checkpoint_of(place)
+                )
                 for place in places[one["task"]]
             }
     if not is_first_rank():
@@ -139,7 +141,7 @@ def finetune(
     for one in shown:
         for result in one.get("predictions", {}).values():
             show_predictions(result)
-    print(tuning.table(outcomes))
+    print(task_results.table(outcomes))
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -172,7 +174,7 @@ def predict(
 
     Example: bertrain predict runs/sst2 --data glue/ --out predictions/
     """
-    from bertrain.training.finetune import predict as answer
+    from bertrain.training.predict import predict as answer
 
     overrides = all_given(context.args, [("task.on_error", on_error)] if on_error else [])
     result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once, overrides=overrides)

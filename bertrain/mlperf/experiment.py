@@ -111,7 +111,7 @@ def run_experiment(
         log.event("cache_clear", cleared, **({"reason": reason} if reason else {}))
         log.start("init_start", ranks=int(os.environ.get("WORLD_SIZE", "1")))
     recorder = Recorder(log)
-    from bertrain.training.pretrain import pretrain
+    from bertrain.training.start import pretrain
 
     try:
         pretrain(as_experiment(settings), data, folder / "run", init=init, events=recorder)
@@ -299,11 +299,11 @@ def probe(settings: Settings, init: str) -> float:
     from bertrain.training.evaluate import HeldOutEvaluator
     from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision
-    from bertrain.training.resolve_auto import settle
+    from bertrain.training.resolve_auto import resolve_auto
     from bertrain.weights.source import fill_in, read_weights
 
     check_settings(settings)
-    settings, _ = settle(settings, None)
+    settings, _ = resolve_auto(settings)
     about = settings.mlperf
     if not about.probe_accuracy or not init:
         raise AgreedError(

@@ -83,7 +83,7 @@ def _first_attempt(out: Path, number: int) -> int:
     """The attempt that comes next, after those that an earlier command began; none of them may still be at it."""
     attempt = 1
     while (folder := attempt_folder(out, number, attempt)).exists():
-        if (folder / "run" / "config.json").is_file():
+        if Run.exists(folder / "run"):
             with Run.open(folder / "run").lock() as is_free:
                 if not is_free:
                     raise UserError(f"the experiment in {folder} is still running; wait for it or end it")
@@ -112,7 +112,7 @@ def describe(code: int) -> str:
 def _preflight(settings: Settings, data: str | Path, out: Path, init: str, nproc: int) -> None:
     """Refuse what can be refused before anything is written, and look through the data once for all experiments."""
     from bertrain.data.formats.source import open_data
-    from bertrain.training.pretrain import preflight
+    from bertrain.training.start import preflight
 
     if settings.mlperf.probe_accuracy and not init:
         raise UserError(

@@ -1,7 +1,7 @@
-"""How much memory a run needs on each rank, from its settings alone. Whether that is there, `room.py` knows.
+"""How much memory a run needs on each rank, from its settings alone; memory_fit.py compares it with the machine.
 
-`estimate` counts what is there all the time and what a bin or an update needs on top, by kind. Activations are counted
-as the two paths keep them: `tests/unit/test_memory.py` compares every term of the plain path with the bytes of live
+`estimate` counts permanent memory, and what a bin or an update adds, by kind. Activations are counted as the plain and
+the fused path keep them: `tests/unit/test_memory.py` compares every term of the plain path with the bytes of live
 tensors, `benchmarks/memory.py` whole runs with the size of their processes, `benchmarks/gpu_memory.py` those on a GPU.
 
 Letters as in bert.py: T tokens of a bin, P predictions, E hidden size, F intermediate size, H heads, V vocabulary.
@@ -26,12 +26,12 @@ CONTEXT = 1 << 30  # CUDA's context, libraries and their work space, what the al
 
 @dataclass(frozen=True)
 class BinSize:
-    """What the memory of a bin depends on."""
+    """The sizes on which the memory of a bin depends."""
 
     tokens: int
     predictions: int
     attended: float
-    """To how many tokens one attends, on average."""
+    """Tokens that a token attends to, on average."""
 
     @staticmethod
     def of(settings: Settings, shards: DataSource) -> BinSize:
@@ -45,7 +45,7 @@ class BinSize:
             max_predictions=data.max_predictions,
             mask_probability=data.mask_probability,
         )
-        # Padding and the junk at a bin's end are sequences too, of up to max_seq_length.
+        # Padding, also at the end of a bin, is sequences of up to max_seq_length.
         attended = data.max_seq_length if pads else float((lengths**2).sum() / lengths.sum())
         predictions = 0 if settings.task.name else capacity.predictions
         return BinSize(batch.token_budget, predictions, attended)
@@ -53,7 +53,7 @@ class BinSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes on one rank: what is always there, what a bin adds, what an update adds once the bins are done."""
+    """Bytes on one rank: permanent, added by a bin, and added by an update after the bins."""
 
     always: dict[str, int]
     bin: dict[str, int]

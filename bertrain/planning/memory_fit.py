@@ -1,7 +1,7 @@
-"""How much memory there is, which token budget fits into it, and what to say where a run does not.
+"""How much memory a rank has, which token budget fits into it, and which settings make a run fit.
 
-Settings that spare memory without changing the training are activation checkpointing and, on several ranks, a sharded
-optimizer; a smaller token budget draws other dropout, so a run that has begun cannot take it.
+Activation checkpointing and, on several ranks, a sharded optimizer save memory without changing the training. A smaller
+token budget changes dropout, so a run that has begun must keep its own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB, BinSize, Estimate, estimate
 
-BUDGET_STEP = 64  # token budgets that are found here are multiples of it; 8-bit products want no less
+BUDGET_STEP = 64  # token budgets found here are multiples of it, as 8-bit matrix products need
 
 
 def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
-    """Bytes that each rank of this machine may take, and of what."""
+    """Bytes that each rank of this machine may use, and a label that says of which memory."""
     if device.type == "cuda":
         sharing = -(-local_ranks // torch.cuda.device_count())
         name = torch.cuda.get_device_name(device)
@@ -50,7 +50,7 @@ def _free_memory() -> int | None:
 
 
 def cgroup_room(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """What the tightest cgroup around this process, as a container has one, leaves it; None where there is no limit."""
+    """Bytes left in the tightest cgroup of this process, such as its container; None without a limit."""
     try:
         path = next(line.split("::", 1)[1] for line in own.read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
@@ -66,33 +66,34 @@ def _room_in(cgroup: Path) -> int | None:
         if limit.strip() == "max":
             return None
         statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return max(0, int(limit) - used + int(statistics["inactive_file"]))  # file pages make way
+        return max(0, int(limit) - used + int(statistics["inactive_file"]))  # file pages can be reclaimed
     except (OSError, ValueError, KeyError):
         return None
 
 
 def count_local_ranks(world: int) -> int:
-    """Ranks on this machine: all of `world` where no launcher says otherwise."""
+    """Ranks on this machine: by the launcher's environment, or else all of `world`."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world))
 
 
-# --- what fits, and what to say if it does not -------------------------------------------------------
+# --- what fits, and which settings make a run fit ----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is to fit in."""
+    """The memory of one rank, and what a run's need of it depends on."""
 
-    shards: DataSource
+    data: DataSource
     ranks: int
     is_fused: bool
     on_gpu: bool
     bytes: int
-    """What one rank may take."""
-    words: str
+    """What one rank may use."""
+    label: str
+    """Which memory that is, for messages."""
 
     def needs(self, settings: Settings) -> Estimate:
-        size = BinSize.of(settings, self.shards)
+        size = BinSize.of(settings, self.data)
         return estimate(settings, size, ranks=self.ranks, is_fused=self.is_fused, on_gpu=self.on_gpu)
 
     def holds(self, settings: Settings) -> bool:
@@ -100,7 +101,7 @@ class Place:
 
 
 def smallest_budget(settings: Settings) -> int:
-    """The smallest token budget to offer: it holds the longest example."""
+    """The smallest token budget to propose: it holds the longest example."""
     return -(-settings.data.max_seq_length // BUDGET_STEP) * BUDGET_STEP
 
 
@@ -121,20 +122,21 @@ def with_budget(settings: Settings, token_budget: int) -> Settings:
 
 
 def refuse_too_little(settings: Settings, place: Place, *, is_begun: bool) -> None:
-    """Refuse a run that does not fit, and say what would; a run that is begun keeps what shapes its training."""
+    """Refuse a run that does not fit, and name settings with which it does; a begun run keeps its token budget."""
     needed = place.needs(settings)
     if needed.total <= place.bytes:
         return
     ways = _ways_to_fit(settings, place, is_begun)
     advice = f"set {', or '.join(ways)}" if ways else "use a smaller model or a machine with more memory"
     raise UserError(
+        "out-of-memory",
         f"this run needs about {needed.total / GIB:.1f} GiB on each rank, and {place.bytes / GIB:.1f} GiB are there "
-        f"({place.words}); the largest parts in GiB: {needed.text()}; {advice}"
+        f"({place.label}); the largest parts in GiB: {needed.text()}; {advice}",
     )
 
 
 def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
-    """Settings with which the run fits, each by itself; if none does, all together."""
+    """Settings with which the run fits, each by itself; if none is enough, all together."""
     ways = []
     budget = (
         0 if is_begun else largest_budget(settings, place, settings.batch.token_budget // BUDGET_STEP * BUDGET_STEP)
@@ -142,22 +144,24 @@ def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
     if budget:
         ways.append(f"--batch.token_budget {budget}")
     changes = _savings(settings, place.ranks)
-    ways += [words for words, changed in changes if place.holds(changed)]
+    ways += [option for option, changed in changes if place.holds(changed)]
     if ways or not changes:
         return ways
-    sparing, words = settings, []
-    for word, _ in changes:
-        if word != "--train.activation_checkpointing selective":  # full spares more
-            sparing = next(changed for other, changed in _savings(sparing, place.ranks) if other == word)
-            words.append(word)
-    if place.holds(sparing):
-        return [" ".join(words)]
-    budget = 0 if is_begun else largest_budget(sparing, place, settings.batch.token_budget // BUDGET_STEP * BUDGET_STEP)
-    return [" ".join([*words, f"--batch.token_budget {budget}"])] if budget else []
+    smallest, options = settings, []
+    for option, _ in changes:
+        if option != "--train.activation_checkpointing selective":  # full saves more
+            smallest = next(changed for other, changed in _savings(smallest, place.ranks) if other == option)
+            options.append(option)
+    if place.holds(smallest):
+        return [" ".join(options)]
+    budget = (
+        0 if is_begun else largest_budget(smallest, place, settings.batch.token_budget // BUDGET_STEP * BUDGET_STEP)
+    )
+    return [" ".join([*options, f"--batch.token_budget {budget}"])] if budget else []
 
 
 def _savings(settings: Settings, ranks: int) -> list[tuple[str, Settings]]:
-    """What can be changed without changing the training, and the settings with it."""
+    """Options that save memory without changing the training, each with the settings that have it."""
     found = []
     modes: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
     for mode in modes[modes.index(settings.train.activation_checkpointing) + 1 :]:
@@ -171,18 +175,20 @@ def _savings(settings: Settings, ranks: int) -> list[tuple[str, Settings]]:
 
 @contextmanager
 def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> Iterator[None]:
-    """Turn running out of memory into a sentence that says what to change; what `folder` holds of the run is whole."""
+    """Turn an out-of-memory error into a UserError that names settings to change; `folder` can be resumed."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold the step's tensors, and to speak takes memory too
-        savings = " ".join(words for words, _ in _savings(settings, ranks)[-1:])
+        traceback.clear_frames(error.__traceback__)  # they hold the step's tensors, and printing takes memory too
+        savings = " ".join(option for option, _ in _savings(settings, ranks)[-1:])
         again = f"continue with `bertrain resume {quote(str(folder))} {savings}`" if folder else f"try {savings}"
-        advice = f"{again}, or begin anew with" if savings else "begin anew with"
+        advice = f"{again}, or start a new run with" if savings else "start a new run with"
         raise UserError(
-            f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under {settings.batch.token_budget}"
+            "out-of-memory",
+            f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under "
+            f"{settings.batch.token_budget}",
         ) from None
 
 
@@ -192,7 +198,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the allocator says, without its advice."""
+    """The allocator's message, without its advice."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     text = text.rsplit("DefaultCPUAllocator: ", 1)[-1]
     return text.split(". ")[0].rstrip(".") or type(error).__name__

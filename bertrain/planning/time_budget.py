@@ -1,7 +1,7 @@
-"""`train.budget`: how many steps fit into a stretch of time, found out by taking some.
+"""`train.budget`: how many steps fit into a given time, measured on the first steps.
 
-While the speed is being measured the end of the run is not known, so the rate is that of the warm-up, or else the base
-rate. Then `max_steps` is fixed once and for all, in config.json, and the schedule ends there.
+Until then the end of the run is not known, so the learning rate is that of the warm-up, or else the base rate. Then
+`max_steps` is fixed in config.json for good, and the schedule ends there.
 """
 
 from __future__ import annotations
@@ -10,31 +10,30 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from bertrain.base.units import parse_duration
 from bertrain.config.settings import Settings
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 
-WARM_UP_STEPS = 5  # of each start: kernels are compiled and memory is found
+WARM_UP_STEPS = 5  # of each start: kernels are compiled and memory is allocated
 TIMED_STEPS = 20
 RESERVE = 0.02  # of the time left, for saving and for steps slower than those timed
-UNKNOWN_STEPS = sys.maxsize  # so far away that the rate does not decay, not even in the last bit of it
+UNKNOWN_STEPS = sys.maxsize  # so many that the rate does not decay, not even in its last bit
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, and what follows from it."""
+    """The measured speed of a run, and the number of steps that follows from it."""
 
     measured_until: int
-    """The last step whose rate did not know the end of the run."""
+    """The last step that was taken before the end of the run was known."""
     seconds_per_step: float
     seconds_per_evaluation: float
     max_steps: int
 
     def describe(self, budget: str) -> str:
-        """What was assumed, in a sentence."""
+        """The measurement and its result, in a sentence."""
         evaluation = f", {self.seconds_per_evaluation:.3g} s an evaluation" if self.seconds_per_evaluation else ""
         return (
             f"train.budget {budget}: {self.seconds_per_step:.3g} s a step (median of the {TIMED_STEPS} before step "
@@ -52,9 +51,9 @@ def measure(
     seconds_per_evaluation: float,
     evaluation_interval: int,
 ) -> Measured:
-    """The length of a run that has come to `progress` after `seconds`, from the times of its newest steps.
+    """The length of a run that has reached `progress` after `seconds`, from the times of its newest steps.
 
-    An evaluation is foreseen every `evaluation_interval` examples, and one at the end.
+    It leaves time for an evaluation every `evaluation_interval` examples, and one at the end.
     """
     per_step = statistics.median(durations)
     evaluations_per_step = progress.samples / progress.step / evaluation_interval if evaluation_interval else 0.0
@@ -69,11 +68,8 @@ def without_an_end(settings: Settings) -> Settings:
     return replace(settings, train=replace(settings.train, max_steps=UNKNOWN_STEPS))
 
 
-def settle_budget(settings: Settings, run: str | Path) -> Settings:
-    """`max_steps` as the run at this place, if there is one with the same budget, has fixed it."""
-    if not settings.train.budget or not (Path(run) / "config.json").is_file():
-        return settings
-    begun = Run.open(run)
+def with_measured_length(settings: Settings, begun: Run) -> Settings:
+    """`settings` with the `max_steps` that the begun run has measured for the same budget, if it has."""
     if not begun.measured or begun.settings.train.budget != settings.train.budget:
         return settings
     return replace(settings, train=replace(settings.train, max_steps=begun.settings.train.max_steps))

@@ -52,7 +52,7 @@ from bertrain.training import compute
 from bertrain.training.loop import train_step
 from bertrain.training.open_data import open_for
 from bertrain.training.precision import make_deterministic, set_precision
-from bertrain.training.resolve_auto import check_memory, find_token_budget, settle
+from bertrain.training.resolve_auto import check_memory, find_token_budget, resolve_auto
 from bertrain.training.state import TrainState
 
 EAGER_WARM_UP = 3  # steps before kernels are recorded one by one: the first two build them, and measure FP8's scales
@@ -96,7 +96,7 @@ def profile(
     ones are undisturbed. With `each_gpu`, each GPU of this machine is measured alone, one after another; `cool_down` is
     a pause in seconds between two measurements. Returns the folders of the sets that this rank made.
     """
-    settings, _ = settle(settings, None)
+    settings, _ = resolve_auto(settings)
     plan = Plan(steps, warm_up, recorded, telemetry_ms, trace)
     out = Path(out)
     with ExitStack() as stack:

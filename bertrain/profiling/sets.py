@@ -16,6 +16,7 @@ import numpy.typing as npt
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.profiling.trace import Launch
+from bertrain.run.folder import Run
 from bertrain.run.samples import notes_of
 from bertrain.run.stream import Told, read_stream
 
@@ -64,7 +65,7 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")
-        if (folder / "config.json").is_file():
+        if Run.exists(folder):
             found.append(read_run(folder))
             continue
         places = sorted(path.parent for path in folder.rglob("device.json") if not _is_partial(path, folder))

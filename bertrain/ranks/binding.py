@@ -1,8 +1,8 @@
-"""Which cores each rank of a machine keeps to: those next to its GPU, or an even share of all.
+"""Binds each rank of a machine to cores: those next to its GPU, or an even share of all.
 
-`read_topology` looks at the machine, everything else is a function of what it found. Only processors that this process
-may use are ever handed out, whatever gaps a cpuset leaves between them; hyper-threads of a core stay together, and no
-rank straddles two NUMA nodes if it need not.
+`read_topology` reads the machine; everything else is a function of the cores it found. Only processors that this
+process may use are assigned, whatever gaps a cpuset leaves. Hyper-threads of a core stay together, and a rank spans two
+NUMA nodes only if it must.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 
-USABLE = "BERTRAIN_CPUS"  # the processors that the ranks of this machine share, by their launcher's word
+USABLE = "BERTRAIN_CPUS"  # the processors that the ranks of this machine share, set by their launcher
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Core:
 
 @dataclass(frozen=True)
 class Binding:
-    """What one rank keeps to."""
+    """The cores of one rank."""
 
     cores: tuple[Core, ...]
     is_shared: bool = False
-    """Whether another rank has one of these cores too, there being fewer cores than ranks."""
+    """Whether another rank has one of these cores too, because there are fewer cores than ranks."""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def parse_cpu_list(text: str) -> list[int]:
     for part in text.strip().split(",") if text.strip() else []:
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
         if found is None:
-            raise ValueError(f"{text!r} is no list of processors")
+            raise ValueError(f"{text!r} is not a list of processors")
         numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
     return numbers
 
@@ -85,9 +85,9 @@ def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]
 
 
 def node_of_pci_device(address: str, sys: Path = Path("/sys")) -> int | None:
-    """The NUMA node that a device such as 0000:1b:00.0 is attached to, if the machine says so."""
+    """The NUMA node that a device such as 0000:1b:00.0 is attached to; None if it is not known."""
     text = _read(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
-    return int(text) if text.isdigit() else None  # the kernel says -1 where it does not know
+    return int(text) if text.isdigit() else None  # -1 if the kernel does not know
 
 
 def _read(path: Path) -> str:
@@ -98,43 +98,43 @@ def _read(path: Path) -> str:
 
 
 def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
-    """The cores of each of so many ranks; `gpu_nodes` are the NUMA nodes of their GPUs, where they have any.
+    """The cores of each rank; `gpu_nodes` are the NUMA nodes of their GPUs, if they have any.
 
-    A rank with a GPU gets cores of its GPU's node, or, where that has none to give or is not known, of whichever has
-    most to give. Ranks without GPUs go over the nodes so that the smallest share is as large as it can be; a node of
-    few cores may be left idle, rather than make a rank on it the one that all others wait for.
+    A rank with a GPU gets cores of its GPU's node; if that has none or is not known, of the node with most to spare.
+    Ranks without GPUs are spread so that the smallest share is as large as possible: a node of few cores may stay
+    idle, because a rank on it would slow down all others.
     """
     if not cores:
-        raise ValueError("there is no core to share out")
+        raise ValueError("there are no cores to assign")
     by_node: dict[int, list[Core]] = {}
     for core in cores:
         by_node.setdefault(core.node, []).append(core)
     if not gpu_nodes and ranks < len(by_node):
         return [Binding(tuple(part)) for part in _group_nodes(list(by_node.values()), ranks)]
     placed: dict[int, list[int]] = {node: [] for node in by_node}
-    homeless = []
+    unplaced = []
     for rank in range(ranks):
         node = gpu_nodes[rank] if gpu_nodes else None
         if node in placed:
             placed[node].append(rank)
         else:
-            homeless.append(rank)
-    for _ in homeless:
+            unplaced.append(rank)
+    for _ in unplaced:
         # the node on which one more rank leaves the most for each; of equals, the first
         roomiest = max(by_node, key=lambda node: (len(by_node[node]) / (len(placed[node]) + 1), -node))
         placed[roomiest].append(-1)
-    # Those without a home take their places in order, so that neighbouring ranks are neighbours on the machine.
-    places = iter(homeless)
+    # They take their places in order, so that neighboring ranks are neighbors on the machine.
+    places = iter(unplaced)
     bindings: dict[int, Binding] = {}
-    for node, here in placed.items():
-        names = sorted(rank for rank in here if rank >= 0) + [next(places) for rank in here if rank < 0]
-        for name, part in zip(names, _split(by_node[node], len(names)), strict=True):
-            bindings[name] = Binding(tuple(part), is_shared=len(names) > len(by_node[node]))
+    for node, on_node in placed.items():
+        numbers = sorted(rank for rank in on_node if rank >= 0) + [next(places) for rank in on_node if rank < 0]
+        for number, part in zip(numbers, _split(by_node[node], len(numbers)), strict=True):
+            bindings[number] = Binding(tuple(part), is_shared=len(numbers) > len(by_node[node]))
     return [bindings[rank] for rank in range(ranks)]
 
 
 def _split(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Stretches as even as can be; with fewer cores than parts, cores that are shared."""
+    """Consecutive parts of even size; with fewer cores than parts, cores are shared."""
     total = len(cores)
     return [
         list(cores[part * total // parts : max((part + 1) * total // parts, part * total // parts + 1)])
@@ -151,19 +151,20 @@ def _group_nodes(nodes: Sequence[list[Core]], groups: int) -> list[list[Core]]:
 
 
 def usable_cpus() -> list[int]:
-    """The processors that the ranks of this machine share: by their launcher's word, or all that we may use."""
+    """The processors that the ranks of this machine share: set by their launcher, or all that this process may use."""
     return parse_cpu_list(os.environ.get(USABLE, "")) or sorted(os.sched_getaffinity(0))
 
 
 def bind(local_rank: int, local_world: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
-    """Keep this process, and the threads it will start, to its share of the cores; returns the shares of all."""
+    """Bind this process, and the threads it will start, to its share of the cores; returns the shares of all ranks."""
     bindings = assign_cores(read_topology(usable_cpus()), local_world, gpu_nodes)
-    mine = bindings[local_rank]
+    own = bindings[local_rank]
     try:
-        os.sched_setaffinity(0, mine.cpus)
+        os.sched_setaffinity(0, own.cpus)
     except OSError as error:
         raise UserError(
-            f"train.binding auto: the system does not let local rank {local_rank} keep to {mine.describe()}: "
-            f"{error.strerror}; set --train.binding none"
+            "cannot-bind",
+            f"train.binding auto: cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}; set "
+            "--train.binding none",
         ) from None
     return bindings

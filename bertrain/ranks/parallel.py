@@ -1,7 +1,7 @@
-"""The ranks of a run: who they are, and the few things they say to each other.
+"""The ranks of a run and their collectives.
 
-Ranks are started by torchrun (or by `--nproc`, which uses it). Sums go over NCCL between GPUs and over gloo
-between CPUs. A run that no launcher started is one rank, and never touches torch.distributed.
+torchrun (or `--nproc`, which uses it) starts the ranks. GPUs communicate over NCCL, CPUs over gloo. A run that no
+launcher started is one rank, and never touches torch.distributed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from bertrain.ranks.binding import Binding, bind, node_of_pci_device
 from bertrain.ranks.watchdog import Heartbeat, Watchdog
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""The backends' own, which ends a wait in a traceback: the watchdog, which can name a rank, comes long before it."""
-SAID = "bertrain/said"  # where a rank that ends in a sentence leaves word of it
-BEGUN = "bertrain/begun"  # left in the store once all ranks are connected
-REFUSED = "bertrain/refused"  # how many ranks have refused a store that was begun with
+"""Of the backends, which raise a traceback. The watchdog, which names the rank, acts long before."""
+REPORTED = "bertrain/reported"  # how many ranks have raised a UserError
+BEGUN = "bertrain/begun"  # set once all ranks are connected
+REFUSED = "bertrain/refused"  # how many ranks have refused a store that was used before
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Ranks:
     world: int
     device: torch.device
     control: dist.ProcessGroup | None = None
-    """Where words of agreement go: always between CPUs, so that no GPU is waited for."""
+    """The process group for agreements: always between CPUs, so that no GPU is waited for."""
     store: Store | None = None
-    """Where ranks leave word for each other without waiting; kept by the launcher."""
+    """The launcher's key-value store, through which ranks exchange messages without waiting."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    """Where this rank is, for the watchdog."""
+    """The position of this rank, for the watchdog."""
     bindings: Sequence[Binding] = ()
-    """What the ranks of this machine keep to, in their order; empty where they keep to nothing."""
+    """The cores of each rank of this machine, in order; empty if they are not bound."""
 
     @property
     def is_first(self) -> bool:
@@ -73,27 +73,27 @@ class Ranks:
 
     @property
     def _copies_through_host(self) -> bool:
-        """Whether GPUs talk over gloo, which knows sums and broadcasts of their memory only."""
+        """Whether GPUs communicate over gloo, which has only all-reduce and broadcast for them."""
         return self.device.type == "cuda" and dist.get_backend() == "gloo"
 
-    def sum(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over all ranks. The order of addition depends on nothing but the ranks."""
         for tensor in tensors:
             if self.is_connected:
                 dist.all_reduce(tensor)
 
-    def begin_sum(self, tensor: Tensor) -> dist.Work:
-        """Begin to replace a tensor by its sum over all ranks; it is done when the result was waited for."""
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
+        """Start to replace a tensor by its sum over all ranks; wait for the result before using it."""
         return dist.all_reduce(tensor, async_op=True)
 
-    def begin_sum_to(self, owner: int, tensor: Tensor) -> dist.Work:
-        """Begin to replace a tensor by its sum on one rank; on the others it then means nothing."""
+    def start_reduce(self, owner: int, tensor: Tensor) -> dist.Work:
+        """Start to replace a tensor by its sum on one rank; on the others its content is then undefined."""
         if self._copies_through_host:
             return dist.all_reduce(tensor, async_op=True)
         return dist.reduce(tensor, owner, async_op=True)
 
     def all_gather_shards(self, flat: Tensor) -> None:
-        """Give every rank the shards of all: rank r brings the r-th of equal parts of `flat`."""
+        """Give every rank all shards: rank r contributes the r-th of equal parts of `flat`."""
         if not self.is_connected:
             return
         parts = flat.chunk(self.world)
@@ -104,9 +104,9 @@ class Ranks:
             _all_gather(flat, parts[self.rank])
 
     def gather(self, part: Tensor, into: Tensor | None) -> None:
-        """Copy the parts of all ranks, one after another, `into` host memory of the first rank; the others bring none.
+        """Copy the parts of all ranks, one after another, `into` host memory of the first rank; None on the others.
 
-        It takes room for one part more on the device, and no more.
+        It needs memory for one more part on the device.
         """
         for owner in range(self.world):
             travelling = part.clone() if owner == self.rank else torch.empty_like(part)
@@ -114,22 +114,22 @@ class Ranks:
             if into is not None:
                 into.chunk(self.world)[owner].copy_(travelling)
 
-    def maximum(self, *tensors: Tensor) -> None:
+    def all_reduce_max(self, *tensors: Tensor) -> None:
         """Replace each tensor by its largest values over all ranks."""
         for tensor in tensors:
             if self.is_connected:
                 dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
     def all_max(self, value: int) -> int:
-        """The largest `value` that any rank brought: how ranks agree on stopping. All ranks must call it."""
+        """The largest `value` of all ranks: how they agree on stopping. All ranks must call it."""
         if not self.is_connected:
             return value
-        words = torch.tensor([value], dtype=torch.int64)
-        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.control)
-        return int(words.item())
+        largest = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.control)
+        return int(largest.item())
 
     def broadcast_int(self, value: int) -> int:
-        """The first rank's `value`, on every rank; also a barrier, which no rank passes before the first."""
+        """The first rank's `value` (at least -1), on every rank; also a barrier for all ranks."""
         return self.all_max(value if self.is_first else -1)
 
 
@@ -141,12 +141,12 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
         reason = "asked for" if wish == "cuda" else "there is a GPU"
         return torch.device("cuda", local_rank % torch.cuda.device_count()), reason
     if wish == "cuda":
-        raise UserError("train.device is cuda, but torch sees no GPU here; use --train.device cpu")
+        raise UserError("no-gpu", "train.device is cuda, but torch sees no GPU here; use --train.device cpu")
     return torch.device("cpu"), "torch sees no GPU"
 
 
 def is_first_process() -> bool:
-    """Whether this process is the first rank, by its launcher's word; alone, it is."""
+    """Whether this process is the first rank, by its launcher's environment; alone, it is."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -162,33 +162,36 @@ def gpu_nodes(local_world: int) -> list[int | None]:
 
 
 def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
-    """Who carries tensors between ranks; UserError where PyTorch, or a rank without a GPU of its own, cannot."""
-    # NCCL wants a GPU for each rank; ranks that share one talk over gloo.
+    """The backend of torch.distributed; UserError if it is not available, or needs a GPU for each rank."""
+    # NCCL needs a GPU for each rank; ranks that share one communicate over gloo.
     has_own_gpu = device.type == "cuda" and local_world <= torch.cuda.device_count()
     if wish == "auto":
         return "nccl" if has_own_gpu else "gloo"
     if wish == "nccl" and not has_own_gpu:
-        raise AgreedError("train.backend nccl needs a GPU for each rank; use --train.backend auto")
+        raise AgreedError("no-backend", "train.backend nccl needs a GPU for each rank; use --train.backend auto")
     if wish == "ccl":
         try:
-            importlib.import_module("oneccl_bindings_for_pytorch")  # makes itself known to PyTorch
+            importlib.import_module("oneccl_bindings_for_pytorch")  # registers itself with PyTorch
         except ImportError:
             raise AgreedError(
-                "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo"
+                "no-backend",
+                "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo",
             ) from None
     if not dist.is_backend_available(wish):
-        raise AgreedError(f"train.backend {wish}: this PyTorch was built without it; use --train.backend gloo")
+        raise AgreedError(
+            "no-backend", f"train.backend {wish}: this PyTorch was built without it; use --train.backend gloo"
+        )
     return wish
 
 
 def count_ranks() -> int:
-    """The ranks of this run, by its launcher's word."""
+    """The number of ranks, by the launcher's environment."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @contextmanager
 def join(settings: TrainSettings) -> Iterator[Ranks]:
-    """Take this process's place among the ranks; leave it at the end."""
+    """Connect this process with the other ranks, bind it to its cores, and watch that it moves; undo it at the end."""
     rank, world = int(os.environ.get("RANK", 0)), count_ranks()
     local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, _ = choose_device(settings.device, local_rank)
@@ -210,7 +213,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
         else:
             with _connected(choose_backend(settings.backend, device, local_world), store, rank, world):
                 control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-                store.set(BEGUN, "1")  # here every rank is connected with every other, so none has yet to look for it
+                store.set(BEGUN, "1")  # all ranks are connected here, so none has yet to check it
                 yield Ranks(rank, world, device, control, store, heartbeat, bindings)
     finally:
         if watchdog is not None:
@@ -218,44 +221,50 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
 
 
 _joined = itertools.count()
-"""How often this process has joined the others: several runs, one after another, may share the ranks."""
+"""Counts the joins of this process: several runs may follow each other on the same ranks."""
 
 
 def _fresh_store() -> Store:
-    """The store of this start of the ranks; a part of it that nobody has written to, where they met before.
+    """The store of this start of the ranks; from the second join on, an unused part of it.
 
-    torchrun's agent keeps one store through all of its restarts, and torch's own words of the ranks before, their
-    addresses among them, are then taken for those of the new ones. Nobody would ever meet; so that is refused.
+    torchrun's agent keeps one store through all of its restarts. It still holds the addresses of the ranks before,
+    which the new ones would try to connect to forever; so that is refused.
     """
     store: Store = next(rendezvous("env://"))[0]
     number = next(_joined)
     if number:
         return PrefixStore(f"bertrain/join-{number}", store)
     if store.check([BEGUN]):
-        # Whoever looks first says it: at its end torchrun ends the others, who may not have come this far.
+        # The first rank to look reports it: when it ends, torchrun ends the others, which may not be here yet.
         if store.add(REFUSED, 1) > 1:
-            raise ReportedElsewhereError("another rank has refused the store, and said why")
+            raise ReportedElsewhereError("reported-elsewhere", "another rank has refused the store, and printed why")
         raise UserError(
-            "torchrun started these ranks with the store of ranks that are gone, over which they cannot meet; set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
+            "used-store",
+            "torchrun restarted these ranks with the store of earlier ranks, through which they cannot connect; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain",
         )
     return store
 
 
 @contextmanager
 def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[None]:
-    """Connect the ranks; what ends one of them is told apart from what befalls the others in consequence."""
+    """Connect the ranks. An error of one rank is told apart from the broken connections of the others.
+
+    Ranks that find the same UserError print it once: only the first of them to arrive here raises it.
+    """
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
         yield
-    except UserError:
-        store.set(SAID, str(rank))  # before this rank's connections break, which the others will stumble over
+    except UserError as error:
+        num_reports = store.add(REPORTED, 1)  # before this rank's connections break, which the others will notice
         dist.destroy_process_group()
+        if num_reports > 1 and not isinstance(error, AgreedError):  # those the first rank prints, whoever is first here
+            raise ReportedElsewhereError("reported-elsewhere", "another rank has printed why it ended") from error
         raise
     except Exception as error:
-        # The connections are left as they are: to end them in order may mean to wait for one who is gone.
-        if _has_said(store):
-            raise ReportedElsewhereError("another rank has ended, and said why") from error
+        # The connections stay open: closing them in order may mean to wait for a rank that is gone.
+        if _is_reported(store):
+            raise ReportedElsewhereError("reported-elsewhere", "another rank has printed why it ended") from error
         if lost := _broken_connection(error):
             raise LostRankError(f"rank {rank} on host {platform.node()} lost another rank: {lost}") from error
         raise
@@ -264,18 +273,18 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
 
 
 def _broken_connection(error: Exception) -> str:
-    """What gloo or NCCL say where another rank's end is what this one stumbled over; nothing for all else."""
+    """The message of gloo or NCCL if a connection broke because another rank ended; empty for other errors."""
     text = str(error)
     if isinstance(error, dist.DistNetworkError) or any(word in text for word in ("gloo/transport", "ncclRemoteError")):
         return re.sub(r"^\[\S*\] ", "", text.split("\n")[0]).split(". ")[0]
     return ""
 
 
-def _has_said(store: Store) -> bool:
-    """Whether a rank has left word that it ended in a sentence."""
+def _is_reported(store: Store) -> bool:
+    """Whether a rank has raised a UserError."""
     try:
-        return store.check([SAID])
-    except Exception:  # whoever keeps the store may be gone too; then nobody knows
+        return store.check([REPORTED])
+    except Exception:  # the process that keeps the store may be gone too
         return False
 
 

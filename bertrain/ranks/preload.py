@@ -1,7 +1,7 @@
-"""Which allocator and which OpenMP runtime a run on a CPU works with: found where they are installed, and loaded first.
+"""Preloads the memory allocator and the OpenMP runtime of a run on a CPU.
 
-A library can take the place of malloc, or of PyTorch's threads, only as a process begins. So the command line looks for
-them, and where there is one to load, starts itself again with LD_PRELOAD. Ranks inherit it. Nothing here imports torch.
+A library can replace malloc, or PyTorch's OpenMP, only when a process starts. So the command line looks for them and,
+if it finds one, restarts itself with LD_PRELOAD. Ranks inherit it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertrain.base.errors import UserError
 
 Allocator = Literal["auto", "jemalloc", "tcmalloc", "system"]
 OpenMP = Literal["auto", "intel", "gnu"]
-STARTED_AGAIN = "BERTRAIN_PRELOADED"  # tells a process that it has been started again for this
+STARTED_AGAIN = "BERTRAIN_PRELOADED"  # set in a process that was restarted for this
 FILES = {
     "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
     "tcmalloc": ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4", "libtcmalloc.so"),
@@ -26,8 +26,8 @@ FILES = {
 }
 PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4", "intel": "libomp5"}
 VARIABLES = {
-    # Memory that a step gives back is wanted by the next one: keep it for ten seconds, in huge pages, rather than have
-    # it zeroed again. To keep it for good, as Intel's scripts do, took up to a fourth more of it, and was no faster.
+    # The next step needs the memory that a step frees: keep it for ten seconds, in huge pages, instead of zeroing new
+    # pages. Keeping it forever, as Intel's scripts do, took up to a quarter more memory and was no faster.
     "jemalloc": {
         "MALLOC_CONF": "oversize_threshold:0,background_thread:true,metadata_thp:auto,thp:always,"
         "dirty_decay_ms:10000,muzzy_decay_ms:10000"
@@ -39,7 +39,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Preload:
-    """What to load before all else, and what to set for it."""
+    """Libraries to preload, and the environment variables that they need."""
 
     libraries: dict[str, Path] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Preload:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables to begin with; what the user has set stays."""
+        """The variables to set; those that the user has set stay."""
         if not self.libraries:
             return {}
         before = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
@@ -61,7 +61,7 @@ class Preload:
 
 
 def library_folders() -> list[Path]:
-    """Where shared libraries are looked for, in order: the environment's own, then the system's."""
+    """The folders to search for shared libraries, in order: the environment's own, then the system's."""
     named = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     own = [
         Path(sys.prefix) / "lib",
@@ -77,15 +77,15 @@ def library_folders() -> list[Path]:
 
 
 def find(name: str) -> Path | None:
-    """The file of a library, wherever it is installed."""
+    """The file of a library; None if it is not installed."""
     places = (folder / file for folder in library_folders() for file in FILES[name])
     return next((place for place in places if place.exists()), None)
 
 
 def choose(allocator: Allocator, openmp: OpenMP) -> Preload:
-    """The libraries to load; UserError where one that was asked for is not installed.
+    """The libraries to preload; UserError if one that the settings name is not installed.
 
-    What LD_PRELOAD names already is left as it is.
+    Libraries that LD_PRELOAD names already stay.
     """
     before, chosen = os.environ.get("LD_PRELOAD", ""), Preload()
     if not re.search("jemalloc|tcmalloc|mimalloc", before):
@@ -102,19 +102,20 @@ def _first(wished: tuple[str, ...], setting: str, value: str) -> Preload:
             return Preload({name: place})
     if wished and value != "auto":
         raise UserError(
+            "missing-library",
             f"{setting} {value}: {FILES[value][0]} is not installed; install it (Debian's package is "
-            f"{PACKAGES[value]}), or use --{setting} auto"
+            f"{PACKAGES[value]}), or use --{setting} auto",
         )
     return Preload()
 
 
 def computes_on_cpu(device: str) -> bool:
-    """Whether a run will, as far as that can be told before torch is there."""
+    """Whether a run will compute on a CPU, as far as that is known before torch is imported."""
     return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
 
 
 def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
-    """Begin this command anew with the libraries it works best with, unless it has them or computes on a GPU."""
+    """Restart this command with the libraries to preload, unless it has them or computes on a GPU."""
     # `python [-u] -m bertrain`, or the script that pip made; not a program that uses the package.
     is_command = any(Path(word).name == "bertrain" for word in sys.orig_argv[1:4])
     if not is_command or not computes_on_cpu(device) or sys.platform != "linux":
@@ -131,7 +132,7 @@ def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
 
 
 def keep_memory() -> None:
-    """Have the C library keep what is given back: the next step wants it, and fresh pages have to be zeroed first."""
+    """Make the C library keep freed memory: the next step needs it, and new pages must be zeroed first."""
     options = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 64 << 20)}
     try:
         library = ctypes.CDLL("libc.so.6")
@@ -142,7 +143,7 @@ def keep_memory() -> None:
 
 
 def describe() -> str:
-    """Who hands out this process's memory and threads, by what it has loaded."""
+    """The memory allocator and the OpenMP runtime that this process has loaded."""
     try:
         loaded = Path("/proc/self/maps").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a launcher tells the ranks that it starts: whether they take the place of ranks that failed."""
+"""Environment variables by which a launcher says that it restarts ranks after a failure."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import os
 import sys
 import time
 
-ROLLED_BACK = "BERTRAIN_ROLLED_BACK"  # tells ranks that the launcher has gone back to an older checkpoint already
-FAILED = "BERTRAIN_FAILED"  # tells ranks that are started again what befell the ones before them, and when
+ROLLED_BACK = "BERTRAIN_ROLLED_BACK"  # the launcher has gone back to an older checkpoint already
+FAILED = "BERTRAIN_FAILED"  # when the ranks before these failed, and how
 
 
 def is_restart() -> bool:
-    """Whether a launcher, ours or torchrun's, started this rank in the place of one that failed."""
+    """Whether a launcher, ours or torchrun's, restarted this rank after a failure."""
     return FAILED in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def restart_reason() -> str:
-    """What befell the ranks whose place these have taken; nothing, if there were none or it is not known."""
+    """How the ranks before these failed; empty if there were none or it is not known."""
     return os.environ.get(FAILED, "").partition(" ")[2]
 
 
 def was_rolled_back() -> bool:
-    """Whether our launcher has gone back to the checkpoint that `--from-step` names, before it started any rank."""
+    """Whether our launcher has gone back to the checkpoint of `--from-step` before it started any rank."""
     return ROLLED_BACK in os.environ
 
 
 def report_recovery(step: int) -> None:
-    """After the first step of ranks that were started again: how long nothing was trained. Said once."""
+    """Print, once, how long training was interrupted; called after the first step of restarted ranks."""
     failed = os.environ.pop(FAILED, "")
     if failed:
         ended, _, what = failed.partition(" ")
         print(
-            f"bertrain: training went on at step {step}, {time.time() - float(ended):.1f} s after {what}",
+            f"bertrain: training continued at step {step}, {time.time() - float(ended):.1f} s after {what}",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""What can end a run early: a signal, a failed save, too many steps that are not finite."""
+"""Reasons to stop a run early: a signal, a failed save, too many steps that are not finite."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from typing import Any
 from bertrain.base.errors import DivergedError, UserError
 
 GO_ON, SAVE, END, STOP, REQUEUE, FAIL = range(6)
-"""What a rank brings to the agreement after each step; the largest decides for all. SAVE and END are of the clock."""
+"""Requests of a rank after each step: the largest of all ranks holds. SAVE and END come from the clock."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Notes SIGINT, and a scheduler's SIGTERM and SIGUSR1, so that the step in hand is finished and saved.
+    """Records SIGINT, and a scheduler's SIGTERM and SIGUSR1, so that the current step is finished and saved.
 
-    A second SIGINT is not waited on.
+    A second SIGINT interrupts at once.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
 
     @property
-    def verdict(self) -> int:
-        """What this rank brings to the agreement. A person who interrupts wants the prompt back, not a requeue."""
+    def request(self) -> int:
+        """The request of this rank. A person who presses Ctrl-C wants the prompt back, not a requeue."""
         if self.received is None:
             return GO_ON
         return STOP if self.received == signal.SIGINT else REQUEUE
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
-        """Listen while the body runs; put the old handlers back after it."""
+        """Listen while the body runs, then restore the old handlers."""
         before: dict[signal.Signals, Any] = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
         try:
             yield self
         except UserError:
-            # The launcher sends SIGTERM to whoever is left when the first rank has ended; one that is about to say
-            # its sentence is let finish it.
+            # When the first rank has ended, the launcher sends SIGTERM to the others: let this one print its error.
             if "RANK" in os.environ:
                 before[signal.SIGTERM] = signal.SIG_IGN
             raise
@@ -56,18 +55,19 @@ class StopSignal:
 
 
 class SkippedSteps:
-    """Counts steps that were not applied, and ends the run when there are too many in a row."""
+    """Counts steps that were not applied, and raises when there are too many in a row."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.in_a_row = limit, 0
 
     def note(self, applied: list[bool], last_step: int) -> None:
-        """Take note of the newest steps, in order, the last of them being `last_step`."""
+        """Count the newest steps, in order; the last of them is `last_step`."""
         for step, was_applied in enumerate(applied, start=last_step - len(applied) + 1):
             self.in_a_row = 0 if was_applied else self.in_a_row + 1
             if self.in_a_row >= self.limit:
                 raise DivergedError(
+                    "diverged",
                     f"the loss or its gradient was not finite in {self.in_a_row} steps in a row, the last of them "
                     f"step {step}; none of them was applied: lower optimizer.learning_rate, lengthen "
-                    "schedule.warmup_steps, or check the data"
+                    "schedule.warmup_steps, or check the data",
                 )

@@ -7,8 +7,8 @@
         manifest.json           size and SHA-256 of the three, written last
     checkpoints/best.json       which of them is the best, with checkpoint.keep_best
 
-A checkpoint knows no world size. It is written beside its place, synced, and renamed; the folders before it are
-deleted only after that. Nothing in it is a pickle. Training waits for a copy to host memory, not for the disk.
+A checkpoint does not depend on the number of ranks. It is written beside its place, synced, and renamed; older ones are
+deleted only after that. It contains no pickle. Training waits for a copy to host memory, not for the disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, save_tensors, write_atomically
 
-if TYPE_CHECKING:  # whoever only looks at what lies there need not wait for torch
+if TYPE_CHECKING:  # listing checkpoints does not import torch
     from torch import Tensor
 
 SCHEMA_VERSION = 1
@@ -36,25 +36,25 @@ BEST = "best.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """The counters of a run."""
 
     step: int = 0
     samples: int = 0
-    """Examples trained on or left out: also the position of the next one in the endless order."""
+    """Examples trained on or skipped: also the position of the next one in the endless order."""
     tokens: int = 0
     updates: int = 0
-    """Steps applied, with those of a run whose moments were kept; the others were not finite, or left out."""
+    """Optimizer updates, with those of a run whose moments were kept; not those that were not finite, or skipped."""
     seconds: float = 0.0
     """Time in the loop, over all starts, evaluations and saves included."""
     best_step: int = 0
     """The step of the best evaluation so far, 0 if there was none."""
     best_accuracy: float = 0.0
-    """What it was the best by: masked-word accuracy, or a task's main figure."""
+    """Its masked-word accuracy, or the main metric of a task."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run's state, copied off the device: nothing that training does next can change it."""
+    """A run's state, copied off the device, so that training does not change it."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -62,7 +62,7 @@ class Snapshot:
 
 
 class Saver:
-    """Writes snapshots in the background, one at a time, and says so when one could not be written."""
+    """Writes snapshots in the background, one at a time; `failure` is set if one could not be written."""
 
     def __init__(
         self, folder: Path, keep: int, *, keep_best: bool = False, settings: dict[str, Any] | None = None
@@ -72,13 +72,13 @@ class Saver:
         self.failure: Exception | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begin to write `snapshot`, after the one before it has ended."""
+        """Start to write `snapshot`, once the one before it is written."""
         self.wait()
         self._writer = threading.Thread(target=self._write, args=(snapshot,), name="bertrain-saver")
         self._writer.start()
 
     def wait(self) -> None:
-        """Wait for the save in hand, if there is one; `failure` then says how it ended."""
+        """Wait for the current save, if there is one."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -89,7 +89,7 @@ class Saver:
             if self.keep_best and snapshot.progress.best_step == snapshot.progress.step:
                 write_best(self.folder, snapshot.progress)
             purge(self.folder, self.keep)
-        except Exception as error:  # the loop looks at it after each step and ends the run
+        except Exception as error:  # the loop checks it after each step and ends the run
             self.failure = error
 
 
@@ -102,7 +102,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] | None = None) -> Path:
-    """Write one checkpoint of a run of these settings into `folder`; on any error nothing of it is left there."""
+    """Write a checkpoint of a run with these settings into `folder`; on an error nothing of it remains."""
     final = folder / checkpoint_name(snapshot.progress.step)
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -116,7 +116,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] 
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)  # a torn one of the same step, passed over at resume
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over at resume
         partial.rename(final)
         _sync(folder)
     except BaseException:
@@ -134,10 +134,7 @@ def _sync(path: Path) -> None:
 
 
 def purge(folder: Path, keep: int) -> None:
-    """Delete the oldest checkpoints beyond `keep`, but never the best.
-
-    One half deleted by a crash no longer has a checkpoint's name.
-    """
+    """Delete the oldest checkpoints beyond `keep`, but never the best; each is renamed first, in case of a crash."""
     best = read_best(folder)
     for path in whole_checkpoints(folder)[:-keep]:
         if best is None or path.name != checkpoint_name(best):
@@ -147,13 +144,13 @@ def purge(folder: Path, keep: int) -> None:
 
 
 def write_best(folder: Path, progress: Progress) -> None:
-    """State which checkpoint is the best. It must be on the disk already."""
+    """Mark a checkpoint, which must be on the disk already, as the best."""
     best = {"step": progress.best_step, "figure": progress.best_accuracy}
     write_atomically(folder / BEST, json.dumps(best) + "\n")
 
 
 def read_best(folder: Path) -> int | None:
-    """The step of the checkpoint that is stated to be the best, if one is."""
+    """The step of the checkpoint that is marked as the best, if one is."""
     try:
         return int(json.loads((folder / BEST).read_text())["step"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -161,10 +158,10 @@ def read_best(folder: Path) -> int | None:
 
 
 def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
-    """Make best.json say what a run resumed at `progress` knows; whether its best is there, and a warning if lost.
+    """Make best.json agree with a run resumed at `progress`: whether its best checkpoint exists, and a warning if lost.
 
-    The checkpoint resumed from knows which step was the best; best.json may be behind it (a kill between the two) or
-    name one that is damaged, or gone.
+    The counters know which step was the best; best.json may be older (a kill between the two) or name a checkpoint that
+    is damaged or gone.
     """
     damage = find_damage(folder / checkpoint_name(progress.best_step)) if progress.best_step else "none was known"
     if damage is None:
@@ -177,9 +174,9 @@ def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
 
 
 def set_aside(folder: Path, step: int) -> list[Path]:
-    """Rename the checkpoints after `step`, the newest first, so that they are not found again; nothing is deleted.
+    """Rename the checkpoints after `step`, the newest first, so that they are not used; nothing is deleted.
 
-    Killed in between, the run stands at a checkpoint that is still whole.
+    If the process is killed in between, the newest checkpoint that remains is whole.
     """
     if (read_best(folder) or 0) > step:
         (folder / BEST).unlink()
@@ -194,10 +191,9 @@ def set_aside(folder: Path, step: int) -> list[Path]:
 
 
 def tidy(folder: Path, newest: Path | None) -> None:
-    """Clear away what crashes left behind; called by the one process that holds the run.
+    """Remove what crashes left behind; called by the one process that holds the run's lock.
 
-    Checkpoints newer than `newest` were found damaged. They are renamed, so that they are neither counted nor found
-    again, and can still be looked at.
+    Checkpoints newer than `newest` are damaged. They are renamed, so that they are not used but can be inspected.
     """
     for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path, ignore_errors=True)
@@ -213,8 +209,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).is_file())
 
 
-def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in words, or None if every file is what it was when written."""
+def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
+    """Describe what is wrong with a checkpoint; None if every file is as written, or only as long without `hashes`."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
     except OSError:
@@ -224,60 +220,87 @@ def find_damage(checkpoint: Path) -> str | None:
     for name in FILES:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-        size, digest = file_digest(checkpoint / name)
-        if manifest.get(name) != {"bytes": size, "sha256": digest}:
+        written = manifest.get(name) or {}
+        if hashes:
+            is_same = written == dict(zip(("bytes", "sha256"), file_digest(checkpoint / name), strict=True))
+        else:
+            is_same = written.get("bytes") == (checkpoint / name).stat().st_size
+        if not is_same:
             return f"{name} is not what was written"
     return None
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+def weights_digest(checkpoint: Path) -> str:
+    """The SHA-256 of a checkpoint's weights as its manifest states it; `find_damage` compares it with the file."""
+    return str(json.loads((checkpoint / MANIFEST).read_text())[MODEL]["sha256"])
+
+
+def newest_whole(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over."""
     warnings: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):
-        damage = find_damage(path)
+        damage = find_damage(path, hashes=hashes)
         if damage is None:
             return path, warnings
         warnings.append(f"passing over the checkpoint {path}: {damage}")
     return None, warnings
 
 
-def choose(folder: Path, which: str) -> tuple[Path | None, list[str]]:
+def choose(folder: Path, which: str, *, hashes: bool = True) -> tuple[Path, list[str]]:
     """A whole checkpoint of a run by `newest`, `best` or its step, with warnings for those passed over.
 
-    None stands for a run without a whole checkpoint; one that was asked for and is not there, or is damaged, is
-    refused.
+    Without `hashes`, only the sizes of its files are checked: another process has hashed them.
     """
     if which == "newest":
-        return newest_whole(folder)
+        newest, warnings = newest_whole(folder, hashes=hashes)
+        if newest is None:
+            raise UserError("no-checkpoint", f"the run {folder.parent} has no whole checkpoint yet")
+        return newest, warnings
     if which != "best" and not (which.isascii() and which.isdigit()):
-        raise UserError(f"--checkpoint is newest, best or the number of a step, not {which!r}")
+        raise UserError("unknown-checkpoint", f"--checkpoint is newest, best or the number of a step, not {which!r}")
     step = read_best(folder) if which == "best" else int(which)
     if step is None:
-        raise UserError(f"no checkpoint in {folder} is stated to be the best; checkpoint.keep_best true keeps one")
-    return find_step(folder, step), []
+        raise UserError(
+            "no-best-checkpoint",
+            f"no checkpoint in {folder} is marked as the best; train with checkpoint.keep_best true",
+        )
+    return find_step(folder, step, hashes=hashes), []
 
 
-def find_step(folder: Path, step: int) -> Path:
-    """The whole checkpoint of a step, or a refusal that says which there are."""
+def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
+    """The whole checkpoint of a step; UserError if it is missing or damaged."""
     path = folder / checkpoint_name(step)
     if not path.is_dir():
         there = ", ".join(str(step_of(one)) for one in whole_checkpoints(folder)) or "none"
-        raise UserError(f"{folder} holds no checkpoint of step {step}; there are: {there}")
-    damage = find_damage(path)
+        raise UserError("unknown-checkpoint", f"{folder} has no checkpoint of step {step}; there are: {there}")
+    damage = find_damage(path, hashes=hashes)
     if damage is not None:
-        raise UserError(f"the checkpoint {path} is damaged: {damage}; choose another")
+        raise UserError("damaged-checkpoint", f"the checkpoint {path} is damaged: {damage}; choose another")
     return path
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The model's tensors by name."""
+    return _load_tensors(checkpoint / MODEL)
+
+
+def read_moments(checkpoint: Path) -> dict[str, Tensor]:
+    """The optimizer's tensors by name."""
+    return _load_tensors(checkpoint / OPTIMIZER)
+
+
+def _load_tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(checkpoint / MODEL)
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise UserError("damaged-checkpoint", f"{file} is damaged: {error}; remove its checkpoint") from None
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the run had come."""
+    """The counters of the run."""
     state = _read_state(checkpoint)
     return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
 
@@ -291,23 +314,17 @@ def read_settings(checkpoint: Path) -> dict[str, Any]:
 def _read_state(checkpoint: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
     if state["schema_version"] != SCHEMA_VERSION:
-        raise UserError(f"{checkpoint} was written by another version of bertrain")
+        raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
     return state
 
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:
     """A checkpoint's content, on the CPU."""
-    from safetensors.torch import load_file
-
-    return Snapshot(
-        model=read_weights(checkpoint),
-        optimizer=load_file(checkpoint / OPTIMIZER),
-        progress=read_progress(checkpoint),
-    )
+    return Snapshot(read_weights(checkpoint), read_moments(checkpoint), read_progress(checkpoint))
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that own their memory, on the CPU."""
+    """Copies of the tensors, on the CPU."""
     import torch
 
     return {

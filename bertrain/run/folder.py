@@ -1,7 +1,7 @@
-"""The run folder: the whole truth of a run.
+"""The run folder: everything about a run.
 
-config.json        what was asked for, resolved, and which data it was
-environment.json   where it ran: one entry for each start
+config.json        resolved settings, the data and the initial weights
+environment.json   machine and versions: one entry for each start
 vocab.txt          the vocabulary, so that the weights can be used without the data
 metrics.jsonl      every step once, every evaluation, and the end
 tensorboard/
@@ -32,6 +32,7 @@ from bertrain.data.formats.shards import VOCABULARY
 from bertrain.data.formats.source import DataSource
 from bertrain.data.text.tokenizer import Vocabulary
 
+CONFIG = "config.json"
 SCHEMA_VERSION = 1
 ENDING_S = 20
 
@@ -49,32 +50,44 @@ class Run:
     init: str
     init_fingerprint: str
     measured: dict[str, Any] = field(default_factory=dict)
-    """What `train.budget` was measured to come to (see budget.py); empty until then, or without one."""
+    """The length measured under `train.budget` (planning/time_budget.py); empty until then, or without a budget."""
     task: dict[str, Any] = field(default_factory=dict)
-    """What a fine-tuned model's answers mean (see tasks/task.py); empty for pre-training."""
+    """What the outputs of a fine-tuned model mean (tasks/task.py); empty for pre-training."""
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
     def vocabulary(self) -> Vocabulary:
-        """The words the run was trained on."""
+        """The vocabulary that the run is trained with."""
         return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
 
     @staticmethod
+    def exists(folder: str | Path) -> bool:
+        """Whether a run has begun in `folder`."""
+        return (Path(folder) / CONFIG).is_file()
+
+    @staticmethod
+    def open_if_begun(folder: str | Path) -> Run | None:
+        """The run in `folder`; None if none has begun there."""
+        return Run.open(folder) if Run.exists(folder) else None
+
+    @staticmethod
     def open(folder: str | Path) -> Run:
-        """Open the run at `folder`, or say why it is none."""
+        """Open the run in `folder`; UserError if there is none."""
         folder = Path(folder)
-        path = folder / "config.json"
-        if not path.is_file():
-            inside = sorted(config.parent.name for config in folder.glob("*/config.json"))  # of seeds, or of tasks
-            advice = f"; runs lie in its folders {few(inside)}" if inside else ""
-            raise UserError(f"{folder} holds no run: there is no {path.name} in it{advice}")
+        path = folder / CONFIG
+        if not Run.exists(folder):
+            inside = sorted(config.parent.name for config in folder.glob(f"*/{CONFIG}"))  # of seeds, or of tasks
+            advice = f"; there are runs in its folders {few(inside)}" if inside else ""
+            raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advice}")
         try:
             content = json.loads(path.read_text())
             version = content["schema_version"]
             if version != SCHEMA_VERSION:
-                raise UserError(f"{path} was written in layout {version}; this bertrain reads {SCHEMA_VERSION}")
+                raise UserError(
+                    "other-layout", f"{path} has layout {version}; this version of bertrain reads {SCHEMA_VERSION}"
+                )
             return Run(
                 folder=folder,
                 settings=from_dict(content["settings"]),
@@ -88,13 +101,13 @@ class Run:
                 task=content.get("task", {}),
             )
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is damaged, so the run cannot be opened") from None
+            raise UserError("damaged-run", f"{path} is damaged, so the run cannot be opened") from None
 
     @staticmethod
     def create(
         folder: str | Path,
         settings: Settings,
-        shards: DataSource,
+        data: DataSource,
         init: str,
         init_fingerprint: str,
         task: dict[str, Any] | None = None,
@@ -105,21 +118,21 @@ class Run:
         run = Run(
             folder=folder,
             settings=settings,
-            data=shards.folder.resolve(),
-            data_fingerprint=shards.fingerprint,
-            vocabulary_hash=shards.vocabulary.hash,
-            lower_case=shards.vocabulary.lower_case,
+            data=data.folder.resolve(),
+            data_fingerprint=data.fingerprint,
+            vocabulary_hash=data.vocabulary.hash,
+            lower_case=data.vocabulary.lower_case,
             init=init,
             init_fingerprint=init_fingerprint,
             task=task or {},
         )
         with new_folder(folder) as partial:
-            shards.vocabulary.save(partial / VOCABULARY)
+            data.vocabulary.save(partial / VOCABULARY)
             run.write_config(partial)
         return run
 
     def write_config(self, folder: Path) -> None:
-        """Write config.json into `folder`."""
+        """Write the settings and sources of the run into `folder`."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "bertrain": bertrain.__version__,
@@ -134,57 +147,62 @@ class Run:
             "measured": self.measured,
             "task": self.task,
         }
-        write_atomically(folder / "config.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(folder / CONFIG, json.dumps(content, indent=1) + "\n")
 
     def continued(self, settings: Settings, data: Path) -> Run:
-        """This run with settings that may differ in what does not shape the training, its data maybe elsewhere."""
+        """This run with settings that may differ where they do not shape the training, and its data maybe elsewhere."""
         return replace(self, settings=settings, data=data.resolve())
 
     def of_length(self, measured: dict[str, Any]) -> Run:
-        """This run, its length fixed by what was measured."""
+        """This run with the measured number of steps."""
         train = replace(self.settings.train, max_steps=measured["max_steps"])
         return replace(self, settings=replace(self.settings, train=train), measured=measured)
 
     def refuse_foreign(self, checkpoint: Path, settings: dict[str, Any]) -> None:
-        """Refuse a checkpoint that a run of other settings wrote, naming those that shape the training."""
+        """Refuse a checkpoint of a run with other settings, and name those that shape the training."""
         theirs = from_dict(settings)
-        if self.settings.train.budget:  # it may have been written before the length was fixed
+        if self.settings.train.budget:  # it may be older than the measured length
             theirs = replace(theirs, train=replace(theirs.train, max_steps=self.settings.train.max_steps))
         fields = differing(self.settings, theirs)
         if fields:
             raise AgreedError(
+                "foreign-checkpoint",
                 f"the checkpoint {checkpoint} was written by another run, which differs in {', '.join(fields)}; "
-                "move it away"
+                "move it away",
             )
 
     def refuse_other(self, settings: Settings, init: str) -> None:
-        """Refuse to continue this run as one of other settings, or of other weights to begin with."""
+        """Refuse to continue this run with other settings, or other initial weights."""
         fields = differing(settings, self.settings)
         if init != self.init:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
         if fields:
             raise AgreedError(
-                f"{self.folder} holds another run, which differs in {', '.join(fields)}; choose another --run"
+                "other-run",
+                f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run",
             )
 
-    def refuse_other_data(self, shards: DataSource) -> None:
+    def refuse_other_data(self, data: DataSource) -> None:
         """Refuse to continue this run on other data."""
-        if shards.fingerprint != self.data_fingerprint:
+        if data.fingerprint != self.data_fingerprint:
             raise AgreedError(
-                f"{shards.folder} is not the data this run began with (fingerprint {shards.fingerprint[:12]} now, "
-                f"{self.data_fingerprint[:12]} then); put it back or start a new run"
+                "other-data",
+                f"{data.folder} is not the data this run began with (fingerprint {data.fingerprint[:12]} now, "
+                f"{self.data_fingerprint[:12]} then); put that data back or start a new run",
             )
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Hold the run for this process; gives False if another holds it. The system frees it when a process ends.
+        """Lock the run for this process; False if another holds it. The system frees the lock when a process ends.
 
-        A launcher may have started this rank in the place of one that is still ending; that one is waited for.
+        Under a launcher, wait a while: this rank may replace one that is still ending.
         """
         try:
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
         except OSError as error:
-            raise UserError(f"cannot write into the run folder {self.folder}: {error.strerror}") from None
+            raise UserError(
+                "cannot-write", f"cannot write into the run folder {self.folder}: {error.strerror}"
+            ) from None
         with lock:
             deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
             while not (is_ours := _try_to_lock(lock)) and time.monotonic() < deadline:
@@ -197,7 +215,7 @@ class Run:
         try:
             entries = json.loads(path.read_text())
         except (OSError, ValueError):
-            entries = []  # for information only: a damaged one is begun anew
+            entries = []  # for information only: a damaged one is replaced
         write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
 
 
@@ -209,19 +227,20 @@ def _try_to_lock(file: TextIO) -> bool:
     return True
 
 
-def refuse_other_vocabulary(shards: DataSource, expected_hash: str) -> None:
-    """Refuse data whose words have other numbers than the model's."""
-    if shards.vocabulary.hash != expected_hash:
+def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
+    """Refuse data whose token ids differ from the model's."""
+    if data.vocabulary.hash != expected_hash:
         raise AgreedError(
-            f"{shards.folder} was prepared with another vocabulary than the model's; "
-            "prepare it with the vocab.txt of the run or the weights"
+            "other-vocabulary",
+            f"{data.folder} was prepared with another vocabulary than the model's; "
+            "prepare it with the vocab.txt of the run or the weights",
         )
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a place for a new run that holds something else."""
+    """Refuse a folder for a new run that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and holds something that is not a run; choose another --run")
+        raise UserError("occupied-folder", f"{folder} exists and is not a run; choose another --run")
 
 
 def describe_environment(world: int, device: str, threads: int) -> dict[str, Any]:

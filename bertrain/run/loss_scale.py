@@ -1,7 +1,7 @@
-"""Dynamic loss scaling, for fp16: its smallest numbers are far larger than many gradients, so the loss is multiplied.
+"""Dynamic loss scaling for fp16, whose smallest numbers are larger than many gradients.
 
-The scale lives on the device, and nobody waits for it: whether a step was applied is a tensor too. An overflow costs
-one step and halves the scale; two thousand steps without one double it.
+The scale is a tensor on the device, and so is whether a step was applied: nothing waits for them. An overflow skips one
+step and halves the scale; two thousand steps without one double it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCALE, STREAK = "loss_scale/scale", "loss_scale/streak"
 
 
 def next_scale(scale: Tensor, streak: Tensor, applied: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale after a step that was `applied` (1) or not (0), and how many in a row have been since it changed."""
+    """The scale after a step that was `applied` (1) or not (0), and the number of steps applied since it changed."""
     was_applied = applied > 0
     longer = torch.where(was_applied, streak + 1, 0)
     grows = longer >= GROWTH_STEPS
@@ -24,24 +24,24 @@ def next_scale(scale: Tensor, streak: Tensor, applied: Tensor) -> tuple[Tensor, 
 
 
 class LossScale:
-    """The scale of one run: `scale` is what the loss is multiplied by, and its gradient is to be divided by."""
+    """The scale of one run: the loss is multiplied by `scale`, and its gradient divided by it."""
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.tensor(START, device=device)
         self._streak = torch.zeros((), dtype=torch.int64, device=device)
 
     def update(self, applied: Tensor) -> None:
-        """Take note of a step; the tensors stay the same, so that a CUDA graph may hold them."""
+        """Update the scale after a step, in place, so that a CUDA graph may hold it."""
         scale, streak = next_scale(self.scale, self._streak, applied)
         self.scale.copy_(scale)
         self._streak.copy_(streak)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it."""
+        """The tensors that a checkpoint keeps."""
         return {SCALE: self.scale, STREAK: self._streak}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what `state` gave out, where it is there."""
+        """Restore the tensors of `state`, if they are there."""
         if SCALE in state:
             self.scale.copy_(state[SCALE])
             self._streak.copy_(state[STREAK])

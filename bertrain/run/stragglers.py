@@ -1,12 +1,11 @@
-"""Where each rank's time goes, and which rank the others wait for.
+"""Measures each rank's own time, and warns of a rank that the others wait for.
 
-In synchronous training every rank takes the same time over a step: the slow one computes, the others wait for its sum.
-So a rank's own time is what it spends before that sum, waiting for data and going forward and backward, taken per token
-since ranks may have more or fewer bins. It is measured between the stopwatch's marks: on a GPU by events, which a
-wait on the host does not touch.
+In synchronous training all ranks take the same time for a step: a slow one computes, the others wait in the all-reduce.
+So a rank's own time is that before the all-reduce: waiting for data, forward and backward. It is taken per token, since
+ranks may have different numbers of bins, and between the stopwatch's marks: on a GPU by events.
 
-Nothing here is on the way of a step: a thread leaves each rank's means in the store that the launcher keeps, and the
-first rank's thread collects them; they are in the metrics a log line later.
+This does not delay a step: a thread writes each rank's means to the launcher's store, and a thread of the first rank
+collects them; they are in the metrics one log line later.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from bertrain.base.console import PHASES, warn
 
 OWN_PHASES = ("data", "forward_backward")
 IN_A_ROW, LEAST_S = 3, 5.0
-"""Log lines and seconds that a rank must be slow for, before it is named: it may have been disturbed once."""
+"""Log lines and seconds that a rank must be slow for before it is warned of: it may be disturbed once."""
 KEY = "bertrain/times"
-MOST_WAIT_S, LAST_WAIT_S = 60.0, 2.0  # for the others' figures, while training and at its end
+MOST_WAIT_S, LAST_WAIT_S = 60.0, 2.0  # for the other ranks, while training and at its end
 
 
 def slow_ranks(times: Sequence[dict[str, Any]], factor: float) -> dict[int, float]:
-    """Ranks whose own time per token is more than `factor` of the ranks' median, and how many times that it is.
+    """Ranks whose own time per token is more than `factor` times the median of all ranks, with their ratio to it.
 
-    Of an even number the lower median is taken: of two ranks, the slower is compared with the faster.
+    For an even number it is the lower median: of two ranks, the slower is compared with the faster.
     """
     paces = {
         entry["rank"]: sum(entry["seconds"][phase] for phase in OWN_PHASES) / entry["tokens"]
@@ -49,9 +48,9 @@ def slow_ranks(times: Sequence[dict[str, Any]], factor: float) -> dict[int, floa
 
 
 class RankTimes:
-    """Gathers the means of every rank over each `every_steps` steps. All ranks make one; the first collects.
+    """Gathers the means of every rank over each `every_steps` steps.
 
-    Each rank hands over its steps by `note`; the first takes what has come together by `arrived`.
+    Each rank adds its steps with `note`; the first one takes complete records with `arrived`.
     """
 
     def __init__(self, *, rank: int, world: int, store: Store, every_steps: int, factor: float) -> None:
@@ -73,14 +72,14 @@ class RankTimes:
             self._thread.submit(self._exchange, step, times)
 
     def arrived(self) -> Iterator[dict[str, Any]]:
-        """On the first rank: the records that are complete by now, in order; warns of ranks that are slow."""
+        """On the first rank: the records that are complete, in order; warns of slow ranks."""
         while not self._complete.empty():
             record = self._complete.get()
             self._warn(record["ranks"])
             yield record
 
     def close(self) -> Iterator[dict[str, Any]]:
-        """End the thread, which is given a moment to collect the last; returns what it had."""
+        """End the thread, after a moment to collect the last records; returns those."""
         self._ending.set()
         self._thread.shutdown(wait=True)
         return self.arrived()
@@ -96,9 +95,9 @@ class RankTimes:
         self._complete.put({"kind": "ranks", "step": step, "ranks": gathered})
 
     def _wait_for(self, keys: list[str]) -> bool:
-        """Whether all have come. An interval that a rank never tells of is left out."""
+        """Whether all ranks have written. An interval that a rank does not report is left out."""
         a_while, waited = 0.1, 0.0
-        while not self._store.check(keys):  # PyTorch warns of each time that a store has waited in vain
+        while not self._store.check(keys):  # PyTorch warns of every wait of a store that times out
             if waited >= (LAST_WAIT_S if self._ending.is_set() else MOST_WAIT_S):
                 return False
             time.sleep(a_while)
@@ -118,14 +117,14 @@ class RankTimes:
             if lines >= IN_A_ROW and seconds >= LEAST_S and rank not in self._warned:
                 self._warned.add(rank)
                 warn(
-                    f"rank {rank} on host {entry['host']} takes {slow[rank]:.1f} times as long over a token as the "
-                    f"ranks' median, for {lines} log lines in a row; the others wait for it (log.straggler_factor "
+                    f"rank {rank} on host {entry['host']} takes {slow[rank]:.1f} times as long per token as the median "
+                    f"of the ranks, for {lines} log lines in a row; the others wait for it (log.straggler_factor "
                     f"{self._factor:g})"
                 )
 
 
 def _means(rank: int, steps: Sequence[tuple[dict[str, float], int]]) -> dict[str, Any]:
-    """What a rank tells: its mean seconds in each phase of a step, and its mean tokens."""
+    """A rank's record: its mean seconds in each phase of a step, and its mean tokens."""
     return {
         "rank": rank,
         "host": platform.node(),

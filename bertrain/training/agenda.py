@@ -1,7 +1,7 @@
-"""What is due after each step of a run: a line, an evaluation, a save, the end.
+"""Decides what is due after each step of a run: a log line, an evaluation, a save, the end.
 
-Steps and examples are counted alike by every rank. Time is the first rank's alone: what its clock asks for, the others
-learn from the one word on which ranks agree after each step.
+Every rank counts steps and examples alike. Only the first rank keeps time: its requests reach the others through the
+number on which ranks agree after each step.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from bertrain.run.checkpoint import Progress
 
 @dataclass(frozen=True)
 class Due:
-    """What is to be done after a step."""
+    """Events that are due after a step."""
 
     logs: bool = False
     evaluates: bool = False
     measures: bool = False
-    """Whether enough steps were timed to fix the length of a run with a budget."""
+    """Whether enough steps are timed to fix the length of a run with a budget."""
     saves: bool = False
     stops: bool = False
     """Whether a signal stops the run here."""
     ending: str = ""
-    """Why this is the last step of the run; nothing if it is not."""
+    """Why this is the last step of the run; empty if it is not."""
 
     @property
     def flushes(self) -> bool:
-        """Whether the numbers of the steps so far are wanted now."""
+        """Whether the metrics of the steps so far are needed now."""
         return self.logs or self.evaluates or self.measures or self.saves or self.stops
 
 
 class Agenda:
-    """The events of a run that has come as far as `progress`, by its settings and the clock."""
+    """The events of a run that has reached `progress`, by its settings and the clock."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Agenda:
         keeps_time: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measured` is of a run whose budget has fixed its length already; `keeps_time` is true of the first rank."""
+        """`measured` is set if the budget of the run has fixed its length; `keeps_time` is true on the first rank."""
         self.settings = settings
         self._measured_until: int | None = (measured or {}).get("measured_until")
         self._keeps_time, self._now = keeps_time, now
@@ -65,12 +65,12 @@ class Agenda:
     # --- before and during a step ------------------------------------------------------------------
 
     def start_clock(self) -> None:
-        """Count time from here: what was built and warmed up before does not count."""
+        """Count time from now on: building and warming up do not count."""
         self._started = self._last_save = self._now()
 
     @property
     def is_open_ended(self) -> bool:
-        """Whether the budget has still to fix the length of the run."""
+        """Whether the budget has not fixed the length of the run yet."""
         return bool(self.settings.train.budget) and self._measured_until is None
 
     @property
@@ -83,7 +83,7 @@ class Agenda:
         return any(step in stretch for stretch in self._left_out)
 
     def settings_of(self, step: int) -> Settings:
-        """What a step is taken with: until a budget has fixed the end of the run, its rate knows no end."""
+        """The settings of a step: until a budget has fixed the end of the run, its rate does not decay."""
         if self.settings.train.budget and (self._measured_until is None or step <= self._measured_until):
             return without_an_end(self.settings)
         return self.settings
@@ -95,7 +95,7 @@ class Agenda:
         return self._seconds_before + self._now() - self._started
 
     def clock_request(self) -> int:
-        """What this rank's clock asks for."""
+        """The request of this rank's clock."""
         if not self._keeps_time:
             return GO_ON
         if self.seconds() >= time_limit(self.settings.train)[0]:
@@ -103,16 +103,16 @@ class Agenda:
         every = 60 * self.settings.checkpoint.every_minutes
         return SAVE if every and self._now() - self._last_save >= every else GO_ON
 
-    def after(self, before: Progress, progress: Progress, verdict: int) -> Due:
-        """What is due once the step that led from `before` to `progress` is done and ranks have agreed on `verdict`."""
+    def after(self, before: Progress, progress: Progress, agreed: int) -> Due:
+        """The events due after the step from `before` to `progress`, once ranks have agreed on `agreed`."""
         saving, step = self.settings.checkpoint, progress.step
         self._num_timed += not self.leaves_out(step)
         is_measured = self.is_open_ended and self._num_timed >= WARM_UP_STEPS + TIMED_STEPS
-        ending = self.why_over(progress) or (time_limit(self.settings.train)[1] if verdict == END else "")
+        ending = self.why_over(progress) or (time_limit(self.settings.train)[1] if agreed == END else "")
         asks_to_save = (
             (saving.every_steps and step % saving.every_steps == 0)
             or passes_multiple(before.samples, progress.samples, saving.every_samples)
-            or verdict == SAVE
+            or agreed == SAVE
         )
         asks_to_evaluate = passes_multiple(before.samples, progress.samples, self.evaluation_interval)
         is_early = progress.samples < saving.first_after_samples
@@ -120,14 +120,13 @@ class Agenda:
             logs=step % self.settings.log.every_steps == 0,
             evaluates=bool(ending) or is_measured or asks_to_evaluate,
             measures=is_measured and not ending,
-            saves=saving.enabled
-            and (bool(ending) or verdict in (STOP, REQUEUE) or bool(asks_to_save and not is_early)),
-            stops=verdict in (STOP, REQUEUE),
+            saves=saving.enabled and (bool(ending) or agreed in (STOP, REQUEUE) or bool(asks_to_save and not is_early)),
+            stops=agreed in (STOP, REQUEUE),
             ending=ending,
         )
 
     def judge(self, due: Due, progress: Progress, accuracy: float) -> Due:
-        """What is due after an evaluation besides: the best yet is saved, and the target ends the run."""
+        """`due` after an evaluation: the best so far is saved, and reaching the target ends the run."""
         saving, target = self.settings.checkpoint, self.settings.evaluate.target_accuracy
         if target and accuracy >= target:
             due = self._ended(due, due.ending or _target_sentence(target))
@@ -138,7 +137,7 @@ class Agenda:
         return due
 
     def measure(self, progress: Progress, durations: Iterable[float], evaluation: float) -> Measured:
-        """How long the budget lets the run be, from the times of its newest steps and of an evaluation."""
+        """The length of the run under its budget, from the times of its newest steps and of an evaluation."""
         return measure(
             self.settings,
             list(durations)[-TIMED_STEPS:],
@@ -149,7 +148,7 @@ class Agenda:
         )
 
     def fix(self, due: Due, settings: Settings, progress: Progress) -> Due:
-        """Take up the length that a budget was measured to have; the run may end right here."""
+        """Continue with the measured length in `settings`; the run may end with this step."""
         self.settings, self._measured_until = settings, progress.step
         return self._ended(due, due.ending or self.why_over(progress))
 
@@ -157,40 +156,40 @@ class Agenda:
         return replace(due, ending=ending, saves=due.saves or (bool(ending) and self.settings.checkpoint.enabled))
 
     def stamp(self, progress: Progress) -> Progress:
-        """`progress` with what this agenda knows of it, for a checkpoint; its minutes are counted from here."""
+        """`progress` with the time and the best evaluation, for a checkpoint; restarts checkpoint.every_minutes."""
         self._last_save = self._now()
         return replace(progress, seconds=self.seconds(), best_step=self._best_step, best_accuracy=self._best_accuracy)
 
     def why_over(self, progress: Progress) -> str:
-        """Why a run that has come this far goes no further, in words; nothing if it does."""
-        how, target = self.settings.train, self.settings.evaluate.target_accuracy
-        limit, sentence = time_limit(how)
+        """Why a run that has reached `progress` is complete, in words; empty if it is not."""
+        train, target = self.settings.train, self.settings.evaluate.target_accuracy
+        limit, sentence = time_limit(train)
         if progress.step >= self.last_step:
-            return f"all {how.max_steps:,} steps are done"
-        if how.max_samples and progress.samples >= how.max_samples:
-            return f"train.max_samples {how.max_samples:,} is reached"
+            return f"all {train.max_steps:,} steps are done"
+        if train.max_samples and progress.samples >= train.max_samples:
+            return f"train.max_samples {train.max_samples:,} is reached"
         if target and progress.best_accuracy >= target:
             return _target_sentence(target)
         return sentence if progress.seconds >= limit else ""
 
 
 def passes_multiple(before: int, after: int, interval: int) -> bool:
-    """Whether counting from `before` to `after` came to a multiple of `interval` (0: never)."""
+    """Whether counting from `before` to `after` reaches a multiple of `interval` (0: never)."""
     return bool(interval) and after // interval > before // interval
 
 
 def evaluation_interval(settings: EvaluateSettings, sequences: int) -> int:
-    """Examples from one evaluation to the next, with so many in a step; 0: only at the end."""
+    """Examples between evaluations, for steps of so many sequences; 0: evaluate only at the end."""
     return mlperf_interval(sequences) if settings.rule == "mlperf" else settings.every_samples
 
 
 def mlperf_interval(sequences: int) -> int:
     """0.05 (230.23 sequences + 3,000,000), rounded down to a multiple of 25,000: MLPerf's rule for BERT."""
-    return (23023 * sequences + 300_000_000) // 2000 // 25_000 * 25_000  # in whole numbers, so that no digit is lost
+    return (23023 * sequences + 300_000_000) // 2000 // 25_000 * 25_000  # in integers, so that no digit is lost
 
 
 def time_limit(settings: TrainSettings) -> tuple[float, str]:
-    """The shorter of train.max_time and train.budget in seconds, infinite without either, and what to say when over."""
+    """The shorter of train.max_time and train.budget in seconds (infinite without either), and its message."""
     limits = [
         (parse_duration(text, key) or math.inf, f"{key} {text} is over")
         for key, text in (("train.max_time", settings.max_time), ("train.budget", settings.budget))

@@ -1,4 +1,4 @@
-"""What a run says of itself before it starts, and `--dry-run`, which says it and stops."""
+"""The summary that a run prints before it starts, and `--dry-run`, which prints it and stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bertrain.base.formatting import counted
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
-from bertrain.data.feed.batching import check_groups
 from bertrain.data.feed.loader import Loader, training_rows
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB
@@ -22,10 +21,8 @@ from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
 from bertrain.training import compute
-from bertrain.training.evaluate import check_held_out
-from bertrain.training.init_from import check_beginning
-from bertrain.training.open_data import open_examples, open_task, words_for
-from bertrain.training.resolve_auto import estimate_token_budget, place_for, settle
+from bertrain.training.resolve_auto import estimate_token_budget, place_for
+from bertrain.training.resolved_run import resolve_run
 
 
 def announce(
@@ -36,9 +33,8 @@ def announce(
     console: Console,
     notes: Sequence[str],
 ) -> None:
-    """Say what was chosen and why, and note the environment."""
-    shards = loader.shards
-    settings = run.settings
+    """Print what was chosen and why, and record the environment."""
+    data, settings = loader.shards, run.settings
     _, reason = parallel.choose_device(settings.train.device)
     threads = torch.get_num_threads()
     millions = count_parameters(settings.model)[0] / 1e6
@@ -51,13 +47,11 @@ def announce(
     console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)
-    console.say(
-        f"data {shards.folder} ({shards.layout}): {_describe_rows(shards, settings)}; {_describe_step(settings)}"
-    )
-    if shards.predictions is not None and not settings.task.name:
-        console.say("masks: those of the data, the same in every epoch; settings of masking have no effect")
+    console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}; {_describe_step(settings)}")
+    if data.predictions is not None and not settings.task.name:
+        console.say("masks: those of the data, the same in every epoch; masking settings have no effect")
     if settings.train.budget and not run.measured:
-        console.say(f"train.budget {settings.train.budget}: timing some steps, to know how many there is time for")
+        console.say(f"train.budget {settings.train.budget}: timing some steps, to find how many fit")
     else:
         warn_of_warm_up(settings)
     if progress.step:
@@ -72,11 +66,11 @@ def warn_of_warm_up(settings: Settings) -> None:
         warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
 
 
-def _describe_rows(shards: DataSource, settings: Settings) -> str:
+def _describe_rows(data: DataSource, settings: Settings) -> str:
     if not settings.data.slice:
-        return counted(len(shards), "example")
-    part = training_rows(shards, settings)
-    return f"{len(part):,} of {len(shards):,} examples (data.slice {settings.data.slice})"
+        return counted(len(data), "example")
+    part = training_rows(data, settings)
+    return f"{len(part):,} of {len(data):,} examples (data.slice {settings.data.slice})"
 
 
 def _describe_step(settings: Settings) -> str:
@@ -87,7 +81,7 @@ def _describe_step(settings: Settings) -> str:
 
 
 def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
-    """How idle the ranks will be; before the first step, when it can still be chosen, with a better token budget."""
+    """How idle the ranks will be; before the first step also a better token budget, which can still be chosen."""
     steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
     ahead, better = loader.balances(steps, budget), None
     if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
@@ -95,23 +89,19 @@ def _describe_balance(loader: Loader, settings: Settings, progress: Progress) ->
     return describe_balance(ahead, better)
 
 
-def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str = "") -> str:
+def dry_run(
+    settings: Settings, data: str | Path, *, run: str | Path | None = None, world: int = 1, init: str = ""
+) -> str:
     """The resolved run, its size, memory and steps, as text; nothing is written."""
-    settings, notes = settle(settings, None)
-    words = words_for(settings, "", init)
-    shards = open_examples(data, settings, words, verify="size")
-    if words is not None:
-        notes += open_task(data, settings, words).notes
-    check_beginning(settings, shards, init)
-    check_groups(settings.batch.group_size, world)
-    place = place_for(settings, shards, world)
-    if settings.batch.auto:
+    resolved = resolve_run(settings, data, run, init=init, world=world)
+    settings, source, notes = resolved.settings, resolved.data, list(resolved.notes)
+    place = place_for(settings, source, world)
+    if settings.batch.auto and resolved.begun is None:
         settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
         notes.append(f"batch.auto: a token_budget of {settings.batch.token_budget:,}, by the estimate alone")
-    check_held_out(settings, shards)
     needed = place.needs(settings)
-    loader = Loader(shards, settings, world=world)
-    step, part = loader.step(0, 0), training_rows(shards, settings)
+    loader = Loader(source, settings, world=world)
+    step, part = loader.step(0, 0), training_rows(source, settings)
     lines = [
         f"{section}.{name} = {value}"
         for section, fields in settings.to_dict().items()
@@ -122,10 +112,10 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
         "",
         *notes,
         f"parameters: {count_parameters(settings.model)[0]:,}",
-        f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.words}",
+        f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.label}",
         f"  in GiB: {needed.text()}",
-        *([] if place.holds(settings) else ["  that is more than there is: this run would be refused"]),
-        f"data: {_describe_rows(shards, settings)}, {int(shards.lengths[part.start : part.stop].sum()):,} tokens",
+        *([] if place.holds(settings) else ["  that is too much: this run would be refused"]),
+        f"data: {_describe_rows(source, settings)}, {int(source.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
@@ -135,11 +125,11 @@ def dry_run(settings: Settings, data: str | Path, *, world: int = 1, init: str =
 
 
 def _describe_length(settings: Settings, epochs_per_step: float) -> str:
-    how = settings.train
-    if how.budget:
-        return f"steps: as many as fit into train.budget {how.budget}, found out by timing the first of them"
-    earlier = [f"train.{name} {value}" for name in ("max_samples", "max_time") if (value := getattr(how, name))]
+    train = settings.train
+    if train.budget:
+        return f"steps: as many as fit into train.budget {train.budget}, measured on the first of them"
+    earlier = [f"train.{name} {value}" for name in ("max_samples", "max_time") if (value := getattr(train, name))]
     if settings.evaluate.target_accuracy:
         earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
     until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
-    return f"steps: {how.max_steps:,}, about {how.max_steps * epochs_per_step:.1f} epochs{until}"
+    return f"steps: {train.max_steps:,}, about {train.max_steps * epochs_per_step:.1f} epochs{until}"

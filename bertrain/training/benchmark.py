@@ -15,20 +15,17 @@ import torch
 from bertrain.base.isa import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
-from bertrain.run.folder import Run
 from bertrain.training import compute
 from bertrain.training.loop import train
-from bertrain.training.open_data import open_for
-from bertrain.training.resolve_auto import draw_seed, find_token_budget, settle
+from bertrain.training.resolved_run import resolve_run
 
 
 def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up: int = 10) -> dict[str, Any]:
-    """Train `warm_up` and then `steps` steps as `pretrain` would, and return the figures of the latter.
+    """Train `warm_up` and then `steps` steps as `pretrain` would, and return the metrics of the latter.
 
-    Loader, metrics and console run as always; there is no evaluation and no checkpoint, and the run folder is gone
-    afterwards. Tokens per second are of all ranks together, over the whole of the timed steps.
+    Loader, metrics and console run as always. There is no evaluation and no checkpoint, and the run folder is
+    temporary. Tokens per second are of all ranks together, over all timed steps.
     """
-    settings, notes = settle(settings, None)
     settings = replace(
         settings,
         train=replace(settings.train, max_steps=warm_up + steps, max_samples=0, max_time="", budget="", skip_steps=""),
@@ -36,14 +33,12 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
         checkpoint=CheckpointSettings(enabled=False),
     )
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
-        shards = open_for(data, settings, ranks)
-        settings, drawn = draw_seed(settings, ranks)
-        settings, found = find_token_budget(settings, shards, ranks)
-        run = Run.create(Path(folder) / "run", settings, shards, "", "")
-        train(run, shards, ranks, notes=[*notes, *drawn, *found])
+        resolved = resolve_run(settings, data, Path(folder) / "run", ranks=ranks).draw(ranks)
+        settings = resolved.settings
+        train(resolved, ranks)
         if not ranks.is_first:
             return {}
-        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
         timed = [line for line in lines if line["kind"] == "step"][warm_up:]
         on_gpu = ranks.device.type == "cuda"
         seconds = [sum(line["seconds"].values()) for line in timed]

@@ -1,8 +1,9 @@
-"""Held-out loss and accuracy, with masks that never change."""
+"""Held-out loss and accuracy of pre-training, with masks that never change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,8 +13,8 @@ import torch
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.config.settings import ModelSettings, Settings
-from bertrain.data.feed.loader import Loader, check_data
-from bertrain.data.formats.source import DataSource, open_data
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.source import open_data
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
@@ -22,20 +23,9 @@ from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.run.metrics import averages
 from bertrain.training.compute import Predictor, predictor
-from bertrain.training.open_data import open_task
 from bertrain.training.precision import set_precision
 
-KEPT_BYTES = 1 << 30  # of a rank's held-out batches, on its device; if they are more, they are made anew each time
-
-
-def check_held_out(settings: Settings, shards: DataSource) -> None:
-    """Refuse held-out data, if any is named, that does not fit the data to train on; a task's, if it is damaged."""
-    if settings.task.name:
-        open_task(shards.folder, settings, shards.vocabulary).held_out()
-    if settings.evaluate.data:
-        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
-        check_data(held_out, settings)
-        refuse_other_vocabulary(held_out, shards.vocabulary.hash)
+KEPT_BYTES = 1 << 30  # of a rank's held-out batches on its device; if they are larger, they are built each time
 
 
 def evaluate(
@@ -46,44 +36,48 @@ def evaluate(
     max_examples: int = 0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> dict[str, float]:
-    """Loss and accuracy of a run on a prepared folder, and the step it stands at.
+    """Loss and accuracy of a run on a prepared folder, and the step of its checkpoint.
 
-    `which` is its `newest` whole checkpoint, its `best` one, or the number of a step.
+    `which` is the `newest` whole checkpoint, the `best` one, or the number of a step.
     """
     opened = Run.open(run)
     if opened.settings.task.name:
-        raise UserError(f"{run} was fine-tuned for {opened.settings.task.name}; its figures are `evaluate_task`'s")
-    train = replace(opened.settings.train, device=device)
-    shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
-    refuse_other_vocabulary(shards, opened.vocabulary_hash)
-    chosen, warnings = checkpoint.choose(opened.checkpoints, which)
+        raise UserError("no-pretraining", f"{run} was fine-tuned for {opened.settings.task.name}; use `evaluate_task`")
+    settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
+    held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify)
+    refuse_other_vocabulary(held_out, opened.vocabulary_hash)
+    with load_predictor(opened, settings, which) as (predict, ranks, step):
+        loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
+        result = HeldOutEvaluator(loader, max_examples, settings.model).evaluate(predict, ranks)
+    return {"step": float(step)} | result
+
+
+@contextmanager
+def load_predictor(run: Run, settings: Settings, which: str) -> Iterator[tuple[Predictor, parallel.Ranks, int]]:
+    """The model of a run's checkpoint ready to predict, the ranks that it predicts on, and its step."""
+    chosen, warnings = checkpoint.choose(run.checkpoints, which)
     for warning in warnings:
         warn(warning)
-    if chosen is None:
-        raise UserError(f"the run {run} has no whole checkpoint to evaluate yet")
-    set_precision(train)
-    with parallel.join(train) as ranks:
-        loader = Loader(shards, opened.settings, rank=ranks.rank, world=ranks.world)
-        model = Bert(opened.settings.model).to(ranks.device)
+    set_precision(settings.train)
+    with parallel.join(settings.train) as ranks:
+        model = Bert(settings.model).to(ranks.device)
         model.load_state_dict(checkpoint.read_weights(chosen))
-        predict = predictor(model, replace(opened.settings, train=train), ranks.device)
-        result = HeldOutEvaluator(loader, max_examples, opened.settings.model).evaluate(predict, ranks)
-    return {"step": float(checkpoint.read_progress(chosen).step)} | result
+        yield predictor(model, settings, ranks.device), ranks, checkpoint.step_of(chosen)
 
 
 class Evaluator(Protocol):
-    """What a run is measured by while it trains."""
+    """Evaluates a model while it trains."""
 
     @property
     def main_metric(self) -> str:
-        """The figure by which one result is better than another."""
+        """The metric by which one result is better than another."""
 
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
-        """Everything measured, each rank computing its share."""
+        """All metrics; each rank computes its share."""
 
 
 class HeldOutEvaluator:
-    """A rank's share of the held-out batches, kept on the device once they have been there."""
+    """Evaluates on a rank's share of the held-out batches, which stay on the device if they fit."""
 
     main_metric = "mlm_accuracy"
 
@@ -114,7 +108,7 @@ class HeldOutEvaluator:
         sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
         counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         words = torch.zeros(self._model.vocab_size, dtype=torch.float64, device=ranks.device)
-        hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # right ones, and all
+        hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # correct ones, and all
         ranks.heartbeat.enter("evaluation")
         for batch in self.batches(ranks.device):
             ranks.heartbeat.move()
@@ -126,11 +120,11 @@ class HeldOutEvaluator:
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels
             hidden += torch.stack([(is_right & is_hidden).sum(), is_hidden.sum()])
             words += torch.bincount(batch.mlm_labels[batch.mlm_labels >= 0], minlength=len(words))
-        ranks.sum(sums, counts, words, hidden)
+        ranks.all_reduce_sum(sums, counts, words, hidden)
         num_predictions, num_sequences = map(int, counts.tolist())
         result = averages(sums, num_predictions, num_sequences, self._model)
-        # What a model that always says the same word would get, at best: the yardstick of having learnt anything. A
-        # tenth of the words asked for stand there unmasked, and can be copied; those behind [MASK] are counted apart.
+        # The best that a model could do that always predicts the same word is a baseline. A tenth of the words to
+        # predict are not masked, and can be copied; those behind [MASK] are counted apart.
         return result | {
             "hidden_accuracy": float(hidden[0] / hidden[1].clamp(min=1)),
             "constant_accuracy": float(words.max()) / num_predictions,

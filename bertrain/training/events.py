@@ -1,4 +1,4 @@
-"""What happens in a run, told to whoever wants to know while it happens."""
+"""Callbacks of a run in training."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from bertrain.training.state import TrainState
 
 
 class Events:
-    """Called by the trainer on every rank at the same points; this one takes no notice of anything."""
+    """Called by the loop, on every rank at the same points; these do nothing."""
 
     def building(self, settings: Settings, state: TrainState, loader: Loader) -> None:
-        """Settings are what they will be, weights and data are there; nothing has been computed yet."""
+        """Called when settings, weights and data are ready, before anything is computed."""
 
     def starting(self) -> None:
-        """Everything is built and warmed up, and the first step comes next. No example has been used yet."""
+        """Called before the first step, when everything is built and warmed up. No example has been used yet."""
 
     def evaluating(self, samples: int) -> None:
-        """An evaluation begins after so many examples."""
+        """Called before an evaluation, with the number of examples so far."""
 
     def evaluated(self, samples: int, result: dict[str, float]) -> None:
-        """It came to this."""
+        """Called after an evaluation, with its metrics."""
 
     def ended(self, progress: Progress, reason: str) -> None:
-        """The last step is done and evaluated; what is left to do is to save."""
+        """Called when the last step is done and evaluated, before it is saved."""

@@ -109,9 +109,9 @@ class Exchange:
             for owner, shard in enumerate(self._shards):
                 part = self._arena.gradients[max(bucket.start, shard.start) : min(bucket.stop, shard.stop)]
                 if len(part):
-                    self._works.append(self._ranks.begin_sum_to(owner, part))
+                    self._works.append(self._ranks.start_reduce(owner, part))
         elif self._ranks.is_connected:
-            self._works.append(self._ranks.begin_sum(gradients))
+            self._works.append(self._ranks.start_all_reduce(gradients))
         self._next += 1
 
     def _forget_frozen(self, stretch: range) -> None:
@@ -131,7 +131,7 @@ class Exchange:
         length = norm(own)
         if self.is_sharded:
             squares = length.square()
-            self._ranks.sum(squares)
+            self._ranks.all_reduce_sum(squares)
             length = squares.sqrt()
         length = length / self.loss_scale
         if self._clipping != "global" or self._limit == 0:

@@ -1,20 +1,22 @@
-"""What a run begins with where `--init` names one: another run's weights, or a Hugging Face folder's.
+"""The weights that a run begins with where `--init` names some: another run's, or those of any supported format.
 
-Two phases are two runs: the second begins with the first. Its counters, its data and its schedule are its own;
-`train.init_optimizer` says whether the optimizer goes on too, `train.init_positions` whether it may be for longer
-sequences than those weights were.
+Two phases are two runs: the second begins with the first. Its counters, its data and its schedule are its own.
+`train.init_optimizer` says whether the optimizer's state is kept, `train.init_positions` whether the model may have
+more positions than the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bertrain.base.console import Console
-from bertrain.base.errors import AgreedError, UserError
+from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
@@ -23,63 +25,151 @@ from bertrain.model.bert import Bert
 from bertrain.model.initialization import initialize
 from bertrain.optim.madgrad import START
 from bertrain.optim.optimizer import Optimizer
+from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
-from bertrain.weights.source import check_fit, fill_in, read_weights, taken_from
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, Weights
+from bertrain.weights.source import NEWEST, check_fit, fill_in, open_source, taken_from
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, Source, Weights, gather
 
 
-def check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
-    """Refuse a beginning that does not fit; returns the fingerprint of the weights, or nothing without `init`."""
-    how = settings.train
-    if not init:
-        for name, value in (("init_optimizer", how.init_optimizer), ("init_positions", how.init_positions)):
-            if value in ("keep", "extend"):
-                raise UserError(f"train.{name} {value} is about a run to begin with, and there is no --init")
-        return ""
-    weights = read_weights(init)
-    if weights.vocabulary is not None and not settings.task.name:  # a task is read with the words of the weights
-        refuse_other_vocabulary(shards, weights.vocabulary.hash)
-    with torch.device("meta"):
-        parameters = dict(Bert(settings.model).named_parameters())
-    check_fit(parameters, weights, extends_positions=how.init_positions == "extend")
-    if how.init_optimizer == "keep":
-        read_moments(init, settings.optimizer.name, parameters)
-    return weights.fingerprint
+class InitWeights:
+    """The weights of `--init`: each rank opens and reads them once, and only the first rank hashes them."""
+
+    def __init__(self, path: str, source: Source, fingerprint: str) -> None:
+        self.path = path
+        self.source = source
+        self.fingerprint = fingerprint
+        """SHA-256 of the weights; empty on other ranks than the first, which verifies for all."""
+
+    @staticmethod
+    def open(path: str, ranks: Ranks | None) -> InitWeights:
+        """Open what `path` names. Without `ranks`, before any are started, nothing is hashed."""
+        if ranks is None:
+            return InitWeights(path, open_source(path, hashes=False), "")
+        source = open_source(path) if ranks.is_first else None
+        # The first rank may have passed over a damaged checkpoint: every rank takes the one that it chose.
+        is_run = source is not None and source.kind == "run"
+        step = ranks.broadcast_int(checkpoint.step_of(Path(source.origin)) if source and is_run else -1)
+        if source is not None:
+            return InitWeights(path, source, source.fingerprint())
+        return InitWeights(path, open_source(path, which=str(step) if step >= 0 else NEWEST, hashes=False), "")
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The tensors under the names of our model."""
+        return gather(replace(self.source, fingerprint=lambda: self.fingerprint))
+
+    def check(self, settings: Settings, data: DataSource) -> None:
+        """Refuse weights that do not fit the model, the data, or the optimizer whose state is to be kept."""
+        vocabulary = self.weights.vocabulary
+        if vocabulary is not None and not settings.task.name:  # a task is read with the vocabulary of the weights
+            refuse_other_vocabulary(data, vocabulary.hash)
+        with torch.device("meta"):
+            parameters = dict(Bert(settings.model).named_parameters())
+        check_fit(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
+        if settings.train.init_optimizer == "keep":
+            self._check_optimizer(settings.optimizer.name)
+            fit_moments(self.moments, parameters)
+
+    def _check_optimizer(self, name: str) -> None:
+        if self.source.kind != "run":
+            raise UserError(
+                "no-optimizer-state",
+                f"train.init_optimizer keep needs a run of bertrain, and {self.path} has weights only; use reset",
+            )
+        theirs = Run.open(self.path).settings.optimizer.name
+        if theirs != name:
+            raise UserError(
+                "other-optimizer",
+                f"train.init_optimizer keep: the run {self.path} was trained with {theirs}, but optimizer.name is "
+                f"{name}; use the same, or reset",
+            )
+
+    @cached_property
+    def moments(self) -> dict[str, Tensor]:
+        """The optimizer's state beside the weights of a run."""
+        return checkpoint.read_moments(Path(self.source.origin))
+
+    def release(self) -> None:
+        """Forget the tensors, so that their memory is free while training runs."""
+        for name in ("weights", "moments"):
+            self.__dict__.pop(name, None)
 
 
-def begin_with(model: Bert, arena: Arena, optimizer: Optimizer, run: Run, console: Console) -> None:
-    """Take up the weights of `run.init`, and the optimizer's state if it is to be kept; draw what these do not have."""
-    how = run.settings.train
-    weights = read_weights(run.init)
-    if weights.fingerprint != run.init_fingerprint:
-        raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
+def refuse_init_settings(settings: Settings) -> None:
+    """Refuse settings about initial weights where `--init` names none."""
+    train = settings.train
+    for name, value in (("init_optimizer", train.init_optimizer), ("init_positions", train.init_positions)):
+        if value in ("keep", "extend"):
+            raise UserError("missing-init", f"train.{name} {value} needs weights to begin with; name them by --init")
+
+
+def begin_with(
+    init: InitWeights, model: Bert, arena: Arena, optimizer: Optimizer, run: Run, console: Console, *, verifies: bool
+) -> None:
+    """Copy the weights of `init` into a model, and the optimizer's state if it is kept; initialize what they lack.
+
+    The first rank, which `verifies`, refuses other weights than those the run was created with.
+    """
+    if verifies and init.fingerprint != run.init_fingerprint:
+        raise UserError("changed-init", f"the weights of {run.init} have changed since this run began; start a new run")
+    train, weights = run.settings.train, init.weights
     parameters = arena.named(arena.values)
-    initialize(model, how.seed, _not_whole(parameters, weights, model.settings.vocab_size))
-    initialized = fill_in(parameters, weights, extends_positions=how.init_positions == "extend")
+    initialize(model, train.seed, _not_whole(parameters, weights, model.settings.vocab_size))
+    initialized = fill_in(parameters, weights, extends_positions=train.init_positions == "extend")
     places = taken_from(parameters, weights)
     console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
+    initialized += _fresh_positions(parameters, weights)
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
-    for kind, names in (("initialized afresh", [*initialized, *_fresh_positions(parameters, weights)]),
-                        ("left over", left_over)):  # fmt: skip
-        if names:
-            console.say(f"  {kind}: {', '.join(names)}")
+    if initialized:
+        console.say(f"  initialized afresh: {', '.join(initialized)}")
+    if left_over:
+        console.say(f"  left over: {', '.join(left_over)}")
     if weights.rounded:
         console.say(f"  rounded from 64 bits to 32: {counted(len(weights.rounded), 'tensor')}")
-    ours = tuple(run.task.get("labels", ()))
-    if "answer.classify.weight" in places and weights.labels and weights.labels != ours:
-        console.say(f"  the head is taken as it is, though its classes were {', '.join(weights.labels)} there")
+    labels = tuple(run.task.get("labels", ()))
+    if "answer.classify.weight" in places and weights.labels and weights.labels != labels:
+        console.say(f"  the classification head is kept, though its classes were {', '.join(weights.labels)}")
     optimizer.begin()
-    if how.init_optimizer == "keep":
-        moments, num_applied = read_moments(run.init, run.settings.optimizer.name, parameters)
-        optimizer.load(moments, num_applied)
-        console.say(f"  optimizer: its state there, after {num_applied:,} updates, is kept")
+    if train.init_optimizer == "keep":
+        num_updates = checkpoint.read_progress(Path(init.source.origin)).updates
+        optimizer.load(fit_moments(init.moments, parameters), num_updates)
+        console.say(f"  optimizer: its state after {num_updates:,} updates is kept")
     else:
         console.say("  optimizer: begins anew")
+    init.release()
+
+
+def fit_moments(moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An optimizer's state in the shapes of `parameters`; rows that it lacks are those of a fresh optimizer."""
+    fitted = {}
+    for key, tensor in moments.items():
+        kind, _, parameter = key.partition("/")
+        if parameter in parameters:
+            values = parameters[parameter].detach()
+            fitted[key] = _fitted(key, tensor, parameter, values if kind == START else torch.zeros_like(values))
+    return fitted
+
+
+def _fitted(key: str, tensor: Tensor, parameter: str, fresh: Tensor) -> Tensor:
+    """A moment in the shape of its parameter, which may have other rows: those of `fresh`."""
+    shape = fresh.shape
+    if tensor.shape == shape:
+        return tensor
+    may_have_other_rows = parameter in (*PADDED_BY_VOCABULARY, POSITIONS)
+    if not may_have_other_rows or tensor.shape[1:] != shape[1:]:
+        raise UserError(
+            "other-shape",
+            f"the optimizer's state of --init does not fit: {key} is {tuple(tensor.shape)}, not {tuple(shape)}; "
+            "use train.init_optimizer reset",
+        )
+    fitted = fresh.clone()
+    fitted[: len(tensor)] = tensor[: len(fitted)]
+    return fitted
 
 
 def _not_whole(parameters: Mapping[str, Tensor], weights: Weights, vocab_size: int) -> list[str]:
-    """The parameters of which the weights have nothing, or not every row; a vocabulary's padding does not count."""
+    """The parameters that the weights lack, or lack rows of; rows that pad the vocabulary do not count."""
     places = taken_from(parameters, weights)
     rows = {name: len(weights.tensors[theirs]) for name, theirs in places.items()}
     needed = {name: vocab_size if name in PADDED_BY_VOCABULARY else len(one) for name, one in parameters.items()}
@@ -87,52 +177,8 @@ def _not_whole(parameters: Mapping[str, Tensor], weights: Weights, vocab_size: i
 
 
 def _fresh_positions(parameters: Mapping[str, Tensor], weights: Weights) -> list[str]:
-    """The positions that the weights do not have, in words."""
+    """The positions that the weights lack, in words."""
     if POSITIONS not in weights.tensors:
         return []
-    there, here = len(weights.tensors[POSITIONS]), len(parameters[POSITIONS])
-    return [f"positions {there} to {here - 1}"] if there < here else []
-
-
-def read_moments(init: str, name: str, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """The optimizer's state in the newest checkpoint of the run `init`, for a model of `parameters`, and its updates.
-
-    Rows that are not there (of more positions, or of padding) are as in a fresh optimizer. Raises UserError for what
-    is no run, a run of another optimizer than `name`, and a tensor that does not fit.
-    """
-    if not (Path(init) / "config.json").is_file() or not (Path(init) / "checkpoints").is_dir():
-        raise UserError(f"train.init_optimizer keep wants a run of bertrain, and {init} holds weights alone; use reset")
-    begun = Run.open(init)
-    theirs = begun.settings.optimizer.name
-    if theirs != name:
-        raise UserError(
-            f"train.init_optimizer keep: the run {init} was trained with {theirs}, and optimizer.name is {name}; "
-            "use the same, or reset"
-        )
-    newest, _ = checkpoint.newest_whole(begun.checkpoints)
-    if newest is None:
-        raise UserError(f"the run {init} has no whole checkpoint yet")
-    kept = {}
-    snapshot = checkpoint.read_checkpoint(newest)
-    for key, tensor in snapshot.optimizer.items():
-        kind, _, parameter = key.partition("/")
-        if parameter in parameters:
-            fresh = parameters[parameter].detach() if kind == START else torch.zeros_like(parameters[parameter])
-            kept[key] = _fitted(key, tensor, parameter, fresh)
-    return kept, snapshot.progress.updates
-
-
-def _fitted(key: str, tensor: Tensor, parameter: str, fresh: Tensor) -> Tensor:
-    """A moment in the shape of its parameter here, which may have other rows: those of `fresh`."""
-    shape = fresh.shape
-    if tensor.shape == shape:
-        return tensor
-    may_have_other_rows = parameter in (*PADDED_BY_VOCABULARY, POSITIONS)
-    if not may_have_other_rows or tensor.shape[1:] != shape[1:]:
-        raise UserError(
-            f"the optimizer's state to begin with does not fit: {key} is {tuple(tensor.shape)}, not {tuple(shape)}; "
-            "use train.init_optimizer reset"
-        )
-    fitted = fresh.clone()
-    fitted[: len(tensor)] = tensor[: len(fitted)]
-    return fitted
+    known, needed = len(weights.tensors[POSITIONS]), len(parameters[POSITIONS])
+    return [f"positions {known} to {needed - 1}"] if known < needed else []

@@ -49,7 +49,7 @@ class TrainState:
         rate_of = partial(rate_factor, settings=settings)
         arena = Arena(model, split_parts, rate_of, shards=ranks.world if settings.optimizer.sharded else 1)
         exchange = Exchange(arena, ranks, settings)
-        sum_over_ranks = ranks.sum if exchange.is_sharded else _leave
+        sum_over_ranks = ranks.all_reduce_sum if exchange.is_sharded else _leave
         optimizer = build_optimizer(arena, settings.optimizer, span=exchange.span, sum_over_ranks=sum_over_ranks)
         work = compute.build(model, arena, optimizer, exchange, ranks, settings)
         return TrainState(model, arena, optimizer, exchange, work, ranks, Progress())
@@ -98,7 +98,7 @@ class TrainState:
             self.exchange.finish()
         self.compute.begin(0)
         self.compute.forget()
-        self.ranks.sum(torch.zeros(1, device=self.ranks.device))
+        self.ranks.all_reduce_sum(torch.zeros(1, device=self.ranks.device))
 
 
 def rate_factor(name: str, settings: Settings) -> float:

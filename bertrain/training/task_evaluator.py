@@ -1,4 +1,4 @@
-"""What a fine-tuned model is worth: its outputs on whole splits of a task, their figures, and how long they took."""
+"""Evaluates a fine-tuned model: its outputs on whole splits of a task, their metrics, and latency."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bertrain.training.compute import Predictor
 from bertrain.training.open_data import task_data
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
-"""Bins in which a device is fast, where nobody asks for a number of examples."""
+"""Tokens of a bin, unless `evaluate.at_once` sets an evaluation batch size: enough to keep a device busy."""
 PERCENTILES = (50, 90, 95, 99, 100)
 
 
 class TaskEvaluator:
-    """The splits of a task by which a run is measured, the main one first."""
+    """Evaluates a model on splits of a task, the main one first."""
 
     def __init__(
         self,
@@ -42,21 +42,21 @@ class TaskEvaluator:
         self._settings, self._folder, self._words = settings, folder, words
 
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
-        """Figures of the main split by name, the main one first; those of the others by split and name; speed."""
+        """Metrics of the main split by name, the main metric first; of the others by split and name; and speed."""
         ranks.heartbeat.enter("evaluation")
         result: dict[str, float] = {}
         for name, split in self._splits.items():
             is_main = not result
             outputs, timing = self.outputs(split, predict, ranks)
             prefix = "" if is_main else f"{name}/"
-            result |= {f"{prefix}{figure}": value for figure, value in split.metrics(outputs).items()}
+            result |= {f"{prefix}{metric}": value for metric, value in split.metrics(outputs).items()}
             if is_main:
                 result |= timing
         return {self.main_metric: result.pop(self.main_metric), **result}
 
     @torch.no_grad()
     def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[Outputs, dict[str, float]]:
-        """What the model says of a whole split, on every rank, in its order; and how fast it says it."""
+        """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
         model, at_once = self._settings.model, self._settings.evaluate.at_once
         is_span = model.head == "span"
         num_columns = {"span": 2, "regress": 1}.get(model.head, model.num_labels)
@@ -68,16 +68,16 @@ class TaskEvaluator:
             started = time.perf_counter()
             answers = predict(batch.to(ranks.device)).answers
             assert answers is not None
-            said = answers.float().cpu()  # which waits for the device
+            on_host = answers.float().cpu()  # waits for the device
             seconds.append(time.perf_counter() - started)
-            here, there = _token_places(split.block, rows, batch) if is_span else (_slots(batch), rows)
-            found[torch.from_numpy(there)] = said[torch.from_numpy(here)]
-        if ranks.is_connected:  # what another rank computed is zero here
+            in_bin, in_block = _token_places(split.block, rows, batch) if is_span else (_slots(batch), rows)
+            found[torch.from_numpy(in_block)] = on_host[torch.from_numpy(in_bin)]
+        if ranks.is_connected:  # rows of other ranks are zero
             whole = found.to(ranks.device)
-            ranks.sum(whole)
+            ranks.all_reduce_sum(whole)
             found = whole.cpu()
         if not found.isfinite().all():
-            raise AgreedError(f"the model gives no finite numbers for some of {split.name}; it has diverged")
+            raise AgreedError("diverged", f"the model's outputs for {split.name} are not all finite; it has diverged")
         return found.numpy(), _timing(split.num_examples, time.perf_counter() - began, seconds)
 
     def _loader(self, split: Split, ranks: parallel.Ranks) -> Loader:
@@ -90,18 +90,18 @@ class TaskEvaluator:
 
 
 def _slots(batch: Batch) -> Ints:
-    """The sequences of a bin that are examples, in their order."""
+    """The indices of the sequences of a bin that are examples, not padding."""
     return np.flatnonzero(batch.nsp_labels.numpy() != IGNORED)
 
 
 def _token_places(block: Block, rows: Ints, batch: Batch) -> tuple[Ints, Ints]:
-    """Where the tokens of these rows lie in their bin, and where in the whole block."""
+    """The positions of the tokens of `rows` in their bin, and in the whole block."""
     starts, lengths = batch.cu_seqlens.numpy()[_slots(batch)].astype(np.int64), block.lengths[rows]
     return flat_ranges(starts, lengths), flat_ranges(block.offsets[rows], lengths)
 
 
 def _timing(num_examples: int, elapsed: float, seconds: list[float]) -> dict[str, float]:
-    """Examples each second over the whole, and percentiles of the time that each bin took."""
+    """Examples per second overall, and percentiles of the time of each bin."""
     latencies = 1e3 * np.percentile(seconds or [0.0], PERCENTILES)
     return {
         "examples": float(num_examples),

@@ -22,7 +22,6 @@ from bertrain.weights.tensors import (
     Source,
     Stored,
     Weights,
-    combined_digest,
     gather,
     in_a_sentence,
     parameter_shapes,
@@ -39,7 +38,12 @@ def read_weights(source: str | Path, which: str = NEWEST) -> Weights:
 
 
 def open_source(
-    source: str | Path, *, config: Path | None = None, vocab: Path | None = None, which: str = NEWEST
+    source: str | Path,
+    *,
+    config: Path | None = None,
+    vocab: Path | None = None,
+    which: str = NEWEST,
+    hashes: bool = True,
 ) -> Source:
     """What lies at `source`, recognized by what is there:
 
@@ -49,6 +53,7 @@ def open_source(
     - a file of PyTorch's, NVIDIA's for example, or a folder with one
 
     `config` and `vocab` stand in for the bert_config.json (or config.json) and the vocab.txt beside the weights.
+    Without `hashes` the files of a run's checkpoint are checked by their sizes alone.
     """
     path = Path(source)
     opened = _open_others(path, config, vocab)
@@ -57,7 +62,7 @@ def open_source(
             raise UserError(
                 f"{path} is a run, which knows its config and its vocabulary; leave --config and --vocab out"
             )
-        return _open_run(path, which)
+        return _open_run(path, which, hashes)
     if which != NEWEST:
         raise UserError(f"--checkpoint {which} chooses among those of a run, and {path} is none")
     return opened
@@ -116,16 +121,14 @@ def _open_file(path: Path, config: Path | None, vocab: Path | None) -> Source:
     )
 
 
-def _open_run(folder: Path, which: str) -> Source:
+def _open_run(folder: Path, which: str, hashes: bool) -> Source:
     run = Run.open(folder)
-    chosen, _ = checkpoint.choose(run.checkpoints, which)
-    if chosen is None:
-        raise UserError(f"the run {folder} has no whole checkpoint yet")
+    chosen, _ = checkpoint.choose(run.checkpoints, which, hashes=hashes)
     tensors = checkpoint.read_weights(chosen)
     return Source(
         kind="run",
         origin=str(chosen),
-        fingerprint=partial(combined_digest, [chosen / checkpoint.MODEL]),
+        fingerprint=partial(checkpoint.weights_digest, chosen),
         tensors=tuple(_stored(name, tensor) for name, tensor in tensors.items()),
         settings=run.settings.model,
         vocabulary=run.vocabulary(),

@@ -101,7 +101,7 @@ def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to fine-tune, with positions for any recipe."""
-    from bertrain.training.pretrain import pretrain
+    from bertrain.training.start import pretrain
 
     folder = tmp_path_factory.mktemp("weights")
     settings = helpers.tiny_settings(train__max_steps=1, schedule__warmup_steps=0, model__max_positions=512)
@@ -112,12 +112,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("recipe", TASK_RECIPES)
 def test_every_recipe_of_a_task_dry_runs(recipe: str, weights: Path, tmp_path: Path) -> None:
     from bertrain.training.announce import dry_run
-    from bertrain.training.finetune import settle_task
 
     asked = resolve(recipe)
     data = ROOT / "tests" / "data" / ("squad" if asked.task.name.startswith("squad/") else "glue")
-    settings = settle_task(asked, data, tmp_path / "run", init=str(weights), world=8)
-    shown = dry_run(settings, data, world=8, init=str(weights))
+    shown = dry_run(asked, data, run=tmp_path / "run", world=8, init=str(weights))
     assert f"batch.sequences = {asked.batch.sequences}" in shown
     assert "memory on each rank:" in shown
     assert not list(tmp_path.iterdir())

@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver, Snapshot
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 from tests.processes import kill_when
 
@@ -48,7 +46,7 @@ def test_killed_after_the_budget_was_fixed_it_goes_on_with_the_same_length(tmp_p
     rates = [line["learning_rate"] for line in lines(run, "step")]
     assert rates == [0.0, 5e-4] + [1e-3] * 23 + [1e-3 * (1 - step / length) for step in range(25, 32)]
     assert lines(run, "end")[0]["reason"] == "train.max_samples 256 is reached"
-    with pytest.raises(UserError, match=r"differs in .*train\.budget \(10m here, 20m there\)"):
+    with helpers.refused("other-run", "train.budget (10m here, 20m there)"):
         pretrain(helpers.tiny_settings(**asked, train__budget="10m"), data, run)
 
 
@@ -109,7 +107,7 @@ def test_a_signal_where_nothing_is_saved_loses_the_run_and_says_so(tmp_path: Pat
 
     threading.Thread(target=send_when_it_trains, daemon=True).start()
     settings = helpers.tiny_settings(train__max_steps=100000, checkpoint__enabled=False, log__every_steps=1)
-    with pytest.raises(UserError, match=r"of which nothing is saved \(checkpoint.enabled false\)"):
+    with helpers.refused("stopped-by-signal", "SIGTERM", "checkpoint.enabled false"):
         pretrain(settings, data, run)
     assert not (run / "checkpoints").exists()
 
@@ -135,5 +133,6 @@ def test_bad_words_about_limits_are_refused_in_a_sentence(tmp_path: Path) -> Non
     start = ["pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "run", *helpers.tiny_arguments()]
     done = helpers.bertrain(*start, "--budget", "soon", check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "bertrain: train.budget is 'soon'; give a stretch of time such as 20m, 1h30m or 90s"
+    assert "train.budget" in done.stderr
+    assert "'soon'" in done.stderr
     assert not (tmp_path / "run").exists()

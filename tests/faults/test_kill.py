@@ -117,7 +117,7 @@ def kill_random_ranks(folder: Path, kills: int, steps: int) -> None:
             rank = draw.randrange(2)
             os.kill(launched.ranks()[rank], signal.SIGKILL)
             launched.wait_until(
-                lambda number=number: launched.err.count("training went on at step") > number, "going on", pause=0.002
+                lambda number=number: launched.err.count("training continued at step") > number, "going on", pause=0.002
             )
             told = launched.err.splitlines()
             assert f"bertrain: rank {rank} was killed by SIGKILL; starting all ranks again" in "\n".join(told), told

@@ -7,17 +7,15 @@ import sys
 import weakref
 from pathlib import Path
 
-import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.planning.memory_fit import oom_as_user_error
 from tests import helpers
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import bertrain.training.pretrain
+import bertrain.training.start
 from bertrain.cli.main import main
 status = Path("/proc/self/status").read_text()
 now = int(status.split("VmSize:")[1].split()[0]) << 10
@@ -38,11 +36,9 @@ def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Pat
     print(done.stderr)
     assert done.returncode == 2
     (sentence,) = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
-    assert sentence.startswith("bertrain: out of memory (")
-    assert sentence.endswith(
-        f"continue with `bertrain resume {run} --train.activation_checkpointing full`, or begin anew with a "
-        "--batch.token_budget under 40000"
-    )
+    assert sentence.endswith("[out-of-memory]")
+    assert f"`bertrain resume {run} --train.activation_checkpointing full`" in sentence
+    assert "--batch.token_budget under 40000" in sentence
     resumed = helpers.bertrain("resume", run, "--train.activation_checkpointing", "full")
     assert "done:" in resumed.stdout
     assert len(helpers.losses(run)) == 1
@@ -60,7 +56,7 @@ def test_the_memory_of_a_failed_step_is_there_to_speak_with() -> None:
         with oom_as_user_error(helpers.tiny_settings(), 1, None):
             step()
 
-    with pytest.raises(UserError, match="out of memory") as caught:
+    with helpers.refused("out-of-memory") as caught:
         train()
     assert held[0]() is None
     assert caught.value.__context__ is not None, "which holds the frames of the step"

@@ -10,7 +10,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.training.precision import check_precision, set_precision
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 HAS_GPU = torch.cuda.is_available()

@@ -16,7 +16,7 @@ from bertrain.profiling.sets import find_sets
 from bertrain.profiling.variability import joules, summarize
 from bertrain.run.metrics import Stopwatch
 from bertrain.run.sensors import sensors_for, uuid_of
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.unit.test_profile import FILES, read_csv
 

@@ -11,7 +11,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.kernels.backend import available
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")

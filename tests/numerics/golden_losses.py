@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -16,8 +16,8 @@ from bertrain.data.formats.shards import Shards
 from bertrain.model.bert import Bert
 from bertrain.model.heads import answer_sums, by_sequence
 from bertrain.run.folder import Run
+from bertrain.tasks.registry import open_task
 from bertrain.training.finetune import finetune
-from bertrain.training.open_data import open_task
 from bertrain.weights.names import huggingface_names
 from tests import helpers, miniature_tasks, whole_model
 
@@ -139,7 +139,7 @@ def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path) 
     model.load_state_dict(helpers.final_weights(tmp_path / "one"))
     twin = twin_of(model)
     twin.config.problem_type = "single_label_classification"
-    block = open_task(mini.table, opened.settings, opened.vocabulary()).training().block
+    block = open_task(opened.settings, mini.table, opened.vocabulary()).training().block
     assert block.answers is not None
 
     matrices = [parameter for parameter in twin.parameters() if parameter.ndim > 1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertrain.data.formats.shards import Shards
 from bertrain.training.evaluate import evaluate
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 

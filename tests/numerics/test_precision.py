@@ -12,7 +12,7 @@ import torch
 from bertrain.base import isa
 from bertrain.base.errors import UserError
 from bertrain.training.precision import check_precision, set_precision
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.numerics import golden_losses
 

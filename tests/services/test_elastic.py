@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.processes import Launched, records
 

@@ -46,7 +46,7 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
 
         second = launch(tmp_path, "second", "--no-preflight", **settings)
         assert second.wait() == 2
-        assert "another process is training in" in second.out + second.err
+        assert "[run-in-use]" in second.out + second.err
         assert ask("status", tmp_path / "second").stdout.splitlines()[0].endswith("ENDED with exit code 2")
 
         assert "sent SIGTERM" in ask("cancel", tmp_path / "first").stdout
@@ -110,7 +110,7 @@ def test_a_full_disk_is_said_before_the_job_trains(tmp_path: Path, small_disk: P
     finally:
         launched.kill()
     assert "GiB free at" in launched.out
-    assert "make room" in launched.out
+    assert "[cannot-write]" in launched.out
 
     (small_disk / "filler").write_bytes(bytes(60 * 1024))
     full = ask(

@@ -25,7 +25,7 @@ from PIL import Image
 
 from bertrain.profiling.profile_report import profile_report
 from bertrain.reports.report import report
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 H200 = Path(__file__).parents[1] / "data" / "profile-h200"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.processes import PATIENCE_S, records
 from tests.services.slurm import Slurm, running_slurm, why_not
@@ -142,7 +142,7 @@ def test_a_killed_rank_is_named_and_all_are_started_again(slurm: Slurm, tmp_path
     assert launcher.status()["state"] == "DONE", output
     assert "rank 1 was killed by SIGKILL" in output
     assert "starting all ranks again (1 of 1 without a new checkpoint)" in output
-    assert "training went on at step" in output
+    assert "training continued at step" in output
 
 
 def kill_rank(run: Path, rank: int) -> None:

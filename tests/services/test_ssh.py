@@ -96,7 +96,7 @@ def test_a_host_that_is_lost_ends_the_job_or_starts_it_again(hosts: Hosts, tmp_p
         agent = int(Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[1])
         for process in (agent, rank):
             os.kill(process, signal.SIGKILL)
-        launched.wait_until(lambda: "training went on at step" in launched.out, "going on", pause=0.2)
+        launched.wait_until(lambda: "training continued at step" in launched.out, "going on", pause=0.2)
         assert "starting all ranks again" in launched.err
 
         # The launcher itself is killed: nothing is left behind on any host.

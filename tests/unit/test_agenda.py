@@ -87,7 +87,7 @@ def test_the_first_ranks_clock_asks_for_saves_and_for_the_end() -> None:
     other = Agenda(settings, Progress(3, 72, seconds=400.0), keeps_time=False, now=clock)
     assert agenda.clock_request() == GO_ON
     clock.time += 120
-    assert (agenda.clock_request(), other.word()) == (SAVE, GO_ON)
+    assert (agenda.clock_request(), other.clock_request()) == (SAVE, GO_ON)
     before, after = Progress(3, 72), Progress(4, 96)
     assert other.after(before, after, SAVE).saves, "the others learn it from the agreed word"
     assert agenda.stamp(after).seconds == 520.0

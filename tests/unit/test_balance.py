@@ -25,7 +25,7 @@ from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
 from bertrain.model.attention import RaggedPlan
 from bertrain.training.announce import dry_run
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 

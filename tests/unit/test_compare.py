@@ -14,7 +14,7 @@ from bertrain.base import formatting
 from bertrain.reports import compare
 from bertrain.reports.history import History, read
 from bertrain.reports.report import report
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 

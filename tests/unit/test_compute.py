@@ -13,7 +13,7 @@ from bertrain.base.errors import UserError
 from bertrain.kernels import cpu
 from bertrain.training import compute
 from bertrain.training.precision import choose_precision
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_auto_continues_a_run_as_it_was_begun(tmp_path: Path, capsys: pytest.Cap
     pretrain(helpers.tiny_settings(train__precision="auto", train__max_steps=4, **common), data, run)
     said = capsys.readouterr().out
     assert "continuing after step 2" in said
-    assert f"train.precision auto: {other} (as the run was begun)" in said
+    assert f"train.precision auto: {other} (as the run began)" in said
     assert precision_of(run) == other
     assert helpers.losses(run) == calm
 

@@ -15,7 +15,7 @@ from bertrain.config.settings import Settings
 from bertrain.reports.report import report
 from bertrain.run import checkpoint
 from bertrain.training.evaluate import evaluate
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from bertrain.weights.source import read_weights
 from tests import helpers
 
@@ -80,9 +80,9 @@ def test_a_target_ends_the_run_and_the_best_is_kept(tmp_path: Path) -> None:
     assert evaluate(run, data, which="11", max_examples=60)["mlm_accuracy"] == accuracies[11]
     assert evaluate(run, data, max_examples=60)["step"] == 12
     assert read_weights(run, "best").origin.endswith(f"step-{best:08d}")
-    with pytest.raises(UserError, match=f"holds no checkpoint of step 1; there are: {best}, 11, 12"):
+    with helpers.refused("unknown-checkpoint", "step 1", f"{best}, 11, 12"):
         read_weights(run, "1")
-    with pytest.raises(UserError, match="--checkpoint is newest, best or the number of a step, not 'last'"):
+    with helpers.refused("unknown-checkpoint", "'last'"):
         evaluate(run, data, which="last")
 
     aimed = tmp_path / "aimed"
@@ -124,7 +124,7 @@ def test_nothing_is_saved_where_that_is_asked_for(tmp_path: Path, capsys: pytest
     pretrain(small(checkpoint__enabled=False, checkpoint__every_steps=1, train__max_steps=3), data, run)
     assert not (run / "checkpoints").exists()
     assert "checkpoint.enabled is false: nothing will be saved" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"checkpoint.keep_best is set, but checkpoint.enabled is false"):
+    with pytest.raises(UserError, match=r"checkpoint.keep_best .*checkpoint.enabled"):
         small(checkpoint__enabled=False, checkpoint__keep_best=True, evaluate__data=data)
 
 
@@ -168,7 +168,7 @@ def test_going_back_puts_later_checkpoints_aside(tmp_path: Path, capsys: pytest.
     ]  # fmt: skip
     aside = helpers.load_weights(run / "checkpoints" / "aside-1-step-00000008")
     assert all(torch.equal(aside[name], tensor) for name, tensor in later.items())
-    with pytest.raises(UserError, match="holds no checkpoint of step 7; there are: 2, 4, 6, 8"):
+    with helpers.refused("unknown-checkpoint", "step 7", "2, 4, 6, 8"):
         resume(run, from_step=7)
     resume(run, [("train.skip_steps", "")], from_step=0)
     assert helpers.losses(run) == calm, "from the beginning"
@@ -207,6 +207,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_its_settings(tmp_path: Path) 
     shutil.copytree(
         tmp_path / "one" / "checkpoints" / "step-00000002", tmp_path / "two" / "checkpoints" / "step-00000009"
     )
-    said = r"was written by another run, which differs in model\.hidden_size \(16 here, 32 there\), optimizer\.name"
-    with pytest.raises(UserError, match=said):
+    with helpers.refused(
+        "foreign-checkpoint", "step-00000009", "model.hidden_size (16 here, 32 there), optimizer.name"
+    ):
         resume(tmp_path / "two")

@@ -15,7 +15,7 @@ from bertrain.base import logs as module
 from bertrain.base.console import Console, warn
 from bertrain.base.errors import AgreedError, RequeueError, UserError
 from bertrain.base.logs import describe, keep_log, logs, newest_entries, note
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 

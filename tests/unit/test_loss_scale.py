@@ -16,7 +16,7 @@ from bertrain.data.formats.shards import Shards
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import loss_scale
 from bertrain.run.loss_scale import GROWTH_STEPS, MINIMUM, SCALE, START, LossScale, next_scale
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from bertrain.training.state import TrainState
 from tests import helpers
 

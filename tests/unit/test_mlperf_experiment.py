@@ -35,7 +35,7 @@ from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 from bertrain.training.agenda import mlperf_interval
 from bertrain.training.events import Events
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from bertrain.training.state import TrainState
 from tests import helpers
 from tests.miniature import make_miniature, miniature_settings

@@ -12,7 +12,7 @@ from bertrain.base.errors import UserError
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import initialize
 from bertrain.run import checkpoint
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from bertrain.weights.export import export
 from tests import helpers
 
@@ -54,7 +54,7 @@ def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
     ).stdout  # fmt: skip
     assert f"beginning with the weights of {one / 'checkpoints' / 'step-00000004'}: 38 tensors taken" in said
     assert "initialized afresh: positions 128 to 255" in said
-    assert "optimizer: its state there, after 4 updates, is kept" in said
+    assert "after 4 updates" in said
     assert len(helpers.losses(two)) == 3
     assert checkpoint.read_progress(two / "checkpoints" / "step-00000003").updates == 4 + 3
 
@@ -69,14 +69,12 @@ def test_positions_are_extended_by_fresh_ones(first: Path, tmp_path: Path) -> No
     assert torch.equal(after[POSITIONS][:64], before[POSITIONS])
     assert torch.equal(after[POSITIONS][64:], fresh.embeddings.positions.weight[64:])
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if name != POSITIONS)
-    with pytest.raises(
-        UserError, match=r"positions.weight is \(64, 32\), not \(96, 32\); .*--train.init_positions extend"
-    ):
+    with pytest.raises(UserError, match=r"positions.weight .*\(64, 32\).*\(96, 32\).*--train.init_positions extend"):
         pretrain(
             helpers.tiny_settings(**SECOND | {"train__init_positions": "same"}), data, tmp_path / "r", init=str(first)
         )
     fewer = helpers.tiny_settings(model__max_positions=48, data__max_seq_length=48, train__init_positions="extend")
-    with pytest.raises(UserError, match=r"holds an example of|is \(64, 32\), not \(48, 32\)$"):
+    with pytest.raises(UserError, match=r"48"):
         pretrain(fewer, tmp_path / "short" / "data", tmp_path / "r", init=str(first))
     assert not (tmp_path / "r").exists()
 
@@ -109,18 +107,17 @@ def test_a_reset_optimizer_begins_anew(first: Path, tmp_path: Path, capsys: pyte
 def test_what_cannot_be_kept_is_refused(first: Path, tmp_path: Path) -> None:
     data = tmp_path / "short" / "data"
 
-    def refused(init: Path | str, **settings: object) -> str:
-        with pytest.raises(UserError) as error:
+    def refused(code: str, *named: str, init: Path | str = "", **settings: object) -> None:
+        with helpers.refused(code, *named):
             pretrain(helpers.tiny_settings(**settings), data, tmp_path / "refused", init=str(init))
         assert not (tmp_path / "refused").exists()
-        return str(error.value)
 
     keep = {"train__init_optimizer": "keep"}
-    assert "was trained with adamw, and optimizer.name is lamb" in refused(first, **keep, optimizer__name="lamb")
+    refused("other-optimizer", "adamw", "lamb", init=first, **keep, optimizer__name="lamb")
     export(first, tmp_path / "exported")
-    assert "holds weights alone; use reset" in refused(tmp_path / "exported", **keep)
-    assert refused("", **keep) == "train.init_optimizer keep is about a run to begin with, and there is no --init"
-    assert "train.init_positions extend" in refused("", train__init_positions="extend")
+    refused("no-optimizer-state", "exported", init=tmp_path / "exported", **keep)
+    refused("missing-init", "train.init_optimizer keep", **keep)
+    refused("missing-init", "train.init_positions extend", train__init_positions="extend")
 
 
 def test_a_kept_madgrad_begins_new_positions_where_they_are(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bertrain.kernels import cpu
 from bertrain.profiling.profile import profile, settings_to_profile
 from bertrain.profiling.profile_report import profile_report, read_roofline
 from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, find_sets
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 H200 = Path(__file__).parents[1] / "data" / "profile-h200"

@@ -10,7 +10,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.resolve import parse_overrides
 from bertrain.ranks.restart import ROLLED_BACK
 from bertrain.training.announce import dry_run
-from bertrain.training.pretrain import pretrain, resume, roll_back
+from bertrain.training.start import pretrain, resume, roll_back
 from tests import helpers
 
 
@@ -28,11 +28,11 @@ def checkpoints(run: Path) -> set[str]:
 def test_nothing_is_put_aside_before_all_was_checked(trained: tuple[Path, Path]) -> None:
     _, run = trained
     before = checkpoints(run)
-    with pytest.raises(UserError, match="no data folder"):
+    with pytest.raises(UserError, match="nowhere"):
         resume(run, [("evaluate.data", "nowhere")], from_step=2)
-    with pytest.raises(UserError, match="holds no checkpoint of step 3"):
+    with helpers.refused("unknown-checkpoint", 3, "2, 4, 6"):
         resume(run, from_step=3)
-    with pytest.raises(UserError, match=r"batch\.auto finds a token_budget when a run begins"):
+    with helpers.refused("fixed-setting", "batch.auto", "batch.token_budget"):
         resume(run, [("batch.auto", "true")], from_step=2)
     assert checkpoints(run) == before
 
@@ -56,13 +56,13 @@ def test_a_setting_can_be_emptied() -> None:
         ("train.hang_timeout", ""),
         ("train.max_time", ""),
     ]
-    with pytest.raises(UserError, match="has no value after it"):
+    with pytest.raises(UserError, match="hang_timeout"):
         parse_overrides(["--train.hang_timeout"])
 
 
 def test_an_epsilon_of_nothing_is_refused() -> None:
     """Where a gradient has always been zero it would make 0 / 0 of it."""
-    with pytest.raises(UserError, match=r"optimizer\.epsilon is 0\.0; it must be at least"):
+    with pytest.raises(UserError, match=r"optimizer\.epsilon"):
         helpers.tiny_settings(optimizer__epsilon=0)
 
 
@@ -70,5 +70,5 @@ def test_a_dry_run_tells_what_may_end_the_run_and_refuses_what_it_would(tmp_path
     data = helpers.make_data(tmp_path)
     told = dry_run(helpers.tiny_settings(train__max_samples=48), data)
     assert "steps: 20, about 4.9 epochs; fewer if train.max_samples 48 comes first" in told
-    with pytest.raises(UserError, match="no data folder"):
+    with pytest.raises(UserError, match="nowhere"):
         dry_run(helpers.tiny_settings(evaluate__data=tmp_path / "nowhere"), data)

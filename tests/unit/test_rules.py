@@ -17,7 +17,7 @@ from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.optim.registry import RULES, build_optimizer
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 
 ONE = torch.tensor(1.0)

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bertrain.base.console import PHASES, console_line, duration
 from bertrain.run.metrics import drop_after
 from bertrain.training.evaluate import evaluate
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 
 

@@ -20,7 +20,7 @@ from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
 from bertrain.reports import history
 from bertrain.training.evaluate import evaluate
-from bertrain.training.pretrain import pretrain, resume
+from bertrain.training.start import pretrain, resume
 from tests import helpers
 from tests.unit.test_loader import content, step_content
 

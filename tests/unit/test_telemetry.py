@@ -16,7 +16,7 @@ from bertrain.base import clock
 from bertrain.run import telemetry
 from bertrain.run.sensors import CpuShare, Gauge, Rapl, Sensors, add_nvml, sensors_for, why_throttled
 from bertrain.run.telemetry import EnergyMeter, Telemetry
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 

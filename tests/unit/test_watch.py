@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from bertrain.base.errors import UserError
 from bertrain.reports import watch as module
 from bertrain.reports.watch import describe, look, loss_curve, sparkline, watch
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from tests import helpers
 
 SECONDS = {"data": 0.1, "forward_backward": 0.3, "reduction": 0.05, "optimizer": 0.05}
@@ -100,7 +99,7 @@ def test_it_looks_at_whatever_is_there(run: Path) -> None:
         file.write(b'\0\0\n[]\n{"kind": 5, "step": 2}\n{"kind": "step", "st')
     assert look(run)["step"] == 1
     (run / "config.json").unlink()
-    with pytest.raises(UserError, match="holds no run"):
+    with helpers.refused("no-run"):
         look(run)
 
 

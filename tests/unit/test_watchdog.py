@@ -8,7 +8,7 @@ import pytest
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
 from bertrain.launch.local import describe_failure
-from bertrain.ranks.watchdog import PLACES, STARTING, Beat, Heartbeat, have_stopped, sentence, waited_for
+from bertrain.ranks.watchdog import PLACES, STARTING, Beat, Heartbeat, describe_hang, have_stopped, waited_for
 from bertrain.run.stragglers import slow_ranks
 from tests import helpers
 
@@ -28,28 +28,28 @@ def test_the_one_that_came_least_far_is_waited_for() -> None:
     words = [word(0), word(1), word(2, place="forward and backward"), word(3)]
     quiet = [False] * 4
     assert [one.rank for one in waited_for(words, quiet)] == [2]
-    assert sentence(words, quiet, "10m") == (
+    assert describe_hang(words, quiet, "10m") == (
         "rank 2 on host node1 has not moved since step 12, in forward and backward; the others wait for it (nothing "
         "moved for 10m, train.hang_timeout)"
     )
     ahead = [word(0, 13, "data"), word(1, 12, "saving"), word(2, 12, "saving"), word(3, 13, "data")]
     assert [one.rank for one in waited_for(ahead, quiet)] == [1, 2]
-    assert sentence(ahead, quiet, "10m").count("; the others wait for them") == 1
+    assert describe_hang(ahead, quiet, "10m").count("; the others wait for them") == 1
 
 
 def test_one_that_is_not_heard_of_is_named_before_those_that_are() -> None:
     words = [word(0, place="data"), word(1, 0, STARTING, is_still=False)]
     assert [one.rank for one in waited_for(words, [False, True])] == [1]
-    assert sentence(words, [False, True], "5s").startswith(
+    assert describe_hang(words, [False, True], "5s").startswith(
         "rank 1 on host node0 has not moved, nor answered, since it was started; the others wait for it"
     )
 
 
 def test_nobody_is_blamed_where_all_came_equally_far() -> None:
-    said = sentence([word(0), word(1)], [False, False], "5s")
+    said = describe_hang([word(0), word(1)], [False, False], "5s")
     assert said.count("has not moved since step 12, in sum over ranks") == 2
-    assert "no rank came less far than the others" in said
-    assert "wait" not in sentence([word(0)], [False], "5s"), "there is no other"
+    assert "no rank is behind the others" in said
+    assert "wait" not in describe_hang([word(0)], [False], "5s"), "there is no other"
 
 
 def test_what_may_take_long() -> None:

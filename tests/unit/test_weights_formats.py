@@ -17,7 +17,7 @@ from bertrain.base.errors import UserError
 from bertrain.cli.weights import weights_app
 from bertrain.config.resolve import resolve
 from bertrain.tasks.fill_mask import fill_mask
-from bertrain.training.pretrain import pretrain
+from bertrain.training.start import pretrain
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
 from bertrain.weights.source import read_weights

@@ -1,0 +1,138 @@
+"""A fine-tuned run at work: its metrics on held-out data, and its predictions in the task's official format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bertrain.base.console import remark
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import override
+from bertrain.ranks import parallel
+from bertrain.run.folder import Run
+from bertrain.tasks import registry
+from bertrain.tasks.tables import HUB
+from bertrain.tasks.task import Outputs, Split, Task
+from bertrain.training.compute import Predictor
+from bertrain.training.evaluate import load_predictor
+from bertrain.training.task_evaluator import TaskEvaluator
+
+FILE_SETTINGS = ("task.on_error", "task.text", "task.text_pair", "task.label")
+"""Settings that may differ from one file to another, and so from those that a run was trained on."""
+
+
+def evaluate_task(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    which: str = "newest",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> dict[str, float]:
+    """The task's metrics of a fine-tuned run on the held-out part of `data` (default: its own data), and its step.
+
+    `at_once` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
+    ("task.null_threshold", "2"), or that say how files are read: task.on_error, task.text, task.text_pair, task.label.
+    """
+    with _open_model(run, data, which, device, at_once, overrides) as model:
+        held_out = model.task.held_out()
+        if not held_out:
+            raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
+        model.print_notes()
+        metrics = model.evaluator(held_out).evaluate(model.predict, model.ranks)
+        return {"step": float(model.step)} | metrics
+
+
+def predict(
+    run: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    which: str = "newest",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    at_once: int = 0,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """Predict the splits of `data` without answers (or else its held-out part), into files in the folder `out`.
+
+    `at_once` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split.
+    """
+    _refuse_own_place(Path(data), Path(out))
+    with _open_model(run, data, which, device, at_once, overrides) as model:
+        splits: Mapping[str, Split] = model.task.unanswered() or model.task.without_answers()
+        if not splits:
+            raise UserError("no-examples", f"{model.folder} has nothing to predict")
+        model.print_notes()
+        evaluator = model.evaluator(splits)
+        result: dict[str, Any] = {}
+        for name, split in splits.items():
+            outputs, timing = evaluator.outputs(split, model.predict, model.ranks)
+            if model.ranks.is_first:
+                # SQuAD's files have the same names for every split.
+                folder = Path(out) / name if len(splits) > 1 and model.task.head == "span" else Path(out)
+                result[name] = {"files": _write_predictions(split, outputs, folder)} | timing
+        return result
+
+
+def _refuse_own_place(data: Path, out: Path) -> None:
+    """Refuse to write predictions where they would replace the data."""
+    places = [data, data / HUB] if data.is_dir() else [data.parent] if data.suffix == ".jsonl" else []
+    if out.is_dir() and any(place.is_dir() and out.samefile(place) for place in places):
+        raise UserError(
+            "occupied-folder",
+            f"--out {out} is the folder of --data, whose files predictions could replace; choose another --out",
+        )
+
+
+def _write_predictions(split: Split, outputs: Outputs, out: Path) -> list[str]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return [str(file) for file in split.write_predictions(outputs, out)]
+    except OSError as error:
+        raise UserError("cannot-write", f"could not write predictions into {out}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A checkpoint of a fine-tuned run, ready to predict, and the task with its files."""
+
+    run: Run
+    task: Task
+    folder: Path
+    predict: Predictor
+    ranks: parallel.Ranks
+    step: int
+
+    def evaluator(self, splits: Mapping[str, Split]) -> TaskEvaluator:
+        return TaskEvaluator(self.task, splits, self.run.settings, self.folder, self.run.vocabulary())
+
+    def print_notes(self) -> None:
+        """Print what was found in the files, once they have been read."""
+        if self.ranks.is_first:
+            for note in self.task.notes:
+                remark(note)
+
+
+@contextmanager
+def _open_model(
+    run: str | Path,
+    data: str | Path | None,
+    which: str,
+    device: Literal["auto", "cpu", "cuda"],
+    at_once: int,
+    overrides: Sequence[tuple[str, str]],
+) -> Iterator[_Model]:
+    opened = Run.open(run)
+    if not opened.settings.task.name:
+        raise UserError("no-task", f"{run} was pre-trained, not fine-tuned for a task")
+    settings = override(opened.settings, list(overrides), also=FILE_SETTINGS)
+    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
+    opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate))
+    folder = Path(data) if data is not None else opened.data
+    task = registry.open_task(opened.settings, folder, opened.vocabulary(), described=opened.task)
+    with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
+        yield _Model(opened, task, folder, predict, ranks, step)

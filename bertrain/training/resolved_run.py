@@ -1,0 +1,196 @@
+"""One start of a run, resolved once: what it trains with, on what, from which weights, and whether it has begun.
+
+resolve_run      a run that begins here, or that is continued by its first command
+resolve_resume   a run that is continued by its folder alone
+
+Pre-flight, dry run and training take the ResolvedRun that these make, and open nothing a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import override
+from bertrain.config.settings import Settings
+from bertrain.data.feed.batching import check_groups
+from bertrain.data.feed.loader import check_data, training_rows
+from bertrain.data.formats.source import DataSource
+from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.ranks import parallel
+from bertrain.ranks.parallel import Ranks
+from bertrain.run import checkpoint
+from bertrain.run.folder import Run, check_free, refuse_other_vocabulary
+from bertrain.tasks import registry
+from bertrain.tasks.task import Task
+from bertrain.training import compute
+from bertrain.training.init_from import InitWeights, refuse_init_settings
+from bertrain.training.open_data import open_for, task_data, vocabulary_for
+from bertrain.training.resolve_auto import check_memory, draw_seed, find_token_budget, resolve_auto
+from bertrain.training.task_settings import evaluate_as_overridden, fit_to_task
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A start of a run: settings without `auto`, and everything that it reads, opened."""
+
+    folder: Path | None
+    """The run folder; None for a dry run that names none."""
+    settings: Settings
+    data: DataSource
+    world: int
+    """Number of ranks."""
+    begun: Run | None = None
+    """The run in `folder`, if it has begun."""
+    init: str = ""
+    """The path given as `--init`."""
+    weights: InitWeights | None = None
+    """The weights of `init`, opened; None if the run has begun."""
+    task: Task | None = None
+    held_out: DataSource | None = None
+    """The data of `evaluate.data`, opened; a task has its own."""
+    notes: tuple[str, ...] = ()
+    """Lines to print at the start: what `auto` means, what was found in the files of a task."""
+
+    def check_memory(self) -> None:
+        """Refuse a run that does not fit into memory."""
+        check_memory(self.settings, self.data, self.world, is_begun=self.begun is not None)
+
+    def draw(self, ranks: Ranks) -> ResolvedRun:
+        """Resolve what a new run needs its ranks for: a seed that one draws, a token budget that all can compute."""
+        if not ranks.broadcast_int(self.begun is None):
+            return self
+        settings, seed_notes = draw_seed(self.settings, ranks)
+        settings, budget_notes = find_token_budget(settings, self.data, ranks)
+        return replace(self, settings=settings, notes=(*self.notes, *seed_notes, *budget_notes))
+
+    def open_folder(self, ranks: Ranks) -> Run:
+        """The run folder, which the first rank creates if the run begins here."""
+        assert self.folder is not None
+        # A barrier: no rank may find the folder begun that the first rank is about to create.
+        is_new = ranks.broadcast_int(self.begun is None)
+        if is_new and ranks.is_first:
+            fingerprint = self.weights.fingerprint if self.weights else ""
+            description = self.task.describe() if self.task else None
+            Run.create(self.folder, self.settings, self.data, self.init, fingerprint, description)
+        ranks.broadcast_int(0)
+        return (self.begun or Run.open(self.folder)).continued(self.settings, self.data.folder)
+
+
+def resolve_run(
+    settings: Settings,
+    data: str | Path,
+    folder: str | Path | None,
+    *,
+    init: str = "",
+    ranks: Ranks | None = None,
+    world: int = 1,
+    same_task: ResolvedRun | None = None,
+) -> ResolvedRun:
+    """Resolve a start of the run in `folder`, and refuse what does not fit together. Nothing is written.
+
+    Called by every rank with its `ranks`: the first one verifies hashes for all. Without `ranks`, before any are
+    started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
+    """
+    init = str(Path(init).resolve()) if init else ""
+    begun = Run.open_if_begun(folder) if folder is not None else None
+    weights = InitWeights.open(init, ranks) if init and begun is None else None
+    world = ranks.world if ranks is not None else world
+    task: Task | None = None
+    if settings.task.name:
+        vocabulary = begun.vocabulary() if begun else _vocabulary_of_weights(settings, weights)
+        task = _open_task(settings, Path(data), vocabulary, same_task)
+        settings = fit_to_task(settings, task, begun, weights, world=world)
+    settings, notes = resolve_auto(settings, begun)
+    device, _ = parallel.choose_device(settings.train.device)
+    compute.choose(settings, device)
+    resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
+    check_data(resolved.data, settings)
+    training_rows(resolved.data, settings)
+    if begun is not None:
+        begun.refuse_other(settings, init)
+    elif folder is not None:
+        check_free(Path(folder))
+    if weights is not None:
+        weights.check(settings, resolved.data)
+    elif begun is None:
+        refuse_init_settings(settings)
+    return replace(
+        resolved,
+        folder=Path(folder) if folder is not None else None,
+        begun=begun,
+        init=init,
+        weights=weights,
+        notes=(*notes, *resolved.notes),
+    )
+
+
+def resolve_resume(
+    folder: str | Path,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    from_step: int | None = None,
+    ranks: Ranks | None = None,
+    world: int = 1,
+) -> ResolvedRun:
+    """Resolve the continuation of a run with `overrides` of settings that do not shape the training."""
+    begun = Run.open(folder)
+    settings = override(begun.settings, list(overrides))
+    if settings.batch.auto and not begun.settings.batch.auto:
+        raise UserError(
+            "fixed-setting",
+            "batch.auto finds a token_budget when a run begins; this one keeps its "
+            f"batch.token_budget of {settings.batch.token_budget}",
+        )
+    if from_step:
+        checkpoint.find_step(begun.checkpoints, from_step)
+    if not begun.data.exists():
+        raise UserError(
+            "missing-data",
+            f"the data of this run is no longer at {begun.data}; put it back, or repeat the first command with "
+            "--data and its new place",
+        )
+    vocabulary = begun.vocabulary() if settings.task.name else None
+    task = registry.open_task(settings, begun.data, vocabulary) if vocabulary else None
+    world = ranks.world if ranks is not None else world
+    resolved = _open(settings, begun.data, task, vocabulary, ranks, world)
+    if task is not None:
+        num_rows = len(settings.data.rows(len(resolved.data)))
+        settings = evaluate_as_overridden(settings, dict(overrides), num_rows)
+    return replace(resolved, settings=settings, folder=Path(folder), begun=begun, init=begun.init)
+
+
+def _vocabulary_of_weights(settings: Settings, weights: InitWeights | None) -> Vocabulary:
+    if weights is None:
+        raise UserError(
+            "missing-init", "--init is missing: the run or the weights to fine-tune, such as --init runs/base"
+        )
+    return vocabulary_for(settings, weights)
+
+
+def _open_task(settings: Settings, data: Path, vocabulary: Vocabulary, same_task: ResolvedRun | None) -> Task:
+    if same_task is not None and same_task.task is not None and same_task.data.vocabulary.hash == vocabulary.hash:
+        return same_task.task
+    return registry.open_task(settings, data, vocabulary)
+
+
+def _open(
+    settings: Settings, folder: Path, task: Task | None, vocabulary: Vocabulary | None, ranks: Ranks | None, world: int
+) -> ResolvedRun:
+    """Open the data to train and to evaluate on, and refuse data that do not belong together."""
+    check_groups(settings.batch.group_size, world)
+    if task is not None:
+        assert vocabulary is not None
+        data: DataSource = task_data(task.training(), folder, settings, vocabulary)
+        task.held_out()  # read now, so that a damaged file is refused before training
+    else:
+        data = open_for(folder, settings, ranks)
+    held_out: DataSource | None = None
+    if settings.evaluate.data and task is None:
+        held_out = open_for(settings.evaluate.data, settings, ranks)
+        check_data(held_out, settings)
+        refuse_other_vocabulary(held_out, data.vocabulary.hash)
+    notes = tuple(task.notes) if task is not None else ()
+    return ResolvedRun(None, settings, data, world, task=task, held_out=held_out, notes=notes)

@@ -1,0 +1,94 @@
+"""Starts and continues runs: resolve once, then train.
+
+pretrain / resume              a run from its beginning, or from its newest checkpoint; the loop itself is loop.py
+preflight / preflight_resume   the same resolution before any rank is started, to refuse what would fail
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertrain.base.console import warn
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import override
+from bertrain.config.settings import Settings
+from bertrain.ranks import parallel
+from bertrain.ranks.parallel import Ranks
+from bertrain.ranks.restart import is_restart, was_rolled_back
+from bertrain.run import checkpoint
+from bertrain.run.checkpoint import Progress
+from bertrain.run.folder import Run
+from bertrain.training.events import Events
+from bertrain.training.loop import train
+from bertrain.training.resolved_run import ResolvedRun, resolve_resume, resolve_run
+
+
+def pretrain(
+    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", events: Events | None = None
+) -> Progress:
+    """Pre-train with `settings` on the prepared folder `data`, into the run folder `run`.
+
+    `init` names a run, or weights of any format that `weights show` reads, to begin with. If `run` has begun with the
+    same settings, it is continued. `events` is called as training goes on.
+    """
+    settings.refuse_unsettled_task()
+    with parallel.join(settings.train) as ranks:
+        return start(resolve_run(settings, data, run, init=init, ranks=ranks), ranks, events=events)
+
+
+def resume(
+    run: str | Path, overrides: Sequence[tuple[str, str]] | None = None, *, from_step: int | None = None
+) -> Progress:
+    """Continue the run in the folder `run` from its newest whole checkpoint, or from the one of `from_step`.
+
+    `overrides` may change settings that do not shape the training: where and how it runs, what is logged and saved.
+    Going back renames the later checkpoints, and removes the later steps from the metrics.
+    """
+    if is_restart() or was_rolled_back():
+        from_step = None  # the first start has gone back; a restart continues with the progress made since
+    train_settings = override(Run.open(run).settings, list(overrides or ())).train
+    with parallel.join(train_settings) as ranks:
+        resolved = resolve_resume(run, overrides or (), from_step=from_step, ranks=ranks)
+        return start(resolved, ranks, from_step=from_step)
+
+
+def start(
+    resolved: ResolvedRun, ranks: Ranks, *, from_step: int | None = None, events: Events | None = None
+) -> Progress:
+    """Train a resolved run to its end, if it fits into memory."""
+    resolved.check_memory()
+    resolved = resolved.draw(ranks)
+    if ranks.is_first and not resolved.settings.checkpoint.enabled:
+        warn("checkpoint.enabled is false: nothing will be saved, so a signal or a failure loses the run")
+    return train(resolved, ranks, from_step=from_step, events=events)
+
+
+def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> ResolvedRun:
+    """Resolve a run of `world` ranks before any is started, and refuse what would fail. Nothing is written."""
+    resolved = resolve_run(settings, data, run, init=init, world=world)
+    resolved.check_memory()
+    return resolved
+
+
+def preflight_resume(
+    run: str | Path,
+    overrides: Sequence[tuple[str, str]] | None = None,
+    *,
+    from_step: int | None = None,
+    world: int = 1,
+) -> ResolvedRun:
+    """Resolve the continuation of a run before any of its `world` ranks is started, and refuse what would fail."""
+    resolved = resolve_resume(run, overrides or (), from_step=from_step, world=world)
+    resolved.check_memory()
+    return resolved
+
+
+def roll_back(run: str | Path, step: int) -> None:
+    """Put aside the checkpoints after `step`, once for all ranks that are started next."""
+    opened = Run.open(run)
+    with opened.lock() as is_ours:
+        if not is_ours:
+            raise UserError("run-in-use", f"another process is training in {opened.folder}; wait for it or stop it")
+        for path in checkpoint.set_aside(opened.checkpoints, step):
+            print(f"put aside: {path}")

@@ -1,0 +1,117 @@
+"""The metrics of fine-tuned runs, over seeds and tasks: a table for people, and results.json for programs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertrain.base.console import warn
+from bertrain.base.files import write_atomically
+from bertrain.run import checkpoint
+from bertrain.run.folder import Run
+
+RESULTS = "results.json"
+SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
+NO_SCORES = ("examples", "latency", "train_examples")  # prefixes of metrics that measure speed or size
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The metrics of the runs of one task, one run for each seed."""
+
+    task: str
+    seeds: tuple[int, ...]
+    metrics: dict[str, tuple[float, ...]]
+    """By name, one value for each seed."""
+    keeps_best: bool = False
+    """Whether they are of each run's best evaluation, whose checkpoint it keeps, instead of the last."""
+
+    @staticmethod
+    def of(task: str, seeds: Sequence[int], found: Sequence[Mapping[str, float]], *, keeps_best: bool) -> Outcome:
+        """The outcome of the first runs of `seeds`, from the metrics that all of them have."""
+        names = [name for name in found[0] if all(name in one for one in found)]
+        metrics = {name: tuple(one[name] for one in found) for name in names}
+        return Outcome(task, tuple(seeds[: len(found)]), metrics, keeps_best)
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(self.metrics[name])
+
+    def deviation(self, name: str) -> float:
+        """The sample standard deviation; 0 for a single run."""
+        return statistics.stdev(self.metrics[name]) if len(self.seeds) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means, deviations and all values, for JSON."""
+        return {
+            "task": self.task,
+            "seeds": list(self.seeds),
+            "evaluation": "best" if self.keeps_best else "last",
+            "figures": {
+                name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": list(values)}
+                for name, values in self.metrics.items()
+            },
+        }
+
+
+def write_results(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write the outcomes as JSON; a failure is only warned of, since they can be read again from the runs."""
+    try:
+        write_atomically(path, json.dumps([one.to_dict() for one in outcomes], indent=1) + "\n")
+    except OSError as error:
+        warn(f"could not write {path}: {error.strerror or error}; the runs themselves are complete")
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as text: each task's metrics, mean and deviation over seeds, and its training speed.
+
+    Several tasks of GLUE have an average in the last line, to which each task contributes the mean of its metrics.
+    """
+    width = max(len(outcome.task) for outcome in outcomes)
+    lines, means = [], []
+    for outcome in outcomes:
+        seeds = f" ({len(outcome.seeds)} seeds)" if len(outcome.seeds) > 1 else ""
+        scores = [name for name in outcome.metrics if not name.rpartition("/")[2].startswith(NO_SCORES)]
+        shown = [
+            f"{name} {outcome.mean(name):.4g}" + (f" +- {outcome.deviation(name):.2g}" if seeds else "")
+            for name in scores
+        ]
+        best = "  at the best evaluation" if outcome.keeps_best else ""
+        speed = f"  {outcome.mean(SPEED):,.0f} sentences/s" if SPEED in outcome.metrics else ""
+        speed += f", {outcome.mean(SPEED_OVERALL):,.0f} overall" if SPEED_OVERALL in outcome.metrics else ""
+        lines.append(f"{outcome.task:<{width}}{seeds}  {'  '.join(shown)}{best}{speed}")
+        means += [statistics.fmean(outcome.mean(name) for name in scores)] if scores else []
+    if len(means) > 1 and all(outcome.task.startswith("glue/") for outcome in outcomes):
+        lines.append(f"{'average':<{width}}  {statistics.fmean(means):.4g} of {len(means)} tasks")
+    return "\n".join(lines)
+
+
+def checkpoint_of(run: str | Path) -> str:
+    """The checkpoint that a run's metrics belong to: `best` if the run keeps one, else `newest`."""
+    return "newest" if checkpoint.read_best(Run.open(run).checkpoints) is None else "best"
+
+
+def metrics_of(run: str | Path) -> dict[str, float]:
+    """A run's metrics at its last evaluation, or at its best if it keeps that one; and its training speed."""
+    records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    best = checkpoint.read_best(Run.open(run).checkpoints)
+    evaluations = [record for record in records if record["kind"] == "evaluation" and best in (None, record["step"])]
+    last = evaluations[-1] if evaluations else {}
+    return {key: value for key, value in last.items() if isinstance(value, float)} | training_speed(records)
+
+
+def training_speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Examples per second of training: in the median step, and overall, evaluations and saves included."""
+    steps = [record for record in records if record["kind"] == "step" and not record["skipped"]]
+    if len(steps) < 2:
+        return {}
+    seconds = [sum(record["seconds"].values()) for record in steps]
+    per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
+    speed = {SPEED: per_step / statistics.median(seconds)}
+    ends = [record for record in records if record["kind"] == "end" and record.get("loop_seconds")]
+    if ends:
+        speed[SPEED_OVERALL] = ends[-1]["samples"] / ends[-1]["loop_seconds"]
+    return speed

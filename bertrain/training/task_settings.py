@@ -1,0 +1,180 @@
+"""The settings of a task: from its recipe, and from the data and the weights of the run.
+
+resolve_task   recipe, settings file and overrides
+fit_to_task    the model, the number of steps and the bins, once the task's data and the weights are open
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bertrain.base.console import warn
+from bertrain.base.errors import UserError, nearest
+from bertrain.config.resolve import named_in, resolve
+from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
+from bertrain.planning.memory_fit import BUDGET_STEP
+from bertrain.run.folder import Run
+from bertrain.tasks import glue, registry
+from bertrain.tasks.task import Task
+from bertrain.training.init_from import InitWeights
+
+ARCHITECTURE = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "intermediate_size",
+    "max_positions",
+    "num_segments",
+    "layer_norm_eps",
+)
+"""Settings of a model that follow from its weights; dropout follows from the recipe."""
+BUDGETED_WARM_UP = 50
+DEVIATIONS = 4  # of a step's tokens above their mean that a bin still holds
+DEVIATIONS_AMONG_RANKS = 2.5  # of the whole step: beyond, it makes one bin too many; as far below, one too few
+MOST_BIN_TOKENS = 16384  # unless one example is longer, or the user asks for more
+ALTERNATIVES: tuple[tuple[dict[str, str], str], ...] = (
+    ({"train.epochs": "0", "train.budget": "", "train.max_steps": ""}, "how long the run is"),
+    ({"evaluate.every_epochs": "0", "evaluate.every_samples": "0"}, "when to evaluate"),
+)
+"""Settings that say the same in different units, each with the value that says nothing."""
+
+
+def resolve_task(
+    name: str,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    recipe: str = "",
+    settings_file: str | Path | None = None,
+) -> Settings:
+    """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
+
+    Overrides may name one of train.epochs, max_steps and budget, and so may the file; it replaces the recipe's. The
+    same holds for evaluate.every_epochs and every_samples. A run whose length is a time cannot warm up over a share of
+    its steps: it warms up over 50.
+    """
+    if name not in registry.task_names():
+        raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, registry.task_names())}")
+    chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
+    given, in_file = dict(overrides), named_in(settings_file)
+    changes = [*overrides, ("task.name", name)]
+    for alternatives, meaning in ALTERNATIVES:
+        changes += _displaced(alternatives, meaning, given) or _displaced(alternatives, meaning, in_file)
+    budget = dict(changes).get("train.budget", in_file.get("train.budget"))
+    by_share = resolve(chosen).schedule.warmup_share > 0
+    if budget and by_share and "schedule.warmup_share" not in in_file | given:
+        changes.append(("schedule.warmup_share", "0"))
+        if "schedule.warmup_steps" not in in_file | given:
+            changes.append(("schedule.warmup_steps", str(BUDGETED_WARM_UP)))
+    return resolve(chosen, changes, settings_file)
+
+
+def _displaced(alternatives: Mapping[str, str], meaning: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Changes that clear the alternatives of the setting that is given; none if none is given."""
+    named = [key for key in alternatives if given.get(key, "0") not in ("", "0", "0.0")]
+    if len(named) > 1:
+        raise UserError("contradicting-settings", f"{' and '.join(named)} each say {meaning}; give one of them")
+    return [(key, none) for key, none in alternatives.items() if named and key not in (*named, "train.max_steps")]
+
+
+def expand_tasks(name: str, data: str | Path) -> list[str]:
+    """`glue` as all of its tasks that `data` has a training file for; any other name as itself."""
+    if name != "glue":
+        return [name]
+    found = glue.tasks_in(Path(data))
+    usable = [f"glue/{task}" for task, is_usable in found.items() if is_usable]
+    if not usable:
+        raise UserError("no-examples", f"{data} has no folder of a GLUE task, such as SST-2, with a file to train on")
+    for task in [task for task, is_usable in found.items() if not is_usable]:
+        warn(f"glue/{task} is left out: its folder in {data} has no file to train on")
+    return usable
+
+
+def fit_to_task(
+    settings: Settings, task: Task, begun: Run | None, weights: InitWeights | None, *, world: int
+) -> Settings:
+    """Settings whose model, length and bins follow from the task, its data, and the weights or the begun run."""
+    _check_target(settings.evaluate.target_accuracy, task)
+    block = task.training().block
+    settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
+    settings = _in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
+    if settings.batch.token_budget == 0:
+        budget = begun.settings.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
+        settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
+    return settings.check()
+
+
+def _check_target(target: float, task: Task) -> None:
+    """Refuse a target in the wrong unit: the metrics of SQuAD are percentages, all others fractions."""
+    is_percent = task.head == "span"
+    if is_percent and 0 < target <= 1:
+        raise UserError(
+            "bad-target", f"evaluate.target_accuracy is {target:g}, but the metrics of {task.name} are percentages"
+        )
+    if not is_percent and target > 1:
+        raise UserError(
+            "bad-target", f"evaluate.target_accuracy is {target:g}, but the metrics of {task.name} are at most 1"
+        )
+
+
+def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: InitWeights | None) -> ModelSettings:
+    if begun is not None:
+        known, owner = begun.settings.model, f"the run {begun.folder}"
+    else:
+        assert weights is not None
+        if weights.source.settings is None:
+            raise UserError(
+                "missing-config", f"there is no bert_config.json (or config.json) beside {weights.path}; put it there"
+            )
+        known, owner = weights.source.settings, f"the model of {weights.path}"
+    usual = ModelSettings()
+    for name in ARCHITECTURE:
+        wish, made = getattr(asked, name), getattr(known, name)
+        if wish not in (made, getattr(usual, name)):
+            raise UserError("other-model", f"model.{name} is {wish}, but {owner} has {made}; leave it out")
+    model = replace(asked, **{name: getattr(known, name) for name in ARCHITECTURE})
+    return replace(model, head=task.head, num_labels=max(2, len(task.labels)))
+
+
+def _in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
+    """Settings with epochs turned into steps, and into examples between evaluations."""
+    train, batch = settings.train, settings.batch
+    if train.epochs:
+        steps = train.epochs * num_rows / (batch.sequences or batch.tokens / mean_length)
+        train = replace(train, max_steps=max(1, math.ceil(steps - 1e-9)))
+    return replace(settings, train=train, evaluate=evaluate_in_examples(settings.evaluate, num_rows))
+
+
+def evaluate_in_examples(evaluate: EvaluateSettings, num_rows: int) -> EvaluateSettings:
+    """`evaluate.every_epochs`, with `num_rows` examples an epoch, as `evaluate.every_samples`."""
+    if not evaluate.every_epochs:
+        return evaluate
+    return replace(evaluate, every_samples=max(1, round(evaluate.every_epochs * num_rows)))
+
+
+def evaluate_as_overridden(settings: Settings, overrides: Mapping[str, str], num_rows: int) -> Settings:
+    """The settings of a resumed task, whose `every_samples` follows from `every_epochs` unless it is overridden."""
+    if "evaluate.every_epochs" in overrides:
+        return replace(settings, evaluate=evaluate_in_examples(settings.evaluate, num_rows))
+    if "evaluate.every_samples" in overrides:
+        return replace(settings, evaluate=replace(settings.evaluate, every_epochs=0.0))
+    return settings
+
+
+def usual_budget(settings: Settings, lengths: Any, ranks: int) -> int:
+    """Tokens of a bin that holds a rank's share of nearly every step, so that little of it is padding."""
+    longest = min(settings.data.max_seq_length, int(lengths.max()))
+    if settings.batch.tokens:
+        needed = settings.batch.tokens / ranks + longest
+    else:
+        count = settings.batch.sequences
+        spread = math.sqrt(count) * float(lengths.std())
+        # Among several ranks a step should make as many bins as there are ranks, neither more nor fewer.
+        most = count * float(lengths.mean()) + (DEVIATIONS if ranks == 1 else DEVIATIONS_AMONG_RANKS) * spread
+        needed = most / ranks
+    budget = max(min(int(needed), MOST_BIN_TOKENS), settings.data.max_seq_length)
+    return -(-budget // BUDGET_STEP) * BUDGET_STEP

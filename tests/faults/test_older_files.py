@@ -1,0 +1,84 @@
+"""Files that an older version wrote can still be used: runs, data and weights of commit 8764bd3."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.reports.report import report
+from bertrain.training.evaluate import evaluate
+from bertrain.training.predict import evaluate_task
+from bertrain.training.start import resume
+from bertrain.weights.export import export
+from tests import helpers
+from tests.processes import records
+
+WRITTEN = Path(__file__).parents[1] / "data" / "written-by-8764bd3"
+ON_CPU = [("train.device", "cpu"), ("log.tensorboard", "false")]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A copy of the files, whose runs find their data and their initial weights in it."""
+    folder = tmp_path / "written"
+    shutil.copytree(WRITTEN, folder)
+    for run in ("pretrained", "finetuned"):
+        config = folder / run / "config.json"
+        config.write_text(config.read_text().replace("/nowhere/", f"{folder}/"))
+    return folder
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in records(run, "step")}
+
+
+def metrics(run: Path) -> dict[int, dict[str, float]]:
+    """The metrics of each evaluation, without those of speed."""
+    return {
+        record["step"]: {
+            name: value
+            for name, value in record.items()
+            if isinstance(value, float) and not name.startswith(("examples_per_s", "latency"))
+        }
+        for record in records(run, "evaluation")
+    }
+
+
+def test_a_pretrained_run_is_evaluated_and_reported(written: Path, tmp_path: Path) -> None:
+    run = written / "pretrained"
+    found = evaluate(run, written / "held-out", device="cpu")
+    assert found.pop("step") == 8
+    assert found == pytest.approx(metrics(run)[8], abs=1e-4)
+    assert "pretrained" in report([run], out=tmp_path / "report.html").read_text()
+
+
+def test_a_pretrained_run_resumes_and_is_exported(written: Path, tmp_path: Path) -> None:
+    run, expected = written / "pretrained", losses(WRITTEN / "pretrained")
+    assert list(expected) == list(range(1, 13))
+    assert resume(run, ON_CPU).step == 12
+    assert losses(run) == pytest.approx(expected, abs=1e-4)
+    assert list(metrics(run)) == list(metrics(WRITTEN / "pretrained"))
+    for step, known in metrics(WRITTEN / "pretrained").items():
+        assert metrics(run)[step] == pytest.approx(known, abs=1e-3)
+    export(run, tmp_path / "from-run")
+    export(written / "exported", tmp_path / "from-weights")
+    theirs = helpers.load_weights(written / "exported")
+    ours, again = (helpers.load_weights(tmp_path / name) for name in ("from-run", "from-weights"))
+    assert list(theirs) == list(ours) == list(again)
+    assert all(torch.equal(theirs[name], again[name]) for name in theirs)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+def test_a_finetuned_run_is_evaluated_and_resumes(written: Path) -> None:
+    run, expected = written / "finetuned", losses(WRITTEN / "finetuned")
+    found = evaluate_task(run, device="cpu")
+    assert found["step"] == 3
+    assert found["accuracy"] == metrics(run)[3]["accuracy"]
+    assert resume(run, ON_CPU).step == 6
+    assert losses(run) == pytest.approx(expected, abs=1e-4)
+    assert list(metrics(run)) == list(metrics(WRITTEN / "finetuned"))
+    assert metrics(run)[6] == pytest.approx(metrics(WRITTEN / "finetuned")[6])
