@@ -37,8 +37,8 @@ from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
 from bertrain.ranks import parallel
 from bertrain.run.metrics import Stopwatch
-from bertrain.training import compute
-from bertrain.training.compute import MOST_TOKENS
+from bertrain.training import fused_engine as compute
+from bertrain.training.fused_engine import MOST_TOKENS
 from bertrain.training.loop import train_step
 from bertrain.training.state import TrainState
 

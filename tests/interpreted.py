@@ -30,7 +30,7 @@ from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
 from bertrain.optim.clipping import clip_factor, norm
 from bertrain.ranks.parallel import Ranks
-from bertrain.training.compute import FusedCompute
+from bertrain.training.fused_engine import FusedCompute
 from bertrain.training.state import TrainState
 from tests import helpers, twins, whole_model
 

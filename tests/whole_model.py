@@ -13,7 +13,7 @@ from bertrain.model.arena import Arena
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.fused import FusedBert
-from bertrain.training.compute import sums_of
+from bertrain.training.fused_engine import sums_of
 from tests import helpers, twins
 
 

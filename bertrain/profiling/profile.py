@@ -48,7 +48,7 @@ from bertrain.run.folder import describe_environment
 from bertrain.run.metrics import StepRecord, Stopwatch
 from bertrain.run.sensors import uuid_of
 from bertrain.run.telemetry import Telemetry, device_sensors
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.loop import train_step
 from bertrain.training.open_data import open_for
 from bertrain.training.precision import make_deterministic, set_precision

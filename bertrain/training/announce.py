@@ -21,7 +21,7 @@ from bertrain.planning.memory_fit import with_budget
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.evaluate import check_held_out
 from bertrain.training.init_from import check_beginning
 from bertrain.training.open_data import open_examples, open_task, words_for

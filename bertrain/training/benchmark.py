@@ -16,7 +16,7 @@ from bertrain.base.isa import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.loop import train
 from bertrain.training.open_data import open_for
 from bertrain.training.resolve_auto import draw_seed, find_token_budget, settle

@@ -21,7 +21,7 @@ from bertrain.ranks import parallel
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.run.metrics import averages
-from bertrain.training.compute import Predictor, predictor
+from bertrain.training.fused_engine import Predictor, predictor
 from bertrain.training.open_data import open_task
 from bertrain.training.precision import set_precision
 

@@ -23,7 +23,7 @@ from bertrain.ranks.restart import is_restart, was_rolled_back
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, check_free
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.evaluate import check_held_out
 from bertrain.training.events import Events
 from bertrain.training.init_from import check_beginning

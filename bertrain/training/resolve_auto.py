@@ -31,7 +31,7 @@ from bertrain.planning.memory_fit import (
 )
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.precision import choose_precision
 from bertrain.training.state import TrainState
 

@@ -17,7 +17,7 @@ from bertrain.optim.optimizer import Optimizer
 from bertrain.optim.registry import build_optimizer
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.checkpoint import Progress, Snapshot, copy_to_host
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.exchange import Exchange
 
 WEIGHTS = "weights"

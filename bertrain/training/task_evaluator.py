@@ -19,7 +19,7 @@ from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.ranks import parallel
 from bertrain.tasks.task import Outputs, Split, Task
-from bertrain.training.compute import Predictor
+from bertrain.training.fused_engine import Predictor
 from bertrain.training.open_data import task_data
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}

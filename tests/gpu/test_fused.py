@@ -12,7 +12,7 @@ from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.shards import Shards
 from bertrain.kernels.backend import available
 from bertrain.ranks.parallel import Ranks
-from bertrain.training.compute import FusedCompute, PlainCompute
+from bertrain.training.fused_engine import FusedCompute, PlainCompute
 from bertrain.training.state import TrainState
 from tests import helpers, twins, whole_model
 

@@ -11,7 +11,7 @@ import torch
 from bertrain.base import isa
 from bertrain.base.errors import UserError
 from bertrain.kernels import cpu
-from bertrain.training import compute
+from bertrain.training import fused_engine as compute
 from bertrain.training.precision import choose_precision
 from bertrain.training.pretrain import pretrain, resume
 from tests import helpers

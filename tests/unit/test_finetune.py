@@ -26,7 +26,6 @@ from bertrain.model.initialization import initialize
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
 from bertrain.tasks.task import Outputs, Split
-from bertrain.training.compute import predictor
 from bertrain.training.finetune import (
     SPEED,
     SPEED_OVERALL,
@@ -40,6 +39,7 @@ from bertrain.training.finetune import (
     table,
     usual_budget,
 )
+from bertrain.training.fused_engine import predictor
 from bertrain.training.open_data import open_examples, open_task
 from bertrain.training.pretrain import preflight_resume, pretrain, resume
 from bertrain.training.state import TrainState
