@@ -295,8 +295,8 @@ def probe(settings: Settings, init: str) -> float:
     """
     from bertrain.model.bert import Bert
     from bertrain.ranks import parallel
+    from bertrain.training.engine import predictor
     from bertrain.training.evaluate import HeldOutEvaluator
-    from bertrain.training.fused_engine import predictor
     from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision
     from bertrain.training.resolve_auto import settle

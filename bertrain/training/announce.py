@@ -21,7 +21,7 @@ from bertrain.planning.memory_fit import with_budget
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
-from bertrain.training import fused_engine as compute
+from bertrain.training import engine
 from bertrain.training.evaluate import check_held_out
 from bertrain.training.init_from import check_beginning
 from bertrain.training.open_data import open_examples, open_task, words_for
@@ -48,7 +48,7 @@ def announce(
         console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
     if ranks.device.type == "cpu":
         console.say(preload.describe())
-    console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
+    console.say(f"computing with {engine.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)
     console.say(

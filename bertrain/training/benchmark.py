@@ -16,7 +16,7 @@ from bertrain.base.isa import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
-from bertrain.training import fused_engine as compute
+from bertrain.training import engine
 from bertrain.training.loop import train
 from bertrain.training.open_data import open_for
 from bertrain.training.resolve_auto import draw_seed, find_token_budget, settle
@@ -62,7 +62,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
             "ranks": ranks.world,
             "threads": torch.get_num_threads(),
             "device": torch.cuda.get_device_name(ranks.device) if on_gpu else cpu_name(),
-            "computing_with": compute.choose(settings, ranks.device)[1],
+            "computing_with": engine.choose(settings, ranks.device)[1],
             "precision": settings.train.precision,
             "token_budget": settings.batch.token_budget,
             "peak_memory_gib": peak / 2**30,

@@ -32,7 +32,7 @@ from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Outputs, Split, Task
-from bertrain.training.fused_engine import Predictor, predictor
+from bertrain.training.engine import Predictor, predictor
 from bertrain.training.open_data import forget_task, open_task, words_for
 from bertrain.training.precision import set_precision
 from bertrain.training.pretrain import in_examples, preflight, pretrain

@@ -22,7 +22,9 @@ from bertrain.data.feed.batching import check_groups
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
 from bertrain.model.initialization import initialize
+from bertrain.model.sums import packed_sums
 from bertrain.optim.schedules import learning_rate
+from bertrain.optim.verdict import not_computed
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import Measured
 from bertrain.ranks import parallel
@@ -147,7 +149,7 @@ def train(
             evaluation_began = agenda.seconds()
             if held_out is not None and due.evaluates:
                 events.evaluating(state.progress.samples)
-                result = held_out.evaluate(state.compute.outputs, ranks)
+                result = held_out.evaluate(state.engine.outputs, ranks)
                 events.evaluated(state.progress.samples, result)
                 metrics.evaluation(done, state.progress.samples, result)
                 due = agenda.judge(due, state.progress, result[held_out.main_metric])
@@ -199,24 +201,24 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
     """
-    work, here = state.compute, ranks.heartbeat
+    engine, here = state.engine, ranks.heartbeat
     here.enter("forward and backward", step.number + 1)
-    work.begin(len(step.bins))
+    engine.begin(len(step.bins))
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
-        work.add_bin(batch, step, is_last=number == len(step.bins))
+        engine.add_bin(batch, step, is_last=number == len(step.bins))
         here.move()
     stopwatch.mark()
 
     here.enter("sum over ranks")
     state.exchange.finish()
-    ranks.sum(work.sums)
-    ranks.maximum(*work.peaks)
+    ranks.sum(engine.sums)
+    ranks.maximum(*engine.peaks)
     stopwatch.mark()
 
     here.enter("update")
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
-    verdict = work.update(rate)
+    verdict = engine.update(rate)
     stopwatch.mark()
 
     state.progress = Progress(
@@ -232,7 +234,7 @@ def train_step(
         num_sequences=step.num_sequences,
         model=settings.model,
         learning_rate=rate,
-        sums=work.sums.clone(),
+        sums=engine.sums.clone(),
         verdict=verdict,
         balance=step.balance,
         marks=stopwatch.lap(),
@@ -253,8 +255,8 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
         num_sequences=step.num_sequences,
         model=settings.model,
         learning_rate=0.0,
-        sums=torch.full((4,), torch.nan),
-        verdict=torch.tensor([torch.nan, 0.0]),
+        sums=packed_sums(torch.nan),
+        verdict=not_computed(),
         marks=stopwatch.lap(),
         skipped=True,
     )
@@ -293,7 +295,7 @@ def _restore(
         snapshot = checkpoint.read_checkpoint(path)
         state.arena.load(state.arena.values, snapshot.model)
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
-        state.compute.restore(snapshot.optimizer)
+        state.engine.restore(snapshot.optimizer)
         state.progress = snapshot.progress
         if run.settings.checkpoint.keep_best:
             state.progress = _settle_best(run, snapshot.progress, ranks)
@@ -303,7 +305,7 @@ def _restore(
         else:
             initialize(state.model, run.settings.train.seed)
             state.optimizer.begin()
-        state.compute.restore({})
+        state.engine.restore({})
 
 
 def _settle_best(run: Run, progress: Progress, ranks: parallel.Ranks) -> Progress:

@@ -23,7 +23,7 @@ from bertrain.ranks.restart import is_restart, was_rolled_back
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, check_free
-from bertrain.training import fused_engine as compute
+from bertrain.training import engine
 from bertrain.training.evaluate import check_held_out
 from bertrain.training.events import Events
 from bertrain.training.init_from import check_beginning
@@ -156,7 +156,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
     settings, _ = settle(settings, run)
     settings = settle_budget(settings, run)
     device, _ = parallel.choose_device(settings.train.device)
-    compute.choose(settings, device)
+    engine.choose(settings, device)
     shards = open_examples(data, settings, words_for(settings, run, init), verify="size")
     check_data(shards, settings)
     training_rows(shards, settings)

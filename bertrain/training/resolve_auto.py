@@ -31,7 +31,7 @@ from bertrain.planning.memory_fit import (
 )
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
-from bertrain.training import fused_engine as compute
+from bertrain.training import engine
 from bertrain.training.precision import choose_precision
 from bertrain.training.state import TrainState
 
@@ -78,7 +78,7 @@ def place_for(settings: Settings, shards: DataSource, world: int) -> Place:
     """Where each of `world` ranks is to fit in; a rank's own share of this machine's memory."""
     device, _ = parallel.choose_device(settings.train.device)
     bytes, words = room(device, count_local_ranks(world))
-    is_fused, _ = compute.choose(settings, device)
+    is_fused, _ = engine.choose(settings, device)
     return Place(shards, world, is_fused, device.type == "cuda", bytes, words)
 
 
@@ -134,12 +134,12 @@ def _is_computed(settings: Settings, shards: DataSource, device: torch.device) -
     try:
         state: TrainState | None = TrainState.build(settings, parallel.Ranks(0, 1, device))
         assert state is not None
-        state.compute.restore({})
+        state.engine.restore({})
         for bins in (1, 1, 2):
-            state.compute.begin(bins)
+            state.engine.begin(bins)
             for _ in range(bins):
-                state.compute.add_bin(largest, step, is_last=False)
-            state.compute.update(0.0)
+                state.engine.add_bin(largest, step, is_last=False)
+            state.engine.update(0.0)
         torch.cuda.synchronize(device)
         return True
     except RuntimeError as error:

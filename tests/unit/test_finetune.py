@@ -26,6 +26,7 @@ from bertrain.model.initialization import initialize
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
 from bertrain.tasks.task import Outputs, Split
+from bertrain.training.engine import predictor
 from bertrain.training.finetune import (
     SPEED,
     SPEED_OVERALL,
@@ -39,7 +40,6 @@ from bertrain.training.finetune import (
     table,
     usual_budget,
 )
-from bertrain.training.fused_engine import predictor
 from bertrain.training.open_data import open_examples, open_task
 from bertrain.training.pretrain import preflight_resume, pretrain, resume
 from bertrain.training.state import TrainState
@@ -429,7 +429,7 @@ def test_layers_have_the_rates_they_are_given(mini: Miniature, tmp_path: Path) -
         for batch in step.bins:
             outputs = model.train()(batch).answers
             assert outputs is not None
-            (answer_sums(outputs, batch, "classify").nsp_loss / step.num_sequences).backward()
+            (answer_sums(outputs, batch, "classify").sequence_loss / step.num_sequences).backward()
         optimizer.step()
     trained = helpers.final_weights(tmp_path / "run")
     for name, parameter in model.named_parameters():
