@@ -12,7 +12,6 @@ from madgrad import MADGRAD
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bertrain.base.errors import UserError
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
@@ -170,10 +169,10 @@ def test_no_step_waits_for_the_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_another_rules_state_is_refused(name: str) -> None:
+def test_the_state_of_another_optimizer_is_refused(name: str) -> None:
     other = next(rule for rule in OPTIMIZERS if not set(OPTIMIZERS[name].BUFFERS) <= set(OPTIMIZERS[rule].BUFFERS))
     state = build_optimizer(Arena(net()), settings_of(other)).state()
-    with pytest.raises(UserError, match=f"the optimizer's state does not fit: {name} wants .* none is there"):
+    with helpers.refused("optimizer-state-mismatch", name):
         build_optimizer(Arena(net()), settings_of(name)).load(state, 1)
 
 
