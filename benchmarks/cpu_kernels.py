@@ -27,7 +27,8 @@ import torch.nn.functional as functional
 from workload import wikipedia_lengths
 
 from bertrain.base.isa import cpu_name
-from bertrain.kernels import attention, cpu, cross_entropy, gelu, lamb, layernorm, reduction
+from bertrain.kernels import attention, cpu, cpu_library, cross_entropy, gelu, lamb, layernorm, reduction
+from bertrain.kernels.arguments import Dropout, LambBuffers, NormParameters
 from bertrain.ranks.preload import keep_memory
 
 HIDDEN, HEADS, HEAD_DIM, FFN, WIDTH, VOCABULARY, DROPOUT = 1024, 16, 64, 4096, 30528, 30522, 0.1
@@ -103,7 +104,7 @@ def compare_attention(tokens: int) -> list[dict[str, Any]]:
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     qkv, dout = normal(tokens, 3, HEADS, HEAD_DIM), normal(tokens, HEADS, HEAD_DIM)
     plan = attention.plan_attention(bounds, tokens)
-    kept = attention.ragged_attention_forward(qkv, plan, DROPOUT, SEED, 0)[:2]
+    kept = attention.ragged_attention_forward(qkv, plan, Dropout(DROPOUT, SEED, 0))[:2]
 
     def stock(qkv: torch.Tensor) -> torch.Tensor:
         parts = []
@@ -116,8 +117,8 @@ def compare_attention(tokens: int) -> list[dict[str, Any]]:
 
     forward, both = both_ways(stock, [qkv], dout)
     mine, back, theirs, theirs_both = in_turns(
-        lambda: attention.ragged_attention_forward(qkv, plan, DROPOUT, SEED, 0),
-        lambda: attention.ragged_attention_backward(qkv, *kept, dout, plan, DROPOUT, SEED, 0),
+        lambda: attention.ragged_attention_forward(qkv, plan, Dropout(DROPOUT, SEED, 0)),
+        lambda: attention.ragged_attention_backward(qkv, *kept, dout, plan, Dropout(DROPOUT, SEED, 0)),
         forward,
         both,
     )
@@ -134,15 +135,16 @@ def compare_rows(tokens: int) -> list[dict[str, Any]]:
     inputs = [normal(tokens, HIDDEN), normal(HIDDEN), normal(tokens, HIDDEN), normal(HIDDEN), normal(HIDDEN)]
     x, bias, residual, weight, ln_bias = inputs
     gradient, sums = normal(tokens, HIDDEN), [torch.empty(HIDDEN) for _ in range(3)]
+    parameters, dropout = NormParameters(bias, weight, ln_bias), Dropout(DROPOUT, SEED, 1)
 
     def norm_forward() -> Any:
-        return layernorm.dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, DROPOUT, SEED, 1, 1e-12)
+        return layernorm.dropout_add_layernorm_forward(x, residual, parameters, dropout, 1e-12)
 
     statistics_of_rows = norm_forward()[1]
 
     def norm_backward() -> None:
-        kept = (x, bias, residual, weight, statistics_of_rows)
-        partials = layernorm.dropout_add_layernorm_backward(gradient, None, *kept, DROPOUT, SEED, 1)[2]
+        kept = (x, residual, parameters, statistics_of_rows)
+        partials = layernorm.dropout_add_layernorm_backward(gradient, None, *kept, dropout)[2]
         reduction.column_sums(partials, sums)
 
     def stock_norm(*given: torch.Tensor) -> torch.Tensor:
@@ -204,7 +206,7 @@ def compare_lamb(parameters: int = 1 << 26) -> list[dict[str, Any]]:
     flat = torch.nn.Parameter(0.02 * torch.randn(parameters))
     flat.grad = 0.02 * torch.randn(parameters)
     optimizer = torch.optim.AdamW([flat], lr=1e-4, fused=True)
-    ours, theirs = in_turns(lambda: lamb.lamb_step(*buffers, table, *scalars, copy=copy), optimizer.step)
+    ours, theirs = in_turns(lambda: lamb.lamb_step(LambBuffers(*buffers), table, *scalars, copy=copy), optimizer.step)
     peer = "fused AdamW (28 bytes, no norms, no copy)"
     return [row("LAMB step, 67M parameters", ours, theirs, peer, parameters * 42, "GB/s")]
 
@@ -214,7 +216,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_kernels.json")
     parser.add_argument("--tokens", type=int, default=2048)
     arguments = parser.parse_args()
-    fit, reason = cpu.available()
+    fit, reason = cpu_library.available()
     if not fit:
         raise SystemExit(f"nothing to measure: {reason}")
     keep_memory()  # as the command does: else every call begins with page faults, on both sides

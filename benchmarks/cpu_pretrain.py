@@ -131,7 +131,7 @@ def bertrain(case: Case, folder: Path) -> tuple[list[Any], Action]:
 
     def act(number: int) -> float:
         train_step(state, steps[number], settings, ranks, watch)
-        return float(state.compute.sums[0]) / steps[number].num_predictions
+        return float(state.engine.sums[0]) / steps[number].num_predictions
 
     return steps, act
 

@@ -63,13 +63,13 @@ def bare_loop(settings: Settings, data: Path, count: int) -> list[float]:
         steps.append(loader.step(number, position))
         position = steps[-1].next_position
     state = TrainState.build(settings, Ranks(0, 1, DEVICE))
-    state.compute.restore({})
+    state.engine.restore({})
     moments = [_now()]
     for step in steps:
-        state.compute.begin(len(step.bins))
+        state.engine.begin(len(step.bins))
         for batch in step.bins:
-            state.compute.add_bin(batch, step, is_last=False)
-        state.compute.update(1e-4)
+            state.engine.add_bin(batch, step, is_last=False)
+        state.engine.update(1e-4)
         moments.append(_now())
     if ON_GPU:
         torch.cuda.synchronize()

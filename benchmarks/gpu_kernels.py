@@ -31,6 +31,7 @@ import triton
 from workload import FFN, HEAD_DIM, HEADS, HIDDEN
 
 from bertrain.kernels import attention, cross_entropy, fp8, gelu, lamb, layernorm, reduction
+from bertrain.kernels.arguments import Cast, Dropout, LambBuffers, NormParameters
 
 WIDTH, VOCABULARY, DROPOUT = 30528, 30522, 0.1
 CALLS_PER_GRAPH, REPLAYS = 8, 25
@@ -87,7 +88,7 @@ def compare_attention(num_tokens: int) -> list[dict]:
     lengths = draw_lengths(num_tokens)
     cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
     qkv, dout = normal(num_tokens, 3, HEADS, HEAD_DIM), normal(num_tokens, HEADS, HEAD_DIM)
-    seed = torch.tensor([1], device="cuda")
+    dropout = Dropout(DROPOUT, torch.tensor([1], device="cuda"), 0)
     plan = attention.plan_attention(cu_seqlens, num_tokens)
 
     query, key, value = (part.contiguous() for part in qkv.unbind(1))
@@ -102,9 +103,9 @@ def compare_attention(num_tokens: int) -> list[dict]:
         backward = torch.ops.aten._flash_attention_backward
         return backward(dout, query, key, value, out, logsumexp, *common, state, unused)
 
-    forward = median_us(lambda: attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0))
-    out_and_lse = attention.ragged_attention_forward(qkv, plan, DROPOUT, seed, 0)[:2]
-    backward = median_us(lambda: attention.ragged_attention_backward(qkv, *out_and_lse, dout, plan, DROPOUT, seed, 0))
+    forward = median_us(lambda: attention.ragged_attention_forward(qkv, plan, dropout))
+    out_and_lse = attention.ragged_attention_forward(qkv, plan, dropout)[:2]
+    backward = median_us(lambda: attention.ragged_attention_backward(qkv, *out_and_lse, dout, plan, dropout))
     flop = 4 * HEADS * HEAD_DIM * sum(length**2 for length in lengths)
     peer = "aten flash attention 2, cu_seqlens"
     planning = median_us(lambda: attention.plan_attention(cu_seqlens, num_tokens))
@@ -121,21 +122,21 @@ def compare_rows(num_tokens: int) -> list[dict]:
 
 
 def compare_layernorm(num_tokens: int) -> list[dict]:
-    seed = torch.tensor([1], device="cuda")
+    dropout = Dropout(DROPOUT, torch.tensor([1], device="cuda"), 1)
     inputs = [normal(num_tokens, HIDDEN), normal(HIDDEN), normal(num_tokens, HIDDEN), normal(HIDDEN), normal(HIDDEN)]
     x, residual = inputs[0], inputs[2]
-    bias, weight, ln_bias = (inputs[place].float() for place in (1, 3, 4))
+    parameters = NormParameters(*(inputs[place].float() for place in (1, 3, 4)))
     gradient, second = normal(num_tokens, HIDDEN), normal(num_tokens, HIDDEN)
 
     def forward() -> tuple:
-        return layernorm.dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, DROPOUT, seed, 1, 1e-12)
+        return layernorm.dropout_add_layernorm_forward(x, residual, parameters, dropout, 1e-12)
 
     _, rows_statistics, _ = forward()
     sums = [torch.empty(HIDDEN, device="cuda") for _ in range(3)]
 
     def backward(other: torch.Tensor | None) -> None:
         _, _, partials, _ = layernorm.dropout_add_layernorm_backward(
-            gradient, other, x, bias, residual, weight, rows_statistics, DROPOUT, seed, 1
+            gradient, other, x, residual, parameters, rows_statistics, dropout
         )
         reduction.column_sums(partials, sums)
 
@@ -155,11 +156,11 @@ def compare_layernorm(num_tokens: int) -> list[dict]:
     ]
 
 
-def cast_to(dtype: torch.dtype) -> fp8.Cast:
-    return fp8.Cast(dtype, torch.ones(1, device="cuda"), torch.zeros(fp8.PROGRAMS, device="cuda"))
+def cast_to(dtype: torch.dtype) -> Cast:
+    return Cast(dtype, torch.ones(1, device="cuda"), torch.zeros(fp8.PROGRAMS, device="cuda"))
 
 
-def stock_cast(values: torch.Tensor, cast: fp8.Cast) -> tuple:
+def stock_cast(values: torch.Tensor, cast: Cast) -> tuple:
     """What `fp8.cast_both_ways` does, in plain PyTorch."""
     eight = fp8.cast_plain(values, cast.scale, cast.dtype)
     return eight, eight.t().contiguous(), values.abs().max()
@@ -171,7 +172,7 @@ def compare_gelu(num_tokens: int) -> list[dict]:
     activation, backprop = cast_to(torch.float8_e4m3fn), cast_to(torch.float8_e5m2)
     sums = [torch.empty(FFN, device="cuda")]
 
-    def backward(cast: fp8.Cast | None = None, full: bool = True) -> None:
+    def backward(cast: Cast | None = None, full: bool = True) -> None:
         reduction.column_sums(gelu.bias_gelu_backward(gradient, x, bias, cast, full=full)[2], sums)
 
     def stock(x, bias):
@@ -259,7 +260,7 @@ def compare_lamb() -> list[dict]:
     buffers[3].square_()
     copy = torch.empty(offsets[-1], dtype=torch.bfloat16, device="cuda")
     scalars = [torch.tensor([value], device="cuda") for value in (1e-4, 1.0, 1.0, 10.0)]
-    mine = median_us(lambda: lamb.lamb_step(*buffers, table, *scalars, copy=copy))
+    mine = median_us(lambda: lamb.lamb_step(LambBuffers(*buffers), table, *scalars, copy=copy))
     flat = torch.nn.Parameter(buffers[0])
     flat.grad = buffers[1]
     optimizer = torch.optim.AdamW([flat], lr=1e-4, fused=True, capturable=True)

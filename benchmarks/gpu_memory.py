@@ -37,8 +37,8 @@ from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
 from bertrain.ranks import parallel
 from bertrain.run.metrics import Stopwatch
-from bertrain.training import compute
-from bertrain.training.compute import MOST_TOKENS
+from bertrain.training import engine
+from bertrain.training.engine import MOST_TOKENS
 from bertrain.training.loop import train_step
 from bertrain.training.state import TrainState
 
@@ -61,8 +61,8 @@ def measure(
     steps = make_steps(shards, settings, 4)
     steps = [replace(steps[number % 4], number=number) for number in range(warm_up + timed)]
     try:
-        state.compute = compute.build(state.model, state.arena, state.optimizer, state.exchange, ranks, settings)
-        state.compute.restore({})
+        state.engine = engine.build(state.model, state.arena, state.optimizer, state.exchange, ranks, settings)
+        state.engine.restore({})
         ms, tokens, _ = time_steps(lambda step: train_step(state, step, settings, ranks, watch), steps, warm_up)
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -81,7 +81,7 @@ def measure(
 
 def release(state: TrainState) -> None:
     """Give back what the last trial held: its graphs and their pool."""
-    state.compute = None  # type: ignore[assignment]
+    state.engine = None  # type: ignore[assignment]
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -22,6 +22,7 @@ from gpu_pretrain import versions
 from workload import FFN, HEAD_DIM, HEADS, HIDDEN, wikipedia_lengths
 
 from bertrain.kernels import attention, fp8, gelu, layernorm
+from bertrain.kernels.arguments import Cast, Dropout, NormParameters
 
 DROPOUT = 0.1
 
@@ -50,29 +51,27 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
 
     seed, scale = torch.tensor([7], device=device), torch.ones(1, device=device)
     forward, backward = (
-        fp8.Cast(dtype, scale, torch.empty(fp8.PROGRAMS, device=device))
+        Cast(dtype, scale, torch.empty(fp8.PROGRAMS, device=device))
         for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     )
 
     # --- LayerNorm: rows, warps, programs per multiprocessor, stages -----------------------------------------
     x, residual, dy, second = (narrow(tokens, HIDDEN) for _ in range(4))
-    bias, weight, ln_bias = wide(HIDDEN), wide(HIDDEN), wide(HIDDEN)
+    parameters, dropout = NormParameters(wide(HIDDEN), wide(HIDDEN), wide(HIDDEN)), Dropout(DROPOUT, seed, 1)
 
-    def norm(cast: fp8.Cast | None = None) -> Any:
-        return layernorm.dropout_add_layernorm_forward(
-            x, bias, residual, weight, ln_bias, DROPOUT, seed, 1, 1e-12, cast
-        )
+    def norm(cast: Cast | None = None) -> Any:
+        return layernorm.dropout_add_layernorm_forward(x, residual, parameters, dropout, 1e-12, cast)
 
     _, statistics, _ = norm()
 
-    def norm_backward(cast: fp8.Cast | None = None) -> Any:
+    def norm_backward(cast: Cast | None = None) -> Any:
         return layernorm.dropout_add_layernorm_backward(
-            dy, second, x, bias, residual, weight, statistics, DROPOUT, seed, 1, cast, full=cast is None
+            dy, second, x, residual, parameters, statistics, dropout, cast, full=cast is None
         )
 
     walks = ((1, 4, 6, 3), (1, 4, 8, 3), (1, 4, 5, 3), (1, 4, 6, 2), (2, 4, 8, 2), (2, 4, 6, 3), (1, 2, 12, 3))
     yield in_module("LayerNorm forward, bf16", norm, layernorm, "FORWARD", walks)
-    yield in_module("LayerNorm forward, 8 bits", lambda: norm(forward), layernorm, "FORWARD_EIGHT", walks)
+    yield in_module("LayerNorm forward, 8 bits", lambda: norm(forward), layernorm, "FORWARD_FP8", walks)
     walks = ((1, 4, 4, 3), (1, 4, 5, 3), (1, 4, 4, 4), (1, 8, 2, 3), (1, 8, 3, 3))
     yield in_module("LayerNorm backward, bf16", norm_backward, layernorm, "BACKWARD", walks)
     yield in_module("LayerNorm backward, 8 bits", lambda: norm_backward(backward), layernorm, "BACKWARD", walks)
@@ -81,11 +80,11 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
     inner, dinner, inner_bias = narrow(tokens, FFN), narrow(tokens, FFN), wide(FFN)
     yield in_module(
         "GELU forward, 8 bits", lambda: gelu.bias_gelu_forward(inner, inner_bias, forward, full=False),
-        gelu, "FORWARD_EIGHT", ((16, 128, 16, 2), (16, 128, 8, 2), (8, 128, 4, 4), (32, 64, 8, 2), (8, 256, 8, 2)),
+        gelu, "FORWARD_FP8", ((16, 128, 16, 2), (16, 128, 8, 2), (8, 128, 4, 4), (32, 64, 8, 2), (8, 256, 8, 2)),
     )  # fmt: skip
     yield in_module(
         "GELU backward, 8 bits", lambda: gelu.bias_gelu_backward(dinner, inner, inner_bias, backward, full=False),
-        gelu, "BACKWARD_EIGHT", ((8, 128, 8, 2, 3), (16, 64, 8, 2, 3), (16, 128, 8, 2, 3), (8, 128, 8, 2, 4)),
+        gelu, "BACKWARD_FP8", ((8, 128, 8, 2, 3), (16, 64, 8, 2, 3), (16, 128, 8, 2, 3), (8, 128, 8, 2, 4)),
     )  # fmt: skip
     yield in_module(
         "GELU backward, bf16", lambda: gelu.bias_gelu_backward(dinner, inner, inner_bias),
@@ -99,22 +98,22 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
     )  # fmt: skip
     _, _, rows = norm(forward)
     yield in_module(
-        "turn bytes", lambda: fp8.turn(rows, forward),
-        fp8, "TURN", ((32, 128, 8, 8), (32, 128, 4, 8), (32, 64, 8, 8), (32, 128, 8, 4)),
+        "transpose bytes", lambda: fp8.transpose(rows, forward),
+        fp8, "TRANSPOSE", ((32, 128, 8, 8), (32, 128, 4, 8), (32, 64, 8, 8), (32, 128, 8, 4)),
     )  # fmt: skip
 
     # --- attention: queries, keys, warps, stages, registers -----------------------------------------------------
     lengths = torch.tensor(wikipedia_lengths(tokens // 8, seed=5)).cumsum(0)
     bounds = torch.cat([torch.zeros(1), lengths[lengths <= tokens]]).to(device, torch.int32)
-    tiles = attention.plan_attention(bounds, tokens)
+    plan, of_attention = attention.plan_attention(bounds, tokens), Dropout(DROPOUT, seed, 3)
     qkv, dout = narrow(tokens, 3, HEADS, HEAD_DIM), narrow(tokens, HEADS, HEAD_DIM)
-    out, sums, _ = attention.ragged_attention_forward(qkv, tiles, DROPOUT, seed, 3)
+    out, sums, _ = attention.ragged_attention_forward(qkv, plan, of_attention)
 
-    def attend(cast: fp8.Cast | None = None) -> Any:
-        return attention.ragged_attention_forward(qkv, tiles, DROPOUT, seed, 3, cast)
+    def attend(cast: Cast | None = None) -> Any:
+        return attention.ragged_attention_forward(qkv, plan, of_attention, cast)
 
-    def attend_backward(cast: fp8.Cast | None = None) -> Any:
-        arguments = (qkv, out, sums, dout, tiles, DROPOUT, seed, 3, cast)
+    def attend_backward(cast: Cast | None = None) -> Any:
+        arguments = (qkv, out, sums, dout, plan, of_attention, cast)
         return attention.ragged_attention_backward(*arguments, full=cast is None)
 
     configs = {

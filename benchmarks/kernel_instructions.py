@@ -75,7 +75,7 @@ def attention_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     yield kernel(
         "forward", attention._attention_forward_kernel,
         "qkv keys_in out out8 scale peaks sums tiles seed site pitch scale_log2", limit,
-        {"keys_in": keys, "out8": EIGHT.get(limit, BF16)}, CAREFUL=False,
+        {"keys_in": keys, "out8": EIGHT.get(limit, BF16)},
     )  # fmt: skip
     eight = {"dqkv8": EIGHT.get(gradient_limit, BF16)}
     keys = block(attention.CONFIGS["query"].columns)
@@ -97,7 +97,7 @@ def layernorm_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     bits = "8 bits" if limit else "bf16"
     constants = {"N": HIDDEN, "COLUMNS": HIDDEN, "THRESHOLD": dropout_threshold(DROPOUT)}
     constants |= {"INVERSE_KEEP": 1 / (1 - DROPOUT)}
-    rows, warps, _, stages = layernorm.FORWARD_EIGHT if limit else layernorm.FORWARD
+    rows, warps, _, stages = layernorm.FORWARD_FP8 if limit else layernorm.FORWARD
     names = "x bias residual weight ln_bias y y8 scale peaks statistics seed site num_rows eps"
     yield Kernel(
         f"LayerNorm forward, {bits}", layernorm._norm_forward_kernel,
@@ -122,18 +122,18 @@ def gelu_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
         elements = rows * columns / (32 * warps)
         yield Kernel("GELU backward, bf16", gelu._gelu_backward_kernel, types, constants, warps, elements)
         return
-    quads, columns, warps, _ = gelu.FORWARD_EIGHT
+    quads, columns, warps, _ = gelu.FORWARD_FP8
     constants = {"N": FFN, "QUADS": quads, "COLUMNS": columns, "FULL": False, "LIMIT": limit}
     types = named("x bias y y8 y8_t scale largest num_rows", y8=EIGHT[limit], y8_t=EIGHT[limit])
     elements = 4 * quads * columns / (32 * warps)
-    yield Kernel("GELU forward, 8 bits", gelu._gelu_forward_eight_kernel, types, constants, warps, elements)
-    quads, columns, warps, _, stages = gelu.BACKWARD_EIGHT
+    yield Kernel("GELU forward, 8 bits", gelu._gelu_forward_fp8_kernel, types, constants, warps, elements)
+    quads, columns, warps, _, stages = gelu.BACKWARD_FP8
     constants = {"N": FFN, "QUADS": quads, "COLUMNS": columns, "STAGES": stages, "FULL": False}
     eight = EIGHT[gradient_limit]
     types = named("dy x bias dx dx8 dx8_t scale largest partials num_rows", dx8=eight, dx8_t=eight)
     elements = 4 * quads * columns / (32 * warps)
     constants |= {"LIMIT": gradient_limit}
-    yield Kernel("GELU backward, 8 bits", gelu._gelu_backward_eight_kernel, types, constants, warps, elements)
+    yield Kernel("GELU backward, 8 bits", gelu._gelu_backward_fp8_kernel, types, constants, warps, elements)
 
 
 def all_kernels() -> Iterator[Kernel]:

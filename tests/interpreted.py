@@ -20,17 +20,19 @@ from unittest.mock import patch
 import torch
 
 from bertrain.kernels import layernorm as layernorm_kernels
+from bertrain.kernels.arguments import Dropout, EmbeddingTables, Fp8Rows
 from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_plain
 from bertrain.kernels.backend import available
 from bertrain.kernels.embedding import embed_plain, position_gradient
-from bertrain.kernels.fp8 import LARGEST, Bytes, Scales, cast_both_ways, cast_plain, empty_both_ways, turn
+from bertrain.kernels.fp8 import LARGEST, Scales, cast_both_ways, cast_plain, empty_both_ways, transpose
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
 from bertrain.optim.clipping import clip_factor, norm
+from bertrain.optim.verdict import Verdict
 from bertrain.ranks.parallel import Ranks
-from bertrain.training.compute import FusedCompute
+from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.state import TrainState
 from tests import helpers, twins, whole_model
 
@@ -58,7 +60,7 @@ def attention(p: float, query_scale: float) -> float:
     qkv, dout = torch.randn(sum(lengths), 3, 2, 16), torch.randn(sum(lengths), 2, 16)
     qkv[:, 0] *= query_scale
     actual = twins.attention_both_ways(qkv, dout, cu_seqlens, p, SEED, 5)
-    expected = twins.twin_both_ways(lambda x: ragged_attention_plain(x, cu_seqlens, p, SEED, 5), [qkv], dout)
+    expected = twins.twin_both_ways(lambda x: ragged_attention_plain(x, cu_seqlens, Dropout(p, SEED, 5)), [qkv], dout)
     return twins.attention_error(actual, expected)
 
 
@@ -81,8 +83,9 @@ def attention_mask() -> float:
 @case("attention's plan", 0)
 def plan() -> float:
     lengths = [65, 0, 1, 200, 64]
-    tiles = plan_attention(twins.boundaries(lengths, "cpu"), sum(lengths)).tolist()
-    used = [tile[:3] for tile in tiles if tile[1] > 0]
+    tiles = plan_attention(twins.boundaries(lengths, "cpu"), sum(lengths)).tiles
+    assert tiles is not None
+    used = [tile[:3] for tile in tiles.tolist() if tile[1] > 0]
     starts = twins.boundaries(lengths, "cpu").tolist()
     longest_first = sorted(zip(lengths, starts, strict=False), key=lambda pair: -pair[0])
     return float(used != [[start, length, row] for length, start in longest_first for row in range(0, length, TILE)])
@@ -100,7 +103,7 @@ def layernorm(p: float, is_pair: bool) -> float:
     actual = twins.layernorm_both_ways(inputs, dy, second, p, SEED, 2)
     total = dy if second is None else dy + second
     expected = twins.twin_both_ways(
-        lambda *tensors: dropout_add_layernorm_plain(*tensors, p, SEED, 2, twins.NORM_EPS), inputs, total
+        lambda *tensors: dropout_add_layernorm_plain(*tensors, Dropout(p, SEED, 2), twins.NORM_EPS), inputs, total
     )
     return twins.largest_error(actual, expected)
 
@@ -132,7 +135,7 @@ def embeddings(p: float) -> float:
     actual = twins.embedding_both_ways(tables, norm, ids, dy, second, cu_seqlens, p, SEED, 3)
     expected = twins.twin_both_ways(
         lambda words, positions, segments, weight, bias: embed_plain(
-            (words, positions, segments), ids, weight, bias, p, SEED, 3, twins.NORM_EPS
+            EmbeddingTables(words, positions, segments), ids, weight, bias, Dropout(p, SEED, 3), twins.NORM_EPS
         ),
         [*tables, *norm], dy + second,
     )  # fmt: skip
@@ -197,7 +200,7 @@ def update(name: str, num_steps: int) -> float:
         model__max_positions=64, model__num_layers=1, train__precision="bf16",
     )  # fmt: skip
     fused, twin = (TrainState.build(settings, Ranks(0, 1, torch.device("cpu"))) for _ in range(2))
-    fused.compute = FusedCompute(fused.model, fused.arena, fused.optimizer, fused.exchange, fused.ranks, settings)
+    fused.engine = FusedEngine(fused.model, fused.arena, fused.optimizer, fused.exchange, fused.ranks, settings)
     arenas = [fused.arena, twin.arena]
     for number in range(num_steps):
         for name in arenas[0].places:
@@ -205,9 +208,9 @@ def update(name: str, num_steps: int) -> float:
             for arena in arenas:
                 arena.view(arena.gradients, name).copy_(gradient)
         length = norm(arenas[1].gradients)
-        verdict = fused.compute.update(1e-2 * (number + 1))
+        verdict = fused.engine.update(1e-2 * (number + 1))
         twin.optimizer.step(1e-2 * (number + 1), clip_factor(length, settings.optimizer.clip_norm), torch.tensor(1.0))
-        assert verdict.tolist() == [length.item(), 1.0]
+        assert Verdict.unpack(verdict) == Verdict(length.item(), True)
     assert fused.optimizer.num_applied == num_steps
     changed = tuple(arenas[0].named(arenas[0].values).values())
     return twins.largest_error(changed, tuple(arenas[1].named(arenas[1].values).values()))
@@ -239,27 +242,30 @@ def gelu_eight() -> float:
     x[7, 7] = 1000.0
     rule = twins.cast_at(1.0, torch.float8_e4m3fn, "cpu")
     y, first = bias_gelu_forward(x, bias, rule)
+    assert first is not None
     assert torch.equal(y, x.clamp(min=0))
     assert twins.is_cast_of(*first, y, rule)
     assert rule.largest.max() == 1000.0
     dy = twins.held_exactly(48, 200, torch.float8_e5m2, "cpu")
     rule = twins.cast_at(1.0, torch.float8_e5m2, "cpu")
     dx, eight, partials = bias_gelu_backward(dy, x, bias, rule)
+    assert eight is not None
     assert torch.equal(dx, torch.where(x > 0, dy, 0))
     assert twins.is_cast_of(*eight, dx, rule)
     assert rule.largest.max() == dx.abs().max()
     assert twins.error(twins.reduced(partials)[0], dx.double().sum(0)) <= FLOAT32
     again, only = bias_gelu_forward(x, bias, twins.cast_at(1.0, torch.float8_e4m3fn, "cpu"), full=False)
+    assert only is not None
     assert again is x, "nothing else is written where only 8 bits were asked for"
     return float((only.rows.view(torch.uint8) != first.rows.view(torch.uint8)).sum())
 
 
-@case("bytes turned", 0, 80, 100)
-@case("bytes turned, many tiles", 0, 304, 144)
-def turned(num_rows: int, width: int) -> float:
+@case("bytes transposed", 0, 80, 100)
+@case("bytes transposed, many tiles", 0, 304, 144)
+def transposed(num_rows: int, width: int) -> float:
     values = twins.held_exactly(num_rows, width, torch.float8_e5m2, "cpu")
     rule, peaks = twins.cast_at(1.0, torch.float8_e5m2, "cpu"), torch.rand(3000)
-    eight = turn(Bytes(cast_plain(values, rule.scale, rule.dtype), peaks), rule)
+    eight = transpose(Fp8Rows(cast_plain(values, rule.scale, rule.dtype), peaks), rule)
     assert rule.largest.max() == peaks.max()
     return float(not twins.is_cast_of(*eight, values, rule))
 
@@ -347,7 +353,7 @@ def whole_in_eight_bits() -> float:
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 32, 6, 7, 12, 50)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32, fp8=True)
-    with patch.multiple(layernorm_kernels, FORWARD_EIGHT=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
+    with patch.multiple(layernorm_kernels, FORWARD_FP8=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
         model.measure_scales()
         for gradient in model.gradients_in_place():
             gradient.fill_(float("nan"))

@@ -12,10 +12,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bertrain.kernels.arguments import (
+    Cast,
+    Dropout,
+    EmbeddingIds,
+    EmbeddingTables,
+    Fp8Rows,
+    LambBuffers,
+    NormParameters,
+)
 from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
 from bertrain.kernels.cross_entropy import cross_entropy, cross_entropy_plain
 from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient
-from bertrain.kernels.fp8 import Bytes, Cast, cast_plain
+from bertrain.kernels.fp8 import cast_plain
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.lamb import LambTable, Part, lamb_step, lamb_step_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
@@ -83,9 +92,9 @@ def reduced(partials: Tensor) -> Tensors:
 
 def attention_both_ways(qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int) -> Tensors:
     """The result, the gradients of queries, keys and values, and those of a bias added to each of the three."""
-    tiles = plan_attention(cu_seqlens, len(qkv))
-    out, lse, _ = ragged_attention_forward(qkv, tiles, p, seed, site)
-    dqkv, partials, _ = ragged_attention_backward(qkv, out, lse, dout, tiles, p, seed, site)
+    plan, dropout = plan_attention(cu_seqlens, len(qkv)), Dropout(p, seed, site)
+    out, lse, _ = ragged_attention_forward(qkv, plan, dropout)
+    dqkv, partials, _ = ragged_attention_backward(qkv, out, lse, dout, plan, dropout)
     dquery_bias, dvalue_bias = reduced(partials)
     return out, *dqkv.unbind(1), torch.stack([dquery_bias, torch.zeros_like(dquery_bias), dvalue_bias])
 
@@ -111,9 +120,10 @@ def layernorm_both_ways(
     inputs: Sequence[Tensor], dy: Tensor, second: Tensor | None, p: float, seed: Tensor, site: int
 ) -> Tensors:
     x, bias, residual, weight, ln_bias = inputs
-    y, statistics, _ = dropout_add_layernorm_forward(x, bias, residual, weight, ln_bias, p, seed, site, NORM_EPS)
+    parameters, dropout = NormParameters(bias, weight, ln_bias), Dropout(p, seed, site)
+    y, statistics, _ = dropout_add_layernorm_forward(x, residual, parameters, dropout, NORM_EPS)
     dx, dresidual, partials, _ = dropout_add_layernorm_backward(
-        dy, second, x, bias, residual, weight, statistics, p, seed, site
+        dy, second, x, residual, parameters, statistics, dropout
     )
     dbias, dweight, dln_bias = reduced(partials)
     return y, dx, dbias, dresidual, dweight, dln_bias
@@ -135,9 +145,9 @@ def gelu_curve_error(device: str) -> tuple[float, float]:
 
 
 def embedding_both_ways(
-    tables: tuple[Tensor, Tensor, Tensor],
+    tables: EmbeddingTables,
     norm: tuple[Tensor, Tensor],
-    ids: tuple[Tensor, Tensor, Tensor],
+    ids: EmbeddingIds,
     dy: Tensor,
     second: Tensor,
     cu_seqlens: Tensor,
@@ -146,8 +156,9 @@ def embedding_both_ways(
     site: int,
 ) -> Tensors:
     """Result, and gradients of words, positions, segments, and LayerNorm's weight and bias."""
-    y, statistics = embed_forward(tables, ids, *norm, p, seed, site, NORM_EPS)
-    dsum, partials = embed_backward(dy, second, tables, ids, norm[0], statistics, p, seed, site)
+    dropout = Dropout(p, seed, site)
+    y, statistics = embed_forward(tables, ids, *norm, dropout, NORM_EPS)
+    dsum, partials = embed_backward(dy, second, tables, ids, norm[0], statistics, dropout)
     dweight, dln_bias, *dsegments = reduced(partials)
     dpositions = torch.full(tables[1].shape, float("nan"), device=dy.device)
     position_gradient(dsum, cu_seqlens, dpositions, accumulate=False)
@@ -157,14 +168,15 @@ def embedding_both_ways(
 
 def embedding_case(
     lengths: Sequence[int], num_words: int, num_positions: int, width: int, dtype: torch.dtype, device: str
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor], Tensor]:
+) -> tuple[EmbeddingTables, tuple[Tensor, Tensor], EmbeddingIds, Tensor]:
     """Tables, LayerNorm's parameters, ids of words, positions and segments, and boundaries; words come in `dtype`."""
     total = sum(lengths)
     tables = tuple(torch.randn(count, width, device=device) for count in (num_words, num_positions, 2))
     norm = 1 + torch.randn(width, device=device), torch.randn(width, device=device)
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-    ids = torch.randint(0, num_words, (total,), device=device), positions, torch.randint(0, 2, (total,), device=device)
-    return (tables[0].to(dtype), tables[1], tables[2]), norm, ids, boundaries(lengths, device)
+    words = torch.randint(0, num_words, (total,), device=device)
+    ids = EmbeddingIds(words, positions, torch.randint(0, 2, (total,), device=device))
+    return EmbeddingTables(tables[0].to(dtype), tables[1], tables[2]), norm, ids, boundaries(lengths, device)
 
 
 def cross_entropy_both_ways(logits: Tensor, labels: Tensor, vocab_size: int, scale: float) -> tuple[Tensors, Tensors]:
@@ -215,12 +227,12 @@ class LambCase:
         self.buffers[1].copy_(self.gradients)
         self.scalars[2].fill_(float(apply))
         self.scalars[3].fill_(number)
-        lamb_step(*self.buffers, self.table, *self.scalars, copy=self.copy)
+        lamb_step(LambBuffers(*self.buffers), self.table, *self.scalars, copy=self.copy)
 
     def step_of_the_twin(self, number: int) -> None:
         self.exact[1].copy_(self.gradients)
         self.scalars[3].fill_(number)
-        lamb_step_plain(*self.exact, self.table, *self.scalars)
+        lamb_step_plain(LambBuffers(*self.exact), self.table, *self.scalars)
 
 
 # --- 8 bits -----------------------------------------------------------------------------------------
@@ -252,7 +264,7 @@ def is_cast_of(rows: Tensor, columns: Tensor, values: Tensor, cast: Cast) -> boo
     return same_bits(rows, expected) and same_bits(columns, expected.t())
 
 
-Written = list[tuple[Tensor, Bytes, Cast]]
+Written = list[tuple[Tensor, Fp8Rows, Cast]]
 """What a kernel wrote in full, the same in 8 bits, and by which scale."""
 
 
@@ -261,16 +273,16 @@ def layernorm_in_bytes(num_rows: int, width: int, dtype: torch.dtype, device: st
     rows, vectors = (torch.randn(2, num_rows, width, device=device) for _ in range(2)), torch.randn(3, width)
     (x, residual), (dy, second) = (pair.to(dtype) for pair in rows)
     bias, weight, ln_bias = vectors.to(device)
-    seed = torch.tensor([7], device=device)
+    parameters, dropout = NormParameters(bias, weight, ln_bias), Dropout(0.1, torch.tensor([7], device=device), 2)
     to_rows, to_gradient = (
         cast_at(scale, kind, device) for scale, kind in zip((3.7, 900.0), MANTISSA_BITS, strict=True)
     )
-    y, statistics, y8 = dropout_add_layernorm_forward(
-        x, bias, residual, weight, ln_bias, 0.1, seed, 2, NORM_EPS, to_rows
-    )  # fmt: skip
+    y, statistics, y8 = dropout_add_layernorm_forward(x, residual, parameters, dropout, NORM_EPS, to_rows)
     dx, _, _, dx8 = dropout_add_layernorm_backward(
-        dy, second, x, bias, residual, weight, statistics, 0.1, seed, 2, to_gradient, full=full
+        dy, second, x, residual, parameters, statistics, dropout, to_gradient, full=full
     )
+    assert y8 is not None
+    assert dx8 is not None
     return [(y, y8, to_rows), (dx, dx8, to_gradient)]
 
 
@@ -278,15 +290,15 @@ def attention_in_bytes(
     lengths: Sequence[int], num_heads: int, head_dim: int, dtype: torch.dtype, device: str, *, full: bool = True
 ) -> Written:
     """Attention both ways on numbers drawn anew; without `full` its gradient is written in 8 bits only."""
-    total, seed = sum(lengths), torch.tensor([7], device=device)
+    total, dropout = sum(lengths), Dropout(0.1, torch.tensor([7], device=device), 2)
     qkv = torch.randn(total, 3, num_heads, head_dim, device=device).to(dtype)
     dout = torch.randn(total, num_heads, head_dim, device=device).to(dtype)
-    tiles = plan_attention(boundaries(lengths, device), total)
+    plan = plan_attention(boundaries(lengths, device), total)
     to_rows, to_gradient = (
         cast_at(scale, kind, device) for scale, kind in zip((90.0, 900.0), MANTISSA_BITS, strict=True)
     )
-    out, lse, out8 = ragged_attention_forward(qkv, tiles, 0.1, seed, 2, to_rows)
-    dqkv, _, dqkv8 = ragged_attention_backward(
-        qkv, out, lse, dout, tiles, 0.1, seed, 2, to_gradient, full=full
-    )  # fmt: skip
+    out, lse, out8 = ragged_attention_forward(qkv, plan, dropout, to_rows)
+    dqkv, _, dqkv8 = ragged_attention_backward(qkv, out, lse, dout, plan, dropout, to_gradient, full=full)
+    assert out8 is not None
+    assert dqkv8 is not None
     return [(out.flatten(1), out8, to_rows), (dqkv.flatten(1), dqkv8, to_gradient)]

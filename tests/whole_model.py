@@ -13,7 +13,7 @@ from bertrain.model.arena import Arena
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.fused import FusedBert
-from bertrain.training.compute import sums_of
+from bertrain.training.plain_engine import sums_of
 from tests import helpers, twins
 
 
@@ -52,6 +52,7 @@ def random_batch(
         mlm_positions=mlm_positions,
         mlm_labels=mlm_labels,
         nsp_labels=nsp_labels,
+        is_real=nsp_labels != IGNORED,
         answers=None,
         max_seqlen=max_seqlen,
         sequence_lengths=tuple(sequence_lengths.tolist()),
@@ -105,9 +106,9 @@ class BothWays:
         outputs = model.eval()(batch)
         self.expected_outputs = outputs
         sums = sums_of(outputs, batch, model.settings.head)
-        (sums.mlm_loss / batch.num_predictions + sums.nsp_loss / batch.num_sequences).backward()
+        (sums.mlm_loss / batch.num_predictions + sums.sequence_loss / batch.num_sequences).backward()
         gradients = self.arena.named(self.arena.gradients.clone())
-        return sums.stack(), gradients
+        return sums.pack(), gradients
 
     def run(self, seed: int = 7, accumulate: bool = False) -> Tensor:
         """One pass of the fused model; returns its sums."""

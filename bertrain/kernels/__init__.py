@@ -1,5 +1,5 @@
-"""Triton kernels, each beside the plain-PyTorch twin that is its specification.
+"""Triton kernels for GPUs, C kernels for CPUs with AMX, each beside the plain-PyTorch function that specifies it.
 
-They are pure functions, forward and backward apart, for a caller that runs the backward pass by hand
-(`bertrain.model.fused`). `backend.available(device)` says whether they can run, and why.
+Forward and backward are separate functions, for a hand-written backward pass (`bertrain.model.fused`).
+`backend.available(device)` returns whether Triton kernels can run, and why; `cpu_library.available()`, the C kernels.
 """

@@ -1,16 +1,16 @@
-"""Attention over a flat run of sequences, made for the lengths of BERT (at most a few hundred tokens).
+"""Attention within each of many sequences stored one after another, tuned for the lengths of BERT (up to 512 tokens).
 
-    out, lse = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout_p, seed, site)
+    out, sums, _ = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout)
 
-`qkv[T, 3, H, D]` is what the fused projection writes and `out[T, H, D]` what the output projection reads, so
-nothing is stacked or transposed on the way; the gradient comes back as `dqkv[T, 3, H, D]`, every row written.
+The projection writes `qkv[T, 3, H, D]` and the output projection reads `out[T, H, D]`: no tensor is stacked or
+transposed in between. The backward writes every row of `dqkv[T, 3, H, D]`.
 
-How it is fast: tiles of work are listed on the device, longest sequences first, so that the last tiles to
-finish are short ones and no program is launched for padding. Dropout comes from a counter (see `random.py`) at
-three instructions per element, works on two bf16 at a time, and is replayed in the backward. The softmax works in base
-2 without a running maximum, and only tiles at a sequence's edge pay for masks. The backward is one kernel for queries
-and one for keys and values; both recompute the weights, which costs less than passing sums between programs.
-No atomics: two runs are bitwise equal. Nothing depends on the host: the grid follows from shapes alone.
+Why it is fast: tiles of work are listed on the device, longest sequences first, so that short tiles finish last and no
+program runs for padding. Dropout comes from a counter (see `random.py`) at three instructions per element, handles two
+bf16 at a time, and is recomputed in the backward. The softmax uses base 2 without a running maximum, and only tiles at
+a sequence's end are masked. The backward has one kernel for queries and one for keys and values; both recompute the
+weights, which is cheaper than passing sums between programs. Without atomics, two runs are bitwise equal. The grid
+follows from shapes alone, so that the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.arithmetic import HAS_ASSEMBLY, exp2, log2, reciprocal
-from bertrain.kernels.attention_pairs import drop, drop_both, drop_gradient, goes_in_pairs
-from bertrain.kernels.backend import jit, tl
-from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantize, widen
+from bertrain.kernels.arguments import AttentionPlan, Cast, Dropout, Fp8Rows
+from bertrain.kernels.arithmetic import HAS_ASSEMBLY, KERNEL_LOG2_E, LOG2_E, exp2, log2, reciprocal
+from bertrain.kernels.attention_pairs import drop, drop_both, drop_gradient, uses_pairs
+from bertrain.kernels.backend import jit, on_cpu, tl
+from bertrain.kernels.fp8 import empty_rows, limit_and_scale, quantize, widen
 from bertrain.kernels.random import (
     attention_keep,
     attention_keep_mask,
@@ -35,19 +36,16 @@ from bertrain.kernels.random import (
     load_stream_key,
 )
 
-LOG2_E = 1.4426950408889634
-# Rows of a tile: what one program owns. Small tiles won on Hopper, since four or five programs on a
-# multiprocessor hide one another's waits better than one large program hides its own.
+# Rows of a tile, the work of one program. Small tiles are fastest on Hopper: four or five programs per multiprocessor
+# hide latency better than one large program.
 TILE = 64
-# The backward reads a row's log-sum and its delta (see there) together, so they stand together: CHUNK of the one, CHUNK
-# of the other, tile after tile, which makes every read aligned and both of them one.
+# The backward reads the log-sum of a row and its delta (see there) together. So they are interleaved, CHUNK of one and
+# CHUNK of the other, tile after tile: every read is aligned, and one read gets both.
 CHUNK = 32
 
 
-def ragged_attention_plain(
-    qkv: torch.Tensor, cu_seqlens: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int = 0
-) -> torch.Tensor:
-    """The specification: one sequence after the other, in plain differentiable PyTorch."""
+def ragged_attention_plain(qkv: torch.Tensor, cu_seqlens: torch.Tensor, dropout: Dropout) -> torch.Tensor:
+    """The specification: one sequence at a time, in differentiable PyTorch."""
     num_heads, head_dim = qkv.shape[2:]
     boundaries = cu_seqlens.tolist()
     outputs = []
@@ -56,21 +54,21 @@ def ragged_attention_plain(
             continue
         query, key, value = qkv[start:end].permute(1, 2, 0, 3)  # each [H, L, D]
         probabilities = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(head_dim), dim=-1)
-        if dropout_p > 0:
-            keep = attention_keep_mask(seed, site, num_heads, start, end - start, dropout_p)
-            probabilities = torch.where(keep, probabilities / (1 - dropout_p), 0)
+        if dropout.p > 0:
+            keep = attention_keep_mask(dropout.seed, dropout.site, num_heads, start, end - start, dropout.p)
+            probabilities = torch.where(keep, probabilities / (1 - dropout.p), 0)
         outputs.append((probabilities @ value).transpose(0, 1))
     return torch.cat(outputs)
 
 
 @jit
 def _plan_kernel(cu_seqlens, tiles, num_sequences, capacity, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    # Each program places BLOCK sequences: the place of a sequence's tiles is the number of tiles of all sequences
-    # that come before it (longer, or as long with a smaller index). No sort, no scan, no second launch.
-    mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    valid = mine < num_sequences
-    start = tl.load(cu_seqlens + mine, mask=valid, other=0)
-    length = tl.load(cu_seqlens + mine + 1, mask=valid, other=0) - start
+    # Each program places BLOCK sequences: a sequence's first tile is the number of tiles of all sequences before it
+    # (longer, or as long with a smaller index). No sort, no scan, no second launch.
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = own < num_sequences
+    start = tl.load(cu_seqlens + own, mask=valid, other=0)
+    length = tl.load(cu_seqlens + own + 1, mask=valid, other=0) - start
     place = tl.zeros([BLOCK], dtype=tl.int32)
     total = 0
     for first in range(0, num_sequences, BLOCK):
@@ -80,18 +78,18 @@ def _plan_kernel(cu_seqlens, tiles, num_sequences, capacity, BLOCK: tl.constexpr
         other_length = tl.load(cu_seqlens + other + 1, mask=other_valid, other=0) - other_start
         other_tiles = (other_length + TILE - 1) // TILE
         longer = other_length[None, :] > length[:, None]
-        tie = (other_length[None, :] == length[:, None]) & (other[None, :] < mine[:, None])
+        tie = (other_length[None, :] == length[:, None]) & (other[None, :] < own[:, None])
         before = (longer | tie) & other_valid[None, :]
         place += tl.sum(tl.where(before, other_tiles[None, :], 0), axis=1)
         total += tl.sum(other_tiles, axis=0)
     for block in range(tl.max((length + TILE - 1) // TILE, axis=0)):
-        here = valid & (block * TILE < length)
+        exists = valid & (block * TILE < length)
         entry = tiles + (place + block) * 4
-        tl.store(entry, start, mask=here)
-        tl.store(entry + 1, length, mask=here)
-        tl.store(entry + 2, tl.zeros([BLOCK], dtype=tl.int32) + block * TILE, mask=here)
-        tl.store(entry + 3, place, mask=here)
-    # Entries that stand for no tile get length 0; the programs share them.
+        tl.store(entry, start, mask=exists)
+        tl.store(entry + 1, length, mask=exists)
+        tl.store(entry + 2, tl.zeros([BLOCK], dtype=tl.int32) + block * TILE, mask=exists)
+        tl.store(entry + 3, place, mask=exists)
+    # Unused entries get length 0; the programs share this work.
     for first in range(total + tl.program_id(0) * BLOCK, capacity, BLOCK * tl.num_programs(0)):
         unused = first + tl.arange(0, BLOCK)
         tl.store(tiles + unused * 4 + 1, tl.zeros([BLOCK], dtype=tl.int32), mask=unused < capacity)
@@ -120,8 +118,8 @@ def _block(base, start, head, rows, pitch, D: tl.constexpr):
 
 @jit
 def _load(base, start, head, rows, pitch, length, D: tl.constexpr):
-    """Rows of one head, zeros past the sequence. By plain loads: all of a program's are under way before the first is
-    waited for, where outside a pipelined loop the copy engine is waited for each time."""
+    """Rows of one head, zeros past the sequence. Plain loads all start before the program waits for the first; outside
+    a pipelined loop, it would wait for each load of the copy engine."""
     return tl.load(_block(base, start, head, rows, pitch, D), mask=(rows < length)[:, None], other=0.0)
 
 
@@ -130,7 +128,7 @@ def _store(
     out, out8, values, unit, factor, start, head, rows, pitch, inside,
     D: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of one head, whose values count in `unit`, in the type of `out`, in 8 bits, or both."""
+    """Store a tile of one head, given in multiples of `unit`, in the dtype of `out`, in FP8, or both."""
     if FULL:
         tl.store(_block(out, start, head, rows, pitch, D), (values * unit).to(out.dtype.element_ty), mask=inside)
     if LIMIT > 0:
@@ -145,10 +143,10 @@ def _peak(values):
 
 @jit
 def _store_column_sums(out, values, unit, TYPE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """Store the sum of each column of a tile whose values count in `unit`.
+    """Store the sum of each column of a tile given in multiples of `unit`.
 
-    The tensor cores add 16-bit rows, by a matrix whose first row is ones: a third of the instructions that passing sums
-    from thread to thread takes.
+    Tensor cores add 16-bit rows, by a product with a matrix whose first row is ones: a third of the instructions of a
+    reduction across threads.
     """
     if TYPE is tl.float32:
         tl.store(out + tl.arange(0, D), tl.sum(values, axis=0) * unit)
@@ -161,10 +159,10 @@ def _store_column_sums(out, values, unit, TYPE: tl.constexpr, ROWS: tl.constexpr
 
 @jit
 def _pinned(operand):
-    """A 16-bit operand that a product takes from registers, complete before the product begins.
+    """A 16-bit operand in registers, complete before the product that reads it starts.
 
-    Left to itself the compiler computes parts of it between the instructions of the product; the assembler then
-    makes each of these wait for the one before.
+    Otherwise the compiler computes parts of it between the instructions of the product, and the assembler makes each of
+    these wait for the previous one.
     """
     if HAS_ASSEMBLY and operand.dtype != tl.float32:
         return tl.inline_asm_elementwise(
@@ -175,7 +173,7 @@ def _pinned(operand):
 
 @jit
 def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
-    """Where the log-sums of a tile's rows stand; the delta of a row stands CHUNK further."""
+    """Pointers to the log-sums of a tile's rows; the delta of a row is CHUNK further."""
     rows = tl.arange(0, BM)
     return sums + head * pitch + tile * (2 * BM) + ((rows // CHUNK) * (2 * CHUNK) + rows % CHUNK)
 
@@ -186,7 +184,7 @@ def _forward_careful(
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The softmax with a running maximum: never overflows, and slower, since every tile rescales the result."""
+    """The softmax with a running maximum: it never overflows, but is slower, since every tile rescales the result."""
     reference = tl.full([BM], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
@@ -214,10 +212,10 @@ def _forward_step(
     BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
     EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of weights and of weighted values, one tile of keys further."""
+    """Add one tile of keys to the sums of weights and of weighted values."""
     columns = tl.arange(0, BN)[None, :]
     weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2)
-    if EDGE:  # the last keys belong to a neighbour
+    if EDGE:  # the last keys belong to the next sequence
         weights = tl.where(column + columns < length, weights, 0.0)
     total += tl.sum(weights, axis=1)
     if KEEP > 0:
@@ -234,7 +232,7 @@ def _attention_forward_kernel(
     qkv, keys_in, out, out8, scale, peaks, sums, tiles, seed, site, pitch, scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    CHUNK: tl.constexpr, CAREFUL: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     if length == 0:
@@ -248,30 +246,28 @@ def _attention_forward_kernel(
     if LIMIT > 0:
         factor = tl.load(scale)
     query = _load(qkv, start, head, rows, 3 * H * D, length, D)
-    # Floats do not care about scale: as long as the weights stay within 2**-100 ... 2**100 they need no
-    # maximum subtracted, so none is taken, nothing is rescaled in the loop, and its products can overlap.
+    # As long as the weights stay within 2**-100 ... 2**100, no maximum needs to be subtracted. So the loop finds none
+    # and rescales nothing, and its products can overlap.
     reference = tl.zeros([BM], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
-    if not CAREFUL:
-        # The keys at the edge come first and apart, since a branch inside the loop would keep its products from
-        # overlapping.
-        last = (length - 1) // BN * BN
-        columns = last + tl.arange(0, BN)
-        keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
-        values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
+    # The last keys come first and outside the loop: a branch inside it would keep its products from overlapping.
+    last = (length - 1) // BN * BN
+    columns = last + tl.arange(0, BN)
+    keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
+    values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
+    total, result = _forward_step(
+        query, keys, values, length, last, first_row, key_of_head, scale_log2, total, result,
+        BM, BN, KEEP, PAIRS, PRECISION, True,
+    )  # fmt: skip
+    for column in tl.range(0, last, BN, num_stages=STAGES):
+        keys = keys_in.load([start + column, (H + head) * D])
+        values = keys_in.load([start + column, (2 * H + head) * D])
         total, result = _forward_step(
-            query, keys, values, length, last, first_row, key_of_head, scale_log2, total, result,
-            BM, BN, KEEP, PAIRS, PRECISION, True,
+            query, keys, values, length, column, first_row, key_of_head, scale_log2, total, result,
+            BM, BN, KEEP, PAIRS, PRECISION, False,
         )  # fmt: skip
-        for column in tl.range(0, last, BN, num_stages=STAGES):
-            keys = keys_in.load([start + column, (H + head) * D])
-            values = keys_in.load([start + column, (2 * H + head) * D])
-            total, result = _forward_step(
-                query, keys, values, length, column, first_row, key_of_head, scale_log2, total, result,
-                BM, BN, KEEP, PAIRS, PRECISION, False,
-            )  # fmt: skip
-    # A row that left that range (never seen in a healthy model) sends its tile through the careful loop.
+    # If a row leaves that range (never seen in a healthy model), its tile is computed again with a running maximum.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
     if tl.max(extreme.to(tl.int32), axis=0) > 0:
         reference, total, result = _forward_careful(
@@ -281,10 +277,10 @@ def _attention_forward_kernel(
     result = result * tl.where(inside, INVERSE_KEEP * reciprocal(total), 0.0)[:, None]
     rounded = result.to(out.dtype.element_ty)
     tl.store(_block(out, start, head, rows, H * D, D), rounded, mask=inside[:, None])
-    if LIMIT > 0:  # from what was rounded, so that they are the same bits when `out` is cast again
+    if LIMIT > 0:  # from the rounded values, so that casting `out` again gives the same bits
         tl.store(peaks + tl.program_id(0), _peak(result).to(out.dtype.element_ty).to(tl.float32))
         _store(out, out8, widen(rounded), 1.0, factor, start, head, rows, H * D, inside[:, None], D, False, LIMIT)
-    # Rows past the sequence get an infinite sum, so that the backward finds zero weights there without a mask.
+    # Rows past the sequence get an infinite sum: the backward then computes zero weights there, without a mask.
     row_lse = tl.where(inside, reference + log2(total), float("inf"))
     tl.store(_of_rows(sums, pitch, head, tile, BM, CHUNK), row_lse)
 
@@ -295,10 +291,10 @@ def _query_step(
     BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
     EDGE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the queries, one tile of keys further."""
+    """Add one tile of keys to the gradient of the queries."""
     columns = tl.arange(0, BN)[None, :]
     weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2 - row_lse[:, None])
-    if EDGE:  # the last keys belong to a neighbour
+    if EDGE:  # the last keys belong to the next sequence
         weights = tl.where(column + columns < length, weights, 0.0)
     gradient = tl.dot(dresult, tl.trans(values), input_precision=PRECISION)
     if KEEP > 0:
@@ -316,7 +312,7 @@ def _backward_query_kernel(
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of queries; also leaves delta = -rowsum(dout * out) * (1 - p) for the other kernel."""
+    """Gradient of a tile of queries; also stores delta = -rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     partials += (tile * 2 * H + head) * D
     if length == 0:
@@ -351,7 +347,7 @@ def _backward_query_kernel(
             query, dresult, keys, values, length, column, first_row, key_of_head, row_lse, row_delta, scale_log2,
             dquery, BM, BN, KEEP, PAIRS, PRECISION, False,
         )  # fmt: skip
-    unit = scale_log2 * (INVERSE_KEEP / 1.4426950408889634)
+    unit = scale_log2 * (INVERSE_KEEP / KERNEL_LOG2_E)
     inside = (rows < length)[:, None]  # the other rows are zero
     if LIMIT > 0:
         tl.store(peaks + tl.program_id(0), _peak(dquery) * unit)
@@ -366,10 +362,10 @@ def _backward_key_kernel(
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
     CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values: the tile stays, queries stream past.
+    """Gradients of a tile of keys and values, in a loop over queries.
 
-    Tiles are transposed (keys x queries), so that both products take them straight from registers. Queries past
-    the sequence have zero weights (their lse is infinite); keys past it only reach rows that are not stored.
+    Tiles are transposed (keys x queries), so that both products take them from registers. Queries past the sequence
+    have zero weights (their log-sum is infinite); keys past it affect only rows that are not stored.
     """
     head, tile, start, length, first_column, first_tile = _tile(tiles, H)
     partials += (tile * 2 * H + H + head) * D
@@ -394,7 +390,7 @@ def _backward_key_kernel(
         chunks = tl.reshape(sums_in.load([head, (first_tile * BN + row) * 2]), [BM // CHUNK, 2, CHUNK])
         row_lse, row_delta = tl.split(tl.permute(chunks, [0, 2, 1]))
         row_lse, row_delta = tl.reshape(row_lse, [1, BM]), tl.reshape(row_delta, [1, BM])
-        # Both without 1 / (1 - p) and scale.
+        # Without the factors 1 / (1 - p) and scale, which are applied at the end.
         weights = exp2(tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale_log2 - row_lse)
         gradient = tl.dot(values, tl.trans(dresult), input_precision=PRECISION)
         if KEEP > 0:
@@ -407,7 +403,7 @@ def _backward_key_kernel(
         dkeys = tl.dot(_pinned(dscores), query, dkeys, input_precision=PRECISION)
     inside = (columns < length)[:, None]
     dkeys, dvalues = tl.where(inside, dkeys, 0.0), tl.where(inside, dvalues, 0.0)
-    unit = scale_log2 * (INVERSE_KEEP / 1.4426950408889634)
+    unit = scale_log2 * (INVERSE_KEEP / KERNEL_LOG2_E)
     if LIMIT > 0:
         tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys) * unit, _peak(dvalues) * INVERSE_KEEP))
     _store(dqkv, dqkv8, dkeys, unit, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
@@ -416,7 +412,7 @@ def _backward_key_kernel(
 
 
 class _Config(NamedTuple):
-    """Rows (queries) and columns (keys) of a step, warps, pipeline stages, and a cap on registers per thread."""
+    """Rows (queries) and columns (keys) of a step, warps, pipeline stages, and a limit of registers per thread."""
 
     rows: int
     columns: int
@@ -425,19 +421,19 @@ class _Config(NamedTuple):
     registers: int | None = None
 
 
-# Chosen by measurement on an H200 for heads of 64 (docs/notebook/speed.md): the caps buy a fifth or sixth program per
-# multiprocessor. Wider heads need the registers; float32 serves the tests only.
+# Tuned on an H200 for heads of 64, see docs/notebook/speed.md: the register limits allow a fifth or sixth program per
+# multiprocessor. Wider heads need the registers; only tests use float32.
 CONFIGS = {
     "forward": _Config(64, 32, 4, 3, None),
     "query": _Config(64, 32, 4, 3, 96),
     "key": _Config(32, 64, 4, 3, 128),
 }
-CONFIGS_UNCAPPED = {name: config._replace(registers=None) for name, config in CONFIGS.items()}
-CONFIGS_FLOAT32 = {name: config._replace(stages=1) for name, config in CONFIGS_UNCAPPED.items()}
+CONFIGS_UNLIMITED = {name: config._replace(registers=None) for name, config in CONFIGS.items()}
+CONFIGS_FLOAT32 = {name: config._replace(stages=1) for name, config in CONFIGS_UNLIMITED.items()}
 
 
 def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> Any:
-    """Let the copy engine read blocks of a matrix; rows past its end read as zero."""
+    """Describe blocks of a matrix to the copy engine; rows past its end read as zero."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(tensor.flatten(1), [block_rows, block_columns])
@@ -445,12 +441,12 @@ def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> An
 
 def _launch(
     kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, **extra: Any
-) -> None:  # fmt: skip
+) -> None:
     num_heads, head_dim = qkv.shape[2:]
     keep = attention_threshold(p)
     kernel[(num_tiles * num_heads,)](
         *arguments, LOG2_E / math.sqrt(head_dim), H=num_heads, D=head_dim, BM=config.rows, BN=config.columns,
-        KEEP=keep, PAIRS=goes_in_pairs(qkv.dtype, keep), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee",
+        KEEP=keep, PAIRS=uses_pairs(qkv.dtype, keep), INVERSE_KEEP=1 / (1 - p), PRECISION="ieee",
         STAGES=config.stages, CHUNK=CHUNK, num_warps=config.warps, maxnreg=config.registers, **extra,
     )  # fmt: skip
 
@@ -458,90 +454,88 @@ def _launch(
 def _config(qkv: torch.Tensor, kernel: str) -> _Config:
     if qkv.dtype == torch.float32:
         return CONFIGS_FLOAT32[kernel]
-    return (CONFIGS if qkv.shape[3] <= 64 else CONFIGS_UNCAPPED)[kernel]
+    return (CONFIGS if qkv.shape[3] <= 64 else CONFIGS_UNLIMITED)[kernel]
 
 
-def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """List the tiles of a batch on its device, longest sequences first; made once, used by every layer.
+@on_cpu(cpu.plan_attention)
+def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> AttentionPlan:
+    """List the tiles of a batch on its device, longest sequences first; once per batch, for every layer.
 
-    Returns int32 [num_tiles, 4]: sequence start, sequence length, first row in the sequence, first tile of the
-    sequence; a length of 0 marks an unused entry. No host sync; the size follows from the shapes alone.
+    The number of entries follows from the shapes alone, so that the host does not wait.
     """
-    if cpu.computes(cu_seqlens):
-        return cu_seqlens  # each sequence is one piece of work there
     num_sequences = cu_seqlens.numel() - 1
     capacity = num_tokens // TILE + num_sequences
     tiles = torch.empty(capacity, 4, dtype=torch.int32, device=cu_seqlens.device)
     block = 64
     grid = ((num_sequences + block - 1) // block,)
     _plan_kernel[grid](cu_seqlens, tiles, num_sequences, capacity, BLOCK=block, TILE=TILE)
-    return tiles
+    return AttentionPlan(cu_seqlens, tiles)
 
 
+@on_cpu(cpu.ragged_attention_forward)
 def ragged_attention_forward(
-    qkv: torch.Tensor, tiles: torch.Tensor, dropout_p: float, seed: torch.Tensor, site: int, cast: Cast | None = None
-) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
-    """Softmax attention within each sequence of a flat batch: out [T, H, D], the log-sums for the backward with room
-    for what it leaves beside them, and out in 8 bits [T, H D] if `cast`.
+    qkv: torch.Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
+) -> tuple[torch.Tensor, torch.Tensor, Fp8Rows | None]:
+    """Softmax attention within each sequence of a batch: out [T, H, D], the log-sums for the backward (with space for
+    the deltas), and out in FP8 [T, H D] if `cast`.
 
-    qkv [T, 3, H, D] with D a power of two from 16 to 128, in sequences as `plan_attention` listed them; seed, an int64
-    tensor of one element on the device; `site` tells layers apart, so that their masks differ.
+    qkv is [T, 3, H, D], with D a power of two from 16 to 128.
     """
-    if cpu.computes(qkv):
-        out, sums = cpu.attention_forward(qkv, tiles, dropout_p, seed, site)
-        return out, sums, empty_bytes(out.flatten(1), None, 0)
+    tiles = _tiles(plan)
     num_tokens, _, num_heads, head_dim = qkv.shape
     config = _config(qkv, "forward")
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(num_heads, tiles.shape[0] * TILE * 2, dtype=torch.float32, device=qkv.device)
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    eight = empty_bytes(out.flatten(1), cast, tiles.shape[0] * num_heads)
+    out8 = empty_rows(out.flatten(1), cast, tiles.shape[0] * num_heads)
     limit, scale = limit_and_scale(cast, sums)
-    arguments = (qkv, keys_in, out, eight.rows, scale, eight.peaks, sums, tiles, seed, site, sums.shape[1])
-    careful = qkv.dtype == torch.float16  # whose range is too small for weights without a maximum
-    _launch(
-        _attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, CAREFUL=careful
+    arguments = (
+        qkv, keys_in, out, out8.rows, scale, out8.peaks, sums, tiles, dropout.seed, dropout.site, sums.shape[1]
     )  # fmt: skip
-    return out, sums, eight
+    _launch(_attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout.p, LIMIT=limit)
+    return out, sums, None if cast is None else out8
 
 
+@on_cpu(cpu.ragged_attention_backward)
 def ragged_attention_backward(
     qkv: torch.Tensor,
     out: torch.Tensor,
     sums: torch.Tensor,
     dout: torch.Tensor,
-    tiles: torch.Tensor,
-    dropout_p: float,
-    seed: torch.Tensor,
-    site: int,
+    plan: AttentionPlan,
+    dropout: Dropout,
     cast: Cast | None = None,
     *,
     full: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
-    """The gradient dqkv [T, 3, H, D], every row written, partial sums [n, 2, H D] of it for the biases of queries and
-    of values, and it in 8 bits [T, 3 H D]. It comes in the dtype of qkv if `full`, and in 8 bits if `cast`.
+) -> tuple[torch.Tensor, torch.Tensor, Fp8Rows | None]:
+    """The gradient dqkv [T, 3, H, D], its partial sums [n, 2, H D] for the biases of queries and of values, and dqkv
+    in FP8 [T, 3 H D]. dqkv comes in the dtype of qkv if `full`, and in FP8 if `cast`.
 
-    A bias of keys shifts all scores of a query alike, which the softmax does not see: its gradient is zero, and what a
-    sum would give is rounding, which an optimizer that divides by its size takes for a gradient.
+    A bias of keys shifts all scores of a query by the same amount, which the softmax ignores: its gradient is zero. A
+    sum over rows would be rounding error, which LAMB and Adam scale up to the size of a gradient.
     """
-    if cpu.computes(qkv):
-        dqkv, partials = cpu.attention_backward(qkv, out, sums, dout, tiles, dropout_p, seed, site)
-        return dqkv, partials, empty_bytes(qkv.flatten(1), None, 0)
+    tiles = _tiles(plan)
     num_heads, head_dim = qkv.shape[2:]
     dqkv = torch.empty_like(qkv) if full else qkv
     num_programs = tiles.shape[0] * num_heads
-    eight = empty_bytes(qkv.flatten(1), cast, 2 * num_programs)
+    dqkv8 = empty_rows(qkv.flatten(1), cast, 2 * num_programs)
     limit, scale = limit_and_scale(cast, sums)
     partials = torch.empty(tiles.shape[0], 2, num_heads * head_dim, dtype=torch.float32, device=qkv.device)
-    config = _config(qkv, "query")  # first: it leaves delta
+    config = _config(qkv, "query")  # first: it stores the deltas
     keys_in = _descriptor(qkv, config.columns, head_dim)
-    to = (dqkv, eight.rows, scale, eight.peaks)
-    arguments = (qkv, keys_in, out, dout, sums, *to, partials, tiles, seed, site, sums.shape[1])
-    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
+    results = (dqkv, dqkv8.rows, scale, dqkv8.peaks)
+    common = (partials, tiles, dropout.seed, dropout.site)
+    arguments = (qkv, keys_in, out, dout, sums, *results, *common, sums.shape[1])
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout.p, LIMIT=limit, FULL=full)
     config = _config(qkv, "key")
     queries_in, dout_in = _descriptor(qkv, config.rows, head_dim), _descriptor(dout, config.rows, head_dim)
     sums_in = _descriptor(sums, 1, 2 * config.rows)
-    to = (dqkv, eight.rows, scale, eight.peaks[num_programs:] if cast is not None else eight.peaks)
-    key_arguments = (qkv, queries_in, dout_in, sums_in, *to, partials, tiles, seed, site)
-    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout_p, LIMIT=limit, FULL=full)
-    return dqkv, partials, eight
+    results = (dqkv, dqkv8.rows, scale, dqkv8.peaks[num_programs:] if cast is not None else dqkv8.peaks)
+    key_arguments = (qkv, queries_in, dout_in, sums_in, *results, *common)
+    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout.p, LIMIT=limit, FULL=full)
+    return dqkv, partials, None if cast is None else dqkv8
+
+
+def _tiles(plan: AttentionPlan) -> torch.Tensor:
+    assert plan.tiles is not None, "the plan was made for C kernels"
+    return plan.tiles

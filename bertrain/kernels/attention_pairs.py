@@ -1,9 +1,9 @@
-"""Attention's dropout on two weights at a time.
+"""Attention dropout on two weights at a time.
 
-A thread holds two neighbouring elements of a tile together. As bf16 they fit into one register, and a pair of masks
-selects both; the masks come from comparing two halves of a random word at once, as 16-bit floats without their signs.
-Halves that are no numbers compare as too large, so dropout has to be 1/32 at the least; other types, smaller rates
-and the interpreter take the plain way, which is the same function but for rounding.
+A thread holds two neighboring elements of a tile. As bf16 they fit into one register, and a pair of masks selects both.
+One instruction makes both masks: it compares the two halves of a random word as 16-bit floats without their signs.
+Halves that are NaN compare as too large, so this needs dropout of at least 1/32. Other dtypes, smaller rates and the
+interpreter take one weight at a time, which is the same function up to rounding.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from bertrain.kernels.arithmetic import HAS_ASSEMBLY
 from bertrain.kernels.backend import jit, tl
 from bertrain.kernels.random import attention_keep
 
-LARGEST_NUMBER = 0x7C00  # of the 16-bit floats, by their bits; beyond it they are no numbers
+INFINITY_BITS = 0x7C00  # of a 16-bit float; larger ones are NaN
 
 
-def goes_in_pairs(dtype: torch.dtype, keep: int) -> bool:
-    """Whether weights of this type are dropped in pairs, `keep` being the threshold below which 15 bits mean that."""
-    return bool(HAS_ASSEMBLY) and dtype == torch.bfloat16 and keep <= LARGEST_NUMBER
+def uses_pairs(dtype: torch.dtype, keep: int) -> bool:
+    """Whether weights of this dtype are dropped in pairs; `keep` is the threshold of `attention_threshold`."""
+    return bool(HAS_ASSEMBLY) and dtype == torch.bfloat16 and keep <= INFINITY_BITS
 
 
 @jit
 def drop(weights, words, columns, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr):
-    """Weights of a tile of queries x keys in 16 bits, zero where they are dropped."""
+    """Weights of a tile of queries x keys in 16 bits, zero where dropped."""
     if PAIRS:
         below = tl.full([1, 1], KEEP * 0x10001, tl.int32)
         return tl.inline_asm_elementwise(
@@ -67,7 +67,7 @@ def drop_gradient(
 def drop_both(weights, gradient, delta, words, keys, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr):
     """Dropped weights and the gradient of the scores of a tile of keys x queries, both in 16 bits.
 
-    Here two neighbouring queries stand together: two words, and of both the half that is their key's.
+    Here the two elements are neighboring queries, with a random word each; both take the half of their key.
     """
     if PAIRS:
         below = tl.full([1, 1], KEEP * 0x10001, tl.int32)

@@ -1,7 +1,7 @@
-"""Whether Triton kernels can run here, and stand-ins that let kernel files be imported where they cannot.
+"""Which kernels run on a device: Triton's, or those in C where a function names one (`on_cpu`).
 
 Kernel modules import `jit`, `tl` and `triton` from this file only, so that `import bertrain.kernels.attention`
-works on a machine without Triton; such a machine then runs the plain-PyTorch twins.
+works on a machine without Triton.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -19,23 +19,47 @@ try:
     import triton.language as tl
 
     jit = triton.jit
-except ImportError:  # no Triton wheel for this platform: the twins run instead
+except ImportError:  # no Triton wheel for this platform
     triton = None
     tl = None
 
     def jit(function: Callable | None = None, **_options: Any) -> Any:
-        """Leave a kernel as the plain function it is; nothing may launch it."""
+        """Return the function unchanged; it cannot be launched."""
         return function if function is not None else lambda inner: inner
 
 
-__all__ = ["INTERPRETED", "available", "jit", "num_multiprocessors", "tl", "triton"]
+__all__ = ["INTERPRETED", "available", "jit", "num_multiprocessors", "on_cpu", "tl", "triton"]
 
-# Triton decides at import whether kernels are compiled or interpreted; reading it later would be a lie.
+P = ParamSpec("P")
+R = TypeVar("R")
+# Triton reads this variable once, at import.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def on_cpu(c_kernel: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate the launcher of a Triton kernel: for tensors in CPU memory, `c_kernel` runs instead.
+
+    The first argument (the first member, if it is a tuple) decides. Under Triton's interpreter, Triton kernels run on
+    CPU tensors too.
+    """
+
+    def decorate(triton_kernel: Callable[P, R]) -> Callable[P, R]:
+        if INTERPRETED:
+            return triton_kernel
+
+        @functools.wraps(triton_kernel)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            first: Any = args[0]
+            is_on_gpu = (first[0] if isinstance(first, tuple) else first).is_cuda
+            return (triton_kernel if is_on_gpu else c_kernel)(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 def available(device: torch.device | str) -> tuple[bool, str]:
-    """Return whether the kernels can run on `device`, and the reason in one line."""
+    """Whether Triton kernels can run on `device`, and the reason in one line."""
     device = torch.device(device)
     if triton is None:
         return False, "triton is not installed"
@@ -56,8 +80,8 @@ def _cuda_available(index: int) -> tuple[bool, str]:
         return False, f"{name} has compute capability {major}.{minor}; bf16 kernels need 8.0 or newer"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return False, "triton needs a C compiler: put gcc or clang on the PATH"
-    tried = "" if major == 9 else "; tried by us on compute capability 9.0 only"
-    return True, f"triton {triton.__version__} on {name}{tried}"
+    tested = "" if major == 9 else "; tested on compute capability 9.0 only"
+    return True, f"triton {triton.__version__} on {name}{tested}"
 
 
 @functools.cache
@@ -66,7 +90,7 @@ def _multiprocessors(index: int) -> int:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Number of multiprocessors to size a persistent grid by (a small constant under the interpreter)."""
+    """Number of multiprocessors, which sizes a persistent grid (2 under the interpreter)."""
     if device.type != "cuda":
         return 2
     return _multiprocessors(device.index if device.index is not None else torch.cuda.current_device())

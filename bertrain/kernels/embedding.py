@@ -1,8 +1,8 @@
-"""dropout(LayerNorm(word + position + segment)): the bottom of the encoder in one pass each way.
+"""dropout(LayerNorm(word + position + segment)): the embeddings in one pass each way.
 
-The backward recomputes the sum from the tables, leaves the gradient of each row's sum in float32, and adds up what
-belongs to LayerNorm and to the two segments while it is there. A position's gradient is a sum over the sequences
-that reach it; a word's is left to PyTorch, whose sort-based sum is deterministic as well.
+The backward recomputes the sum from the tables, writes the gradient of each row's sum in float32, and in the same pass
+sums the gradients of LayerNorm and of the two segments. A position's gradient is a sum over the sequences that reach
+it; a word's comes from PyTorch, whose sort-based sum is deterministic too.
 """
 
 from __future__ import annotations
@@ -10,33 +10,32 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.backend import jit, num_multiprocessors, tl
+from bertrain.kernels.arguments import Dropout, EmbeddingIds, EmbeddingTables
+from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
 
 def embed_plain(
-    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ids: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tables: EmbeddingTables,
+    ids: EmbeddingIds,
     weight: torch.Tensor,
     ln_bias: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
+    dropout: Dropout,
     eps: float,
 ) -> torch.Tensor:
-    """The specification: `tables` and `ids` of words, positions and segments; in the dtype of the tables."""
+    """The specification, in the dtype of the tables."""
     words, positions, segments = (table[numbers] for numbers, table in zip(ids, tables, strict=True))
     total = words + positions + segments
     normed = torch.nn.functional.layer_norm(total, total.shape[1:], weight, ln_bias, eps)
-    if p > 0:
-        keep = rows_keep_mask(seed, site, normed.shape[0], normed.shape[1], p)
-        normed = torch.where(keep, normed / (1 - p), 0)
+    if dropout.p > 0:
+        keep = rows_keep_mask(dropout.seed, dropout.site, normed.shape[0], normed.shape[1], dropout.p)
+        normed = torch.where(keep, normed / (1 - dropout.p), 0)
     return normed
 
 
 @jit
 def _row_sum(words, positions, segments, word_ids, position_ids, segment_ids, row, columns, inside, N: tl.constexpr):
-    """Word + position + segment of one row, and its segment."""
+    """Word + position + segment of one row, and its segment id."""
     word, position = tl.load(word_ids + row).to(tl.int64), tl.load(position_ids + row).to(tl.int64)
     segment = tl.load(segment_ids + row).to(tl.int32)
     total = tl.load(words + word * N + columns, mask=inside, other=0.0).to(tl.float32)
@@ -116,7 +115,7 @@ def _embed_backward_kernel(
 def _position_kernel(
     dsum, cu_seqlens, out, num_sequences, ACCUMULATE: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """The gradient of one position: the rows that stand at it, sequence by sequence."""
+    """The gradient of one position: the sum of its rows, sequence by sequence."""
     position = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < N
@@ -136,64 +135,54 @@ def _constants(width: int, p: float) -> dict:
     return {"N": width, "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
 
 
+@on_cpu(cpu.embed_forward)
 def embed_forward(
-    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ids: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tables: EmbeddingTables,
+    ids: EmbeddingIds,
     weight: torch.Tensor,
     ln_bias: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
+    dropout: Dropout,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The embedded rows in the dtype of the tables, and mean and 1 / deviation of each for the backward."""
-    if cpu.computes(weight):
-        return cpu.embed_forward(tables, ids, weight, ln_bias, p, seed, site, eps)
-    num_rows, width = ids[0].numel(), tables[0].shape[1]
-    y = torch.empty(num_rows, width, dtype=tables[0].dtype, device=tables[0].device)
+    """The embedded rows in the dtype of `tables.words`, and mean and 1 / deviation of each for the backward."""
+    num_rows, width = ids.words.numel(), tables.words.shape[1]
+    y = torch.empty(num_rows, width, dtype=tables.words.dtype, device=tables.words.device)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=y.device)
     _embed_forward_kernel[(num_rows,)](
-        *tables, *ids, weight, ln_bias, y, statistics, seed, site, eps, **_constants(width, p), num_warps=4
-    )
+        *tables, *ids, weight, ln_bias, y, statistics, dropout.seed, dropout.site, eps,
+        **_constants(width, dropout.p), num_warps=4,
+    )  # fmt: skip
     return y, statistics
 
 
+@on_cpu(cpu.embed_backward)
 def embed_backward(
     dy: torch.Tensor,
     second: torch.Tensor,
-    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ids: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tables: EmbeddingTables,
+    ids: EmbeddingIds,
     weight: torch.Tensor,
     statistics: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
+    dropout: Dropout,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of each row's sum [T, N] and partial column sums [n, 4, N], all in float32.
 
-    The gradient that arrives is dy + second. The partial sums are for LayerNorm's weight
-    and bias and for segments 0 and 1.
+    The incoming gradient is dy + second. The partial sums are for LayerNorm's weight and bias and for segments 0 and 1.
     """
-    if cpu.computes(dy):
-        return cpu.embed_backward(dy, second, tables, ids, weight, statistics, p, seed, site)
     num_rows, width = dy.shape
     num_programs = min(num_multiprocessors(dy.device) * 4, num_rows)
     dsum = torch.empty(num_rows, width, dtype=torch.float32, device=dy.device)
     partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=dy.device)
     _embed_backward_kernel[(num_programs,)](
-        dy, second, *tables, *ids, weight, statistics, dsum, partials, seed, site, num_rows,
-        **_constants(width, p), num_warps=4,
+        dy, second, *tables, *ids, weight, statistics, dsum, partials, dropout.seed, dropout.site, num_rows,
+        **_constants(width, dropout.p), num_warps=4,
     )  # fmt: skip
     return dsum, partials
 
 
+@on_cpu(cpu.position_gradient)
 def position_gradient(dsum: torch.Tensor, cu_seqlens: torch.Tensor, out: torch.Tensor, *, accumulate: bool) -> None:
     """Sum the rows of each position into `out`, the float32 gradient of all positions."""
-    if cpu.computes(dsum):
-        if not accumulate:
-            out.zero_()
-        cpu.add_rows(dsum, _positions(cu_seqlens), out)
-        return
     width = dsum.shape[1]
     grid = (out.shape[0], -(-width // 256))
     _position_kernel[grid](
@@ -201,16 +190,7 @@ def position_gradient(dsum: torch.Tensor, cu_seqlens: torch.Tensor, out: torch.T
     )
 
 
+@on_cpu(cpu.word_gradient)
 def word_gradient(dsum: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
     """Add the rows of each word to `out`, the float32 gradient of all words."""
-    if cpu.computes(dsum):
-        cpu.add_rows(dsum, ids, out)
-    else:
-        out.add_(torch.ops.aten.embedding_dense_backward(dsum, ids, len(out), -1, False))
-
-
-def _positions(cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """The place of each token in its sequence."""
-    starts = cu_seqlens.long()
-    lengths = starts.diff()
-    return torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths)
+    out.add_(torch.ops.aten.embedding_dense_backward(dsum, ids, len(out), -1, False))

@@ -1,79 +1,51 @@
-"""8-bit copies: a kernel that makes a tensor also writes it in 8 bits, scaled, and notes how large it was.
+"""FP8 with delayed scaling: the kernel that computes a tensor also writes its FP8 copy and records its magnitude.
 
-The scale is the one the previous step called for (delayed scaling): the largest magnitude then seen is mapped onto
-the format's largest number. Values that outgrow it meanwhile saturate. E4M3 (448 at the most) holds weights and
-activations, E5M2 (57,344) gradients, whose range is wider.
+The scale maps the largest magnitude of the previous step onto the format's largest number; larger values saturate.
+E4M3 (up to 448) holds weights and activations, E5M2 (up to 57,344) gradients, whose range is wider.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 
+from bertrain.kernels.arguments import Cast, Fp8Copy, Fp8Rows
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
-@dataclass(frozen=True)
-class Cast:
-    """Where a kernel finds the scale of its 8-bit result, and where each program leaves the largest magnitude."""
-
-    dtype: torch.dtype
-    scale: torch.Tensor  # [1]
-    largest: torch.Tensor  # one entry per program, at least
-
-
-class Eight(NamedTuple):
-    """A matrix in 8 bits, as it lies [T, N] and transposed [N, T]: a product wants both sides along their rows."""
-
-    rows: torch.Tensor
-    columns: torch.Tensor
-
-
-class Bytes(NamedTuple):
-    """A matrix in 8 bits as it lies, and how large it was, from kernels that have no room to transpose it."""
-
-    rows: torch.Tensor
-    peaks: torch.Tensor  # one entry per program
-
-
-def empty_bytes(like: torch.Tensor, cast: Cast | None, num_programs: int) -> Bytes:
-    """Room for them; a tensor that nobody touches where nothing is to be cast."""
+def empty_rows(like: torch.Tensor, cast: Cast | None, num_programs: int) -> Fp8Rows:
+    """Allocate the FP8 result of a kernel; without `cast`, return a placeholder that the kernel does not touch."""
     if cast is None:
-        return Bytes(like, like)
+        return Fp8Rows(like, like)
     peaks = torch.empty(num_programs, dtype=torch.float32, device=like.device)
-    return Bytes(torch.empty(like.shape, dtype=cast.dtype, device=like.device), peaks)
+    return Fp8Rows(torch.empty(like.shape, dtype=cast.dtype, device=like.device), peaks)
 
 
-def limit_and_scale(cast: Cast | None, stand_in: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """The format's largest number and the scale; 0 and a tensor that nobody reads where nothing is to be cast."""
-    return (0.0, stand_in) if cast is None else (LARGEST[cast.dtype], cast.scale)
+def limit_and_scale(cast: Cast | None, placeholder: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The format's largest number and the scale; without `cast`, 0 and a tensor that the kernel does not read."""
+    return (0.0, placeholder) if cast is None else (LARGEST[cast.dtype], cast.scale)
 
 
-def empty_both_ways(like: torch.Tensor, cast: Cast | None) -> Eight:
-    """Room for the 8-bit copies; a tensor that nobody touches where nothing is to be cast."""
-    if cast is None:
-        return Eight(like, like)
+def empty_both_ways(like: torch.Tensor, cast: Cast) -> Fp8Copy:
+    """Allocate the FP8 copies of a matrix."""
     num_rows, width = like.shape
-    return Eight(
+    return Fp8Copy(
         *(torch.empty(shape, dtype=cast.dtype, device=like.device) for shape in ((num_rows, width), (width, num_rows)))
     )
 
 
 def cast_plain(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The specification: scaled, cut at the format's largest number, rounded to nearest."""
+    """The specification: scaled, clamped to the format's range, rounded to nearest."""
     limit = LARGEST[dtype]
     return (values.float() * scale).clamp(-limit, limit).to(dtype)
 
 
 @jit
 def widen(values):
-    """bf16 as float32. The compiler's own widening is something it moves memory traffic across: it would sooner
-    transpose 16 bits and compute all that follows a second time than transpose the 8 bits at the end."""
+    """bf16 as float32. In assembly, because the compiler moves layout changes across its own conversion: it would
+    transpose the 16-bit input and compute everything twice rather than transpose the 8-bit result."""
     if HAS_ASSEMBLY and values.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values],
@@ -84,7 +56,7 @@ def widen(values):
 
 @jit
 def quantize(values, LIMIT: tl.constexpr):
-    """The bytes of scaled values, cut at what the format can hold."""
+    """The FP8 bytes of scaled values, clamped to the format's range."""
     if HAS_ASSEMBLY:
         if LIMIT == 448.0:
             return tl.inline_asm_elementwise(
@@ -105,7 +77,7 @@ def quantize(values, LIMIT: tl.constexpr):
 
 @jit
 def quantize_four(a, b, c, d, LIMIT: tl.constexpr):
-    """The bytes of four scaled tensors side by side in one 32-bit word, a lowest."""
+    """The FP8 bytes of four scaled tensors in one 32-bit word, `a` lowest."""
     if HAS_ASSEMBLY:
         if LIMIT == 448.0:
             return tl.inline_asm_elementwise(
@@ -129,10 +101,10 @@ def store_both_ways(
     out, out_t, a, b, c, d, first_row, first_column, num_rows,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile in 8 bits as it lies in [num_rows, N], and transposed in [N, num_rows].
+    """Store a scaled tile in FP8, as it is in [num_rows, N] and transposed in [N, num_rows].
 
-    The tile, scaled, comes as four tensors [QUADS, COLUMNS]: the first rows of every four, the second ones and so on.
-    So a thread holds four neighbours of a column, and what moves between threads are whole words of them.
+    The tile comes as four tensors [QUADS, COLUMNS]: the first row of every four, the second, and so on. So a thread
+    holds four neighbors of a column, and threads exchange whole words of them.
     """
     places, places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
     out = out.to(tl.pointer_type(tl.int8), bitcast=True) + tl.cast(first_row, tl.int64) * N
@@ -146,8 +118,8 @@ def store_both_ways(
 
 @jit
 def _places(first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where the first rows of a tile's fours lie in the matrix, from `first_row` on; where the words of its transpose
-    lie, from `first_column` on; and whether they exist. Divisions by 16 tell the compiler what is a multiple of it."""
+    """Offsets of the first row of each four from `first_row`; of the words of the transpose from `first_column`; and
+    the mask of both. Dividing by 16 tells the compiler that an offset is a multiple of 16."""
     quads, columns = tl.arange(0, QUADS)[:, None], tl.arange(0, COLUMNS)[None, :]
     words, quads_here = num_rows // 16 * 4, first_row // 16 * 4 + quads
     inside = (quads_here < words) & (first_column + columns < N)
@@ -156,7 +128,7 @@ def _places(first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.conste
 
 @jit
 def load_four(values, first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile as `store_both_ways` takes it, zero past the last row, still to be widened."""
+    """A tile as `store_both_ways` takes it, zero past the last row, in its own dtype."""
     places, _places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
     values += tl.cast(first_row, tl.int64) * N
     a = tl.load(values + places, mask=inside, other=0.0)
@@ -170,7 +142,7 @@ def load_four(values, first_row, first_column, num_rows, N: tl.constexpr, QUADS:
 def store_four(
     out, a, b, c, d, first_row, first_column, num_rows, N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Store such a tile as it lies, in the type of `out`."""
+    """Store such a tile in the dtype of `out`."""
     places, _places_t, inside = _places(first_row, first_column, num_rows, N, QUADS, COLUMNS)
     out += tl.cast(first_row, tl.int64) * N
     tl.store(out + places, a.to(out.dtype.element_ty), mask=inside)
@@ -181,7 +153,7 @@ def store_four(
 
 @jit
 def peak_of_four(a, b, c, d):
-    """The largest magnitude at each place of four tensors."""
+    """The elementwise largest magnitude of four tensors."""
     return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
 
 
@@ -203,32 +175,32 @@ def _cast_both_ways_kernel(
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0))
 
 
-PROGRAMS = 4096  # no kernel here is launched as more
-CAST = (32, 64, 8, 12)  # fours of rows, columns and warps of a tile; programs per multiprocessor
+PROGRAMS = 4096  # no kernel that casts has more programs
+CAST = (32, 64, 8, 12)  # groups of four rows, columns and warps of a tile; programs per multiprocessor
 
 
 def grid_of(num_rows: int, width: int, rows: int, columns: int, num_programs: int) -> tuple[int, int]:
-    """Programs across and down a matrix cut into tiles: one strip of columns each, at most `num_programs` in all."""
+    """Programs across and down a matrix of tiles: one strip of columns each, at most `num_programs` in total."""
     across = -(-width // columns)
     return across, max(1, min(num_programs // across, -(-num_rows // rows)))
 
 
-def cast_both_ways(values: torch.Tensor, cast: Cast, out: Eight | None = None) -> Eight:
-    """A matrix [T, N], T a multiple of 16, in 8 bits, as it lies and transposed."""
+def cast_both_ways(values: torch.Tensor, cast: Cast, out: Fp8Copy | None = None) -> Fp8Copy:
+    """Cast a matrix [T, N], T a multiple of 16, to FP8, as it is and transposed."""
     num_rows, width = values.shape
-    eight = empty_both_ways(values, cast) if out is None else out
+    out = empty_both_ways(values, cast) if out is None else out
     quads, columns, warps, per_multiprocessor = CAST
     across, down = grid_of(num_rows, width, 4 * quads, columns, num_multiprocessors(values.device) * per_multiprocessor)
     _cast_both_ways_kernel[(across, down)](
-        values, *eight, cast.scale, cast.largest, num_rows,
+        values, *out, cast.scale, cast.largest, num_rows,
         N=width, QUADS=quads, COLUMNS=columns, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
-    return eight
+    return out
 
 
 @jit
 def _side_by_side(a, b, c, d):
-    """Bytes of four tensors in one 32-bit word, a lowest."""
+    """Bytes of four tensors in one 32-bit word, `a` lowest."""
     if HAS_ASSEMBLY:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 ab0, ab1, cd0, cd1; prmt.b32 ab0, $4, $5, 0x5140; prmt.b32 ab1, $4, $5, 0x7362;"
@@ -242,7 +214,7 @@ def _side_by_side(a, b, c, d):
 
 
 @jit
-def _turn_kernel(
+def _transpose_kernel(
     rows, out_t, peaks, largest, num_rows, num_peaks,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -265,21 +237,21 @@ def _turn_kernel(
         tl.store(out_t + places_t, _side_by_side(a, b, c, d), mask=inside)
 
 
-TURN = (32, 128, 8, 8)  # as CAST
+TRANSPOSE = (32, 128, 8, 8)  # as CAST
 
 
-def turn(given: Bytes, cast: Cast) -> Eight:
-    """The same bytes transposed as well; takes up the peaks."""
+def transpose(given: Fp8Rows, cast: Cast) -> Fp8Copy:
+    """Transpose the bytes of `given`, and reduce its peaks into those of `cast`."""
     num_rows, width = given.rows.shape
-    columns_first = torch.empty(width, num_rows, dtype=cast.dtype, device=given.rows.device)
-    quads, columns, warps, per_multiprocessor = TURN
+    transposed = torch.empty(width, num_rows, dtype=cast.dtype, device=given.rows.device)
+    quads, columns, warps, per_multiprocessor = TRANSPOSE
     num_programs = num_multiprocessors(given.rows.device) * per_multiprocessor
     grid = grid_of(num_rows, width, 4 * quads, columns, num_programs)
-    _turn_kernel[grid](
-        given.rows, columns_first, given.peaks, cast.largest, num_rows, given.peaks.numel(),
+    _transpose_kernel[grid](
+        given.rows, transposed, given.peaks, cast.largest, num_rows, given.peaks.numel(),
         N=width, QUADS=quads, COLUMNS=columns, BLOCK=128, num_warps=warps,
     )  # fmt: skip
-    return Eight(given.rows, columns_first)
+    return Fp8Copy(given.rows, transposed)
 
 
 @jit
@@ -292,41 +264,41 @@ def _collect_kernel(partials, largest, BLOCK: tl.constexpr):
 
 
 class Scales:
-    """The scale of every 8-bit tensor of a model, and the largest magnitudes that decide the next step's.
+    """The scale of every FP8 tensor of a model, and the largest magnitudes that set the next step's scales.
 
-    `formats` names each tensor's format. Scales start at 1 and mean nothing before the first `update`, so the first
-    step of a run is computed in 16 bits and only measured.
+    `formats` names each tensor's format. Scales are unknown before the first `update`: the first step of a run computes
+    in 16 bits and only measures.
     """
 
     def __init__(self, formats: list[torch.dtype], device: torch.device) -> None:
         self.formats = formats
         self._limits = torch.tensor([LARGEST[dtype] for dtype in formats], device=device)
         self.scale = torch.ones(len(formats), device=device)
-        self._inverse = torch.ones(len(formats), 4, device=device)  # cuBLAS wants each on a 16-byte boundary
+        self._inverse = torch.ones(len(formats), 4, device=device)  # cuBLAS needs each on a 16-byte boundary
         self.largest = torch.zeros(len(formats), device=device)
         self._partials = torch.zeros(len(formats), PROGRAMS, device=device)
         self.ready = False
-        """Whether the scales come from a measurement; until then they only take part in one."""
+        """Whether the scales have been measured, so that products may use FP8."""
 
     def cast(self, site: int) -> Cast:
         return Cast(self.formats[site], self.scale[site : site + 1], self._partials[site])
 
     def inverse(self, site: int) -> torch.Tensor | None:
-        """What to multiply the 8-bit tensor by to have its values back, a scalar on the device; None before `ready`."""
+        """The factor from FP8 back to values, a scalar on the device; None before `ready`."""
         return self._inverse[site, 0] if self.ready else None
 
     def collect(self) -> None:
-        """Take up what the kernels of a bin, or of the matrices, have left."""
+        """Reduce the magnitudes that the kernels of a bin, or of the matrices, have recorded."""
         _collect_kernel[(len(self.formats),)](self._partials, self.largest, BLOCK=PROGRAMS)
 
     def load(self, scale: torch.Tensor) -> None:
-        """Go on with the scales of an earlier run."""
+        """Restore the scales of a checkpoint."""
         self.scale.copy_(scale)
         self._inverse.copy_((1 / self.scale)[:, None])
         self.ready = True
 
     def update(self) -> None:
-        """The next step's scales. A tensor that was all zero or not finite keeps the one it has."""
+        """Set the next step's scales. A tensor that was all zero or not finite keeps its scale."""
         usable = (self.largest > 0) & torch.isfinite(self.largest)
         self.scale.copy_(torch.where(usable, self._limits / self.largest, self.scale))
         self._inverse.copy_((1 / self.scale)[:, None])

@@ -1,12 +1,12 @@
 """bias_gelu(x, bias): exact GELU of a bare matrix product plus its bias, one pass each way.
 
-GELU(v) = v * Phi(v) with the true normal distribution, not the tanh curve: within 3.1e-6 of it, a thousandth of the
-rounding of a 16-bit result at 1. A library erf takes longer than the memory it waits for, so Phi is a logistic curve
-of a fitted polynomial, nine instructions in all. The backward recomputes everything from x and sums the bias gradient
-while it is there.
+GELU(v) = v * Phi(v) with the normal distribution, not the tanh approximation; the error is under 3.1e-6, a thousandth
+of the rounding of a 16-bit result at 1. A library erf would make the kernel slower than memory, so Phi is a logistic
+curve of a fitted polynomial, nine instructions in all. The backward recomputes everything from x and sums the bias
+gradient in the same pass.
 
-The kernels that also write 8 bits live off what is left of the instruction slots: they compute everything in units of
-the 8-bit scale, which costs nothing inside the two curves, and have the next tiles under way while they compute one.
+The kernels that also write FP8 are bound by instructions: they compute in units of the FP8 scale, which costs nothing
+inside the two curves, and load the next tiles while they compute one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels import cpu
+from bertrain.kernels.arguments import Cast, Fp8Copy
 from bertrain.kernels.arithmetic import exp2, log2, reciprocal
-from bertrain.kernels.backend import jit, num_multiprocessors, tl
+from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
 from bertrain.kernels.fp8 import (
     LARGEST,
-    Cast,
-    Eight,
     empty_both_ways,
     grid_of,
     load_four,
@@ -37,9 +36,9 @@ def bias_gelu_plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 @jit
 def _distribution(v, unit):
-    """The standard normal's distribution at v, in units of `unit`; error under 3e-6 / |v|.
+    """The standard normal distribution function at v, in units of `unit`: a logistic curve of an odd polynomial.
 
-    It is a logistic curve of an odd polynomial.
+    The error is under 3e-6 / |v|.
     """
     t = v * v
     p = -2.302045391 + t * (-0.1052266856 + t * (3.602730814e-4 + t * (8.823842478e-5 + t * -3.229005812e-6)))
@@ -67,11 +66,11 @@ def _gelu_forward_kernel(x, bias, y, num_rows, N: tl.constexpr, ROWS: tl.constex
 
 
 @jit
-def _gelu_forward_eight_kernel(
+def _gelu_forward_fp8_kernel(
     x, bias, y, y8, y8_t, scale, largest, num_rows,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks down a strip of columns, four rows to a thread."""
+    """Each program walks down a strip of columns, four rows per thread."""
     first_column = tl.program_id(0) * COLUMNS
     columns = (first_column + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
@@ -87,7 +86,7 @@ def _gelu_forward_eight_kernel(
         if FULL:
             store_four(y, a * unit, b * unit, c * unit, d * unit, first, first_column, num_rows, N, QUADS, COLUMNS)
         store_both_ways(y8, y8_t, a, b, c, d, first, first_column, num_rows, N, QUADS, COLUMNS, LIMIT)
-        peak = tl.maximum(peak, peak_of_four(a, b, c, d))  # rows past the end hold GELU(bias): no harm
+        peak = tl.maximum(peak, peak_of_four(a, b, c, d))  # rows past the end hold GELU(bias), which does no harm
         a, b, c, d = next_a, next_b, next_c, next_d
     largest += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0) * unit)
@@ -98,7 +97,7 @@ def _gelu_backward_kernel(
     dy, x, bias, dx, partials, num_rows,
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks down a strip of columns and keeps a sum for each place in registers; they meet at the end."""
+    """Each program walks down a strip of columns; it keeps a sum per element in registers, reduced at the end."""
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
     dbias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
@@ -109,7 +108,7 @@ def _gelu_backward_kernel(
         pointers = rows.to(tl.int64) * N + columns
         v = widen(tl.load(x + pointers, mask=mask, other=0.0)) + bias_row
         gradient = widen(tl.load(dy + pointers, mask=mask, other=0.0)) * _slope(v, 1.0, -1.3257480647361595)
-        # Stores of four elements, as the sum has them: with eight the compiler computes all of it once for each.
+        # Stores of four elements, in the layout of the sum: with eight, the compiler computes everything twice.
         tl.store(tl.max_contiguous(dx + pointers, [1, 4]), gradient.to(dx.dtype.element_ty), mask=mask)
         dbias += gradient
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -117,12 +116,12 @@ def _gelu_backward_kernel(
 
 
 @jit
-def _gelu_backward_eight_kernel(
+def _gelu_backward_fp8_kernel(
     dy, x, bias, dx, dx8, dx8_t, scale, largest, partials, num_rows,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, FULL: tl.constexpr,
     LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """The same with 8-bit copies, four rows to a thread; a sum and a maximum for each place, which meet at the end."""
+    """The same with FP8 copies, four rows per thread; a sum and a maximum per element, reduced at the end."""
     first_column = tl.program_id(0) * COLUMNS
     columns = (first_column + tl.arange(0, COLUMNS))[None, :]
     bias_row = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
@@ -149,51 +148,47 @@ def _gelu_backward_eight_kernel(
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0) * unit)
 
 
-# Rows (of 8 bits: fours of rows), columns and warps of a block; programs per multiprocessor; pipeline stages.
-# Measured on an H200.
+# Rows (FP8: groups of four rows), columns and warps of a block; programs per multiprocessor; pipeline stages.
+# Tuned on an H200.
 FORWARD = (8, 512, 4)
 BACKWARD = (2, 1024, 4, 4, 3)
-FORWARD_EIGHT = (16, 128, 16, 2)
-BACKWARD_EIGHT = (8, 128, 8, 2, 3)
+FORWARD_FP8 = (16, 128, 16, 2)
+BACKWARD_FP8 = (8, 128, 8, 2, 3)
 
 
+@on_cpu(cpu.bias_gelu_forward)
 def bias_gelu_forward(
     x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None, *, full: bool = True
-) -> tuple[torch.Tensor, Eight]:
-    """GELU(x + bias) of rows [T, N], computed in float32: in the dtype of x if `full`, and in 8 bits if `cast`.
+) -> tuple[torch.Tensor, Fp8Copy | None]:
+    """GELU(x + bias) of rows [T, N], computed in float32: in the dtype of x if `full`, and in FP8 if `cast`.
 
-    With `cast` T is a multiple of 16.
+    With `cast`, T is a multiple of 16.
     """
-    if cpu.computes(x):
-        return cpu.gelu_forward(x, bias), empty_both_ways(x, None)
     num_rows, width = x.shape
     y = torch.empty_like(x) if full else x
-    eight = empty_both_ways(x, cast)
     if cast is None:
         rows, columns, warps = FORWARD
         grid = -(-width // columns), -(-num_rows // rows)
         _gelu_forward_kernel[grid](x, bias, y, num_rows, N=width, ROWS=rows, COLUMNS=columns, num_warps=warps)
-        return y, eight
-    quads, columns, warps, per_multiprocessor = FORWARD_EIGHT
+        return y, None
+    y8 = empty_both_ways(x, cast)
+    quads, columns, warps, per_multiprocessor = FORWARD_FP8
     grid = grid_of(num_rows, width, 4 * quads, columns, num_multiprocessors(x.device) * per_multiprocessor)
-    _gelu_forward_eight_kernel[grid](
-        x, bias, y, *eight, cast.scale, cast.largest, num_rows,
+    _gelu_forward_fp8_kernel[grid](
+        x, bias, y, *y8, cast.scale, cast.largest, num_rows,
         N=width, QUADS=quads, COLUMNS=columns, FULL=full, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
-    return y, eight
+    return y, y8
 
 
+@on_cpu(cpu.bias_gelu_backward)
 def bias_gelu_backward(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None, *, full: bool = True
-) -> tuple[torch.Tensor, Eight, torch.Tensor]:
-    """Gradient of x, in the forms asked for as above, and partial sums [n, 1, N] of the bias gradient."""
-    if cpu.computes(x):
-        dx, partials = cpu.gelu_backward(dy, x, bias)
-        return dx, empty_both_ways(x, None), partials
+) -> tuple[torch.Tensor, Fp8Copy | None, torch.Tensor]:
+    """Gradient of x, in the dtype of x if `full` and in FP8 if `cast`; partial sums [n, 1, N] of the bias gradient."""
     num_rows, width = x.shape
     dx = torch.empty_like(x) if full else x
-    eight = empty_both_ways(x, cast)
-    rows, columns, warps, per_multiprocessor, stages = BACKWARD if cast is None else BACKWARD_EIGHT
+    rows, columns, warps, per_multiprocessor, stages = BACKWARD if cast is None else BACKWARD_FP8
     num_programs = num_multiprocessors(x.device) * per_multiprocessor
     grid = grid_of(num_rows, width, rows if cast is None else 4 * rows, columns, num_programs)
     partials = torch.empty(grid[1], 1, width, dtype=torch.float32, device=x.device)
@@ -202,9 +197,10 @@ def bias_gelu_backward(
             dy, x, bias, dx, partials, num_rows,
             N=width, ROWS=rows, COLUMNS=columns, STAGES=stages, num_warps=warps,
         )  # fmt: skip
-        return dx, eight, partials
-    _gelu_backward_eight_kernel[grid](
-        dy, x, bias, dx, *eight, cast.scale, cast.largest, partials, num_rows,
+        return dx, None, partials
+    dx8 = empty_both_ways(x, cast)
+    _gelu_backward_fp8_kernel[grid](
+        dy, x, bias, dx, *dx8, cast.scale, cast.largest, partials, num_rows,
         N=width, QUADS=rows, COLUMNS=columns, STAGES=stages, FULL=full, LIMIT=LARGEST[cast.dtype], num_warps=warps,
     )  # fmt: skip
-    return dx, eight, partials
+    return dx, dx8, partials

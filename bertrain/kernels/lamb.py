@@ -1,12 +1,11 @@
-"""LAMB over flat float32 buffers: two passes and a tiny reduction for all tensors together, no host sync.
+"""LAMB over flat float32 buffers: two passes and a small reduction for all tensors together, no host sync.
 
-Parameters, gradients and both moments are one flat buffer each, the whole of a model's or a rank's shard of it; a
-tensor, or what of it lies there, is a range. The first pass updates the moments and writes the update over the
-gradient, with partial sums of squares per chunk; one small kernel adds them up per tensor, always in the same order
-(and ranks add theirs, where tensors are cut); the second pass applies the update, scaled by the tensor's trust ratio,
-and can write the 16-bit copy of the weights that the next step computes with. Learning rate, clip coefficient, step
-count and the `apply` flag are read on the device, so that the whole step can live in a CUDA graph; with apply = 0
-nothing is changed.
+Parameters, gradients and both moments are one flat buffer each, for the whole model or a rank's shard; a tensor, or its
+part in the shard, is a range. The first pass updates the moments and writes the update over the gradient, with partial
+sums of squares per chunk. A small kernel adds them up per tensor in a fixed order (and ranks add theirs, where shards
+cut tensors). The second pass applies the update, scaled by the tensor's trust ratio, and can write the 16-bit copy of
+the weights for the next step. Learning rate, clip factor, step count and the `apply` flag are read on the device, so
+that a CUDA graph can hold the whole step; apply = 0 changes nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from dataclasses import dataclass
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.backend import jit, tl
+from bertrain.kernels.arguments import LambBuffers
+from bertrain.kernels.backend import jit, on_cpu, tl
 
-CHUNK = 4096  # elements one program handles; chunks never straddle tensors
+CHUNK = 4096  # elements per program; a chunk belongs to one tensor
 
 
 @dataclass(frozen=True)
 class Part:
-    """What of a tensor lies in the buffers: elements start .. stop. Each tensor has one part at the most."""
+    """The elements start .. stop of the buffers, which belong to one tensor. A tensor has at most one part."""
 
     start: int
     stop: int
@@ -33,24 +33,24 @@ class Part:
     decay: bool
     adapt: bool
     rate: float = 1.0
-    """What the learning rate is multiplied by."""
+    """Factor on the learning rate."""
 
 
 @dataclass(frozen=True)
 class LambTable:
-    """Which chunk belongs to which tensor; made once per model by `build`."""
+    """The chunks of each tensor; built once per model."""
 
     parts: tuple[Part, ...]
     chunks: torch.Tensor  # [num_chunks, 4] int64: first element, end of part, decay, tensor number
     tensors: torch.Tensor  # [num_tensors, 4] int64: first chunk, end of chunks, adapt, unused
-    rates: torch.Tensor  # [num_tensors] float32: what the learning rate of each is multiplied by
-    aligned: bool  # every part starts and ends at a multiple of 16 elements, so that loads can be wide
+    rates: torch.Tensor  # [num_tensors] float32: factor on the learning rate of each
+    aligned: bool  # whether every part starts and ends at a multiple of 16 elements, so that loads can be wide
 
     @staticmethod
     def build(parts: list[Part], num_tensors: int, device: torch.device | str) -> LambTable:
-        """From the parts in their order. Ends that are multiples of 16 elements make the passes faster."""
+        """Build from the parts in their order. Ends at multiples of 16 elements make the passes faster."""
         chunks: list[list[int]] = []
-        tensors = [[0, 0, 0, 0] for _ in range(num_tensors)]  # no chunk of those that lie elsewhere
+        tensors = [[0, 0, 0, 0] for _ in range(num_tensors)]  # tensors of other shards have no chunks
         rates = [1.0] * num_tensors
         for part in parts:
             rates[part.tensor] = part.rate
@@ -68,10 +68,7 @@ class LambTable:
 
 
 def lamb_step_plain(
-    parameters: torch.Tensor,
-    gradients: torch.Tensor,
-    first_moments: torch.Tensor,
-    second_moments: torch.Tensor,
+    buffers: LambBuffers,
     table: LambTable,
     learning_rate: torch.Tensor,
     clip: torch.Tensor,
@@ -83,9 +80,10 @@ def lamb_step_plain(
     beta2: float = 0.999,
     eps: float = 1e-6,
 ) -> None:
-    """The specification; afterwards `gradients` holds the update before the trust ratio, as the kernel leaves it."""
+    """The specification; like the kernels, it leaves the update before the trust ratio in `buffers.gradients`."""
     if apply.item() == 0:
         return
+    parameters, gradients, first_moments, second_moments = buffers
     correction1 = 1 - beta1 ** step.item()
     correction2 = 1 - beta2 ** step.item()
     gradients.mul_(clip.to(gradients.dtype))
@@ -104,7 +102,7 @@ def lamb_step_plain(
 
 @jit
 def _chunk(chunks, ALIGNED: tl.constexpr):
-    """First element of this program's chunk, end of its tensor, whether that decays, and its number."""
+    """First element of this program's chunk; of its tensor: the end, whether it decays, and its number."""
     entry = chunks + tl.program_id(0) * 4
     start, end = tl.load(entry), tl.load(entry + 1)
     if ALIGNED:
@@ -123,7 +121,7 @@ def _lamb_update_kernel(
         return
     start, end, decay, _number = _chunk(chunks, ALIGNED)
     factor = tl.load(clip)
-    # In float64, once per program: 1 - 0.999 ** step loses half its digits in float32 during the first steps.
+    # In float64, once per program: in float32, 1 - 0.999 ** step loses half its digits during the first steps.
     count = tl.load(step).to(tl.float64)
     correction1 = (1.0 / (1.0 - tl.exp(count * LOG_BETA1))).to(tl.float32)
     correction2 = (1.0 / (1.0 - tl.exp(count * LOG_BETA2))).to(tl.float32)
@@ -188,11 +186,8 @@ def _lamb_apply_kernel(
             tl.store(copy + places, weights.to(copy.dtype.element_ty), mask=mask)
 
 
-def lamb_step(
-    parameters: torch.Tensor,
-    gradients: torch.Tensor,
-    first_moments: torch.Tensor,
-    second_moments: torch.Tensor,
+def _lamb_step_in_c(
+    buffers: LambBuffers,
     table: LambTable,
     learning_rate: torch.Tensor,
     clip: torch.Tensor,
@@ -206,42 +201,60 @@ def lamb_step(
     copy: torch.Tensor | None = None,
     sum_over_ranks: Callable[[torch.Tensor], None] = lambda squares: None,
 ) -> None:
-    """One LAMB step in place over flat float32 buffers; `gradients` is overwritten with the update.
-
-    learning_rate, clip (the factor on the gradients), apply (0 leaves everything untouched) and step (1 for the
-    first) are float32 tensors of one element on the device. `copy`, if given, receives the new weights in its
-    own dtype in the same pass.
-    """
-    if cpu.computes(parameters):
-        if apply.item() != 0:
-            partials = cpu.lamb_update(
-                parameters, gradients, first_moments, second_moments, table.chunks, CHUNK, clip, step,
-                weight_decay=weight_decay, beta1=beta1, beta2=beta2, eps=eps,
-            )  # fmt: skip
-            squares = torch.zeros(table.tensors.shape[0], 2).index_add_(0, table.chunks[:, 3], partials)
-            sum_over_ranks(squares)
-            norms = squares.sqrt()
-            usable = (table.tensors[:, 2] != 0) & (norms > 0).all(1)
-            rates = learning_rate * table.rates * torch.where(usable, norms[:, 0] / norms[:, 1], 1.0)
-            cpu.lamb_apply(parameters, gradients, copy, table.chunks, CHUNK, rates)
+    if apply.item() == 0:
         return
+    partials = cpu.lamb_update(
+        buffers, table.chunks, CHUNK, clip, step, weight_decay=weight_decay, beta1=beta1, beta2=beta2, eps=eps
+    )
+    squares = torch.zeros(table.tensors.shape[0], 2).index_add_(0, table.chunks[:, 3], partials)
+    sum_over_ranks(squares)
+    norms = squares.sqrt()
+    usable = (table.tensors[:, 2] != 0) & (norms > 0).all(1)
+    rates = learning_rate * table.rates * torch.where(usable, norms[:, 0] / norms[:, 1], 1.0)
+    cpu.lamb_apply(buffers.parameters, buffers.gradients, copy, table.chunks, CHUNK, rates)
+
+
+@on_cpu(_lamb_step_in_c)
+def lamb_step(
+    buffers: LambBuffers,
+    table: LambTable,
+    learning_rate: torch.Tensor,
+    clip: torch.Tensor,
+    apply: torch.Tensor,
+    step: torch.Tensor,
+    *,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+    copy: torch.Tensor | None = None,
+    sum_over_ranks: Callable[[torch.Tensor], None] = lambda squares: None,
+) -> None:
+    """One LAMB step in place; the update overwrites `buffers.gradients`.
+
+    learning_rate, clip (the factor on the gradients), apply (0 leaves everything unchanged) and step (1 for the
+    first) are float32 tensors of one element on the device. `copy`, if given, receives the new weights in its own
+    dtype in the same pass.
+    """
+    parameters = buffers.parameters
     num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
-    # Where nothing is applied, or a tensor has no part here, zeros travel.
+    # Zero if the step is not applied or a tensor has no part here, since ranks add these sums.
     partials = torch.zeros(num_chunks, 2, dtype=torch.float32, device=parameters.device)
     squares = torch.empty(num_tensors, 2, dtype=torch.float32, device=parameters.device)
     _lamb_update_kernel[(num_chunks,)](
-        parameters, gradients, first_moments, second_moments, table.chunks, partials, clip, apply, step,
+        *buffers, table.chunks, partials, clip, apply, step,
         WEIGHT_DECAY=weight_decay, BETA1=beta1, BETA2=beta2, EPS=eps, LOG_BETA1=_logarithm(beta1),
         LOG_BETA2=_logarithm(beta2), ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     _lamb_squares_kernel[(num_tensors,)](partials, table.tensors, squares, BLOCK=1024, num_warps=4)
     sum_over_ranks(squares)
     _lamb_apply_kernel[(num_chunks,)](
-        parameters, gradients, parameters if copy is None else copy, table.chunks, table.tensors, table.rates, squares,
-        learning_rate, apply, COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+        parameters, buffers.gradients, parameters if copy is None else copy, table.chunks, table.tensors, table.rates,
+        squares, learning_rate, apply,
+        COPY=copy is not None, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 
 def _logarithm(beta: float) -> float:
-    """Of 0, what makes every power of it 0 too, and is still a number."""
+    """log(beta); for 0, a finite number so small that every power of beta is 0."""
     return math.log(beta) if beta else -1e30

@@ -1,8 +1,8 @@
-"""y = LayerNorm(residual + dropout(x + bias)): what stands between two matrix products of a post-norm block.
+"""y = LayerNorm(residual + dropout(x + bias)): everything between two matrix products of a post-norm block.
 
-`x` is the bare output of the product; its bias, the dropout, the residual sum and the normalization take one pass
-over memory. The backward recomputes the sum and the mask from x and residual (both are alive anyway, as the
-output of one product and the input of another), so that only two numbers per row are saved beside them.
+`x` is the output of the product without its bias; bias, dropout, residual sum and normalization take one pass over
+memory. The backward recomputes the sum and the mask from x and residual, which are kept for other reasons (as the
+output of one product and the input of another), so that it needs only two more numbers per row.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.backend import jit, num_multiprocessors, tl
-from bertrain.kernels.fp8 import Bytes, Cast, empty_bytes, limit_and_scale, quantize, widen
+from bertrain.kernels.arguments import Cast, Dropout, Fp8Rows, NormParameters
+from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
+from bertrain.kernels.fp8 import empty_rows, limit_and_scale, quantize, widen
 from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
 
 
@@ -21,28 +22,26 @@ def dropout_add_layernorm_plain(
     residual: torch.Tensor,
     weight: torch.Tensor,
     ln_bias: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
+    dropout: Dropout,
     eps: float,
 ) -> torch.Tensor:
     """The specification, in the dtype of its inputs."""
     hidden = x + bias
-    if p > 0:
-        keep = rows_keep_mask(seed, site, x.shape[0], x.shape[1], p)
-        hidden = torch.where(keep, hidden / (1 - p), 0)
+    if dropout.p > 0:
+        keep = rows_keep_mask(dropout.seed, dropout.site, x.shape[0], x.shape[1], dropout.p)
+        hidden = torch.where(keep, hidden / (1 - dropout.p), 0)
     return torch.nn.functional.layer_norm(residual + hidden, x.shape[1:], weight, ln_bias, eps)
 
 
 @jit
 def _inside(columns, N: tl.constexpr, COLUMNS: tl.constexpr):
-    """Which columns exist; known when compiled if all do, and then no instruction is spent on masks."""
+    """Mask of the columns that exist; a compile-time constant if all do, so that masks cost no instruction."""
     return tl.full([1, COLUMNS], True, tl.int1) if N == COLUMNS else columns < N
 
 
 @jit
 def _exist(rows, num_rows, ROWS: tl.constexpr):
-    """Which rows exist; one at a time, all do."""
+    """Mask of the rows that exist; with one row at a time, all do."""
     return tl.full([1, 1], True, tl.int1) if ROWS == 1 else rows < num_rows
 
 
@@ -69,7 +68,7 @@ def _norm_forward_kernel(
     N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr,
     INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks over many rows, so that what belongs to columns is read once."""
+    """Each program walks over many rows, so that it reads the parameters of columns once."""
     columns = tl.arange(0, COLUMNS)[None, :]
     inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site)
@@ -94,7 +93,7 @@ def _norm_forward_kernel(
         rounded = (centred * rstd * gain + shift).to(y.dtype.element_ty)
         tl.store(y + pointers, rounded, mask=mask)
         if LIMIT > 0:
-            # From the rounded value, so that whoever casts `y` again (activation checkpointing) gets the same bits.
+            # From the rounded value, so that casting `y` again (activation checkpointing) gives the same bits.
             result = widen(rounded)
             tl.store(y8 + pointers, quantize(result * factor, LIMIT), mask=mask)
             peak = tl.maximum(peak, tl.where(mask, tl.abs(result), 0.0))
@@ -160,9 +159,9 @@ def _norm_backward_kernel(
         tl.store(peaks + tl.program_id(0), tl.max(tl.max(peak, axis=1), axis=0))
 
 
-# Rows per step, warps, programs per multiprocessor and pipeline stages. Measured on an H200.
+# Rows per step, warps, programs per multiprocessor and pipeline stages. Tuned on an H200.
 FORWARD = (2, 4, 8, 2)
-FORWARD_EIGHT = (1, 4, 6, 3)
+FORWARD_FP8 = (1, 4, 6, 3)
 BACKWARD = (1, 4, 4, 3)
 
 
@@ -171,76 +170,65 @@ def _constants(x: torch.Tensor, p: float) -> dict:
     return {"N": x.shape[1], "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
 
 
+@on_cpu(cpu.dropout_add_layernorm_forward)
 def dropout_add_layernorm_forward(
     x: torch.Tensor,
-    bias: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
+    parameters: NormParameters,
+    dropout: Dropout,
     eps: float,
     cast: Cast | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, Bytes]:
+) -> tuple[torch.Tensor, torch.Tensor, Fp8Rows | None]:
     """LayerNorm(residual + dropout(x + bias)) of rows [T, N], computed in float32.
 
-    Returns it in the dtype of x, mean and 1 / deviation of each row for the backward, and it in 8 bits if `cast`.
-    `seed` is an int64 tensor of one element; `site` tells call sites apart, so that their masks differ.
+    Returns the result in the dtype of x, mean and 1 / deviation of each row for the backward, and the result in FP8
+    if `cast`.
     """
-    if cpu.computes(x):
-        y, statistics = cpu.norm_forward(x, bias, residual, weight, ln_bias, p, seed, site, eps)
-        return y, statistics, empty_bytes(y, None, 0)
     num_rows = x.shape[0]
     y = torch.empty_like(x)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=x.device)
-    rows, warps, per_multiprocessor, stages = FORWARD if cast is None else FORWARD_EIGHT
+    rows, warps, per_multiprocessor, stages = FORWARD if cast is None else FORWARD_FP8
     num_programs = min(num_multiprocessors(x.device) * per_multiprocessor, (num_rows + rows - 1) // rows)
-    eight = empty_bytes(y, cast, num_programs)
+    y8 = empty_rows(y, cast, num_programs)
     limit, scale = limit_and_scale(cast, statistics)
+    bias, weight, ln_bias = parameters
     _norm_forward_kernel[(num_programs,)](
-        x, bias, residual, weight, ln_bias, y, eight.rows, scale, eight.peaks, statistics, seed, site,
+        x, bias, residual, weight, ln_bias, y, y8.rows, scale, y8.peaks, statistics, dropout.seed, dropout.site,
         num_rows, eps,
-        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **_constants(x, p),
+        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **_constants(x, dropout.p),
     )  # fmt: skip
-    return y, statistics, eight
+    return y, statistics, None if cast is None else y8
 
 
+@on_cpu(cpu.dropout_add_layernorm_backward)
 def dropout_add_layernorm_backward(
     dy: torch.Tensor,
     second: torch.Tensor | None,
     x: torch.Tensor,
-    bias: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
+    parameters: NormParameters,
     statistics: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    site: int,
+    dropout: Dropout,
     cast: Cast | None = None,
     *,
     full: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Bytes]:
-    """Gradients of x and of the residual, partial sums [n, 3, N], and the gradient of x in 8 bits.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fp8Rows | None]:
+    """Gradients of x and of the residual, partial sums [n, 3, N] of `parameters`, and the gradient of x in FP8.
 
-    The gradient that arrives is dy, or dy + second: adding the two here spares a pass of its own. The partial sums
-    are those of the bias, of LayerNorm's weight and of its bias. The gradient of x comes in the dtype of x if `full`,
-    and in 8 bits if `cast`.
+    The incoming gradient is dy, or dy + second: the sum takes no pass of its own. The gradient of x comes in the dtype
+    of x if `full`, and in FP8 if `cast`.
     """
-    if cpu.computes(x):
-        dx, dresidual, partials = cpu.norm_backward(dy, second, x, bias, residual, weight, statistics, p, seed, site)
-        return dx, dresidual, partials, empty_bytes(x, None, 0)
     num_rows, width = x.shape
     dx, dresidual = torch.empty_like(x) if full else x, torch.empty_like(residual)
     rows, warps, per_multiprocessor, stages = BACKWARD
     num_programs = min(num_multiprocessors(x.device) * per_multiprocessor, (num_rows + rows - 1) // rows)
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
-    eight = empty_bytes(x, cast, num_programs)
+    dx8 = empty_rows(x, cast, num_programs)
     limit, scale = limit_and_scale(cast, statistics)
     _norm_backward_kernel[(num_programs,)](
-        dy, dy if second is None else second, x, bias, residual, weight, statistics,
-        dx, eight.rows, scale, eight.peaks, dresidual, partials, seed, site, num_rows,
+        dy, dy if second is None else second, x, parameters.bias, residual, parameters.weight, statistics,
+        dx, dx8.rows, scale, dx8.peaks, dresidual, partials, dropout.seed, dropout.site, num_rows,
         ROWS=rows, STAGES=stages, PAIR=second is not None, FULL=full, LIMIT=limit, num_warps=warps,
-        **_constants(x, p),
+        **_constants(x, dropout.p),
     )  # fmt: skip
-    return dx, dresidual, partials, eight
+    return dx, dresidual, partials, None if cast is None else dx8

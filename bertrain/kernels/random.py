@@ -1,20 +1,18 @@
 """Counter-based dropout: a mask is a pure function of (seed, site, row, column), so it is never stored.
 
-The generator hashes a 32-bit counter, key + row * ROW_STEP + column * GOLDEN; a second key enters half-way, so
-that the streams of two keys are not shifts of one another. One counter serves several elements: they share the
-mixing and differ in the last multiplier. A Philox call per element would cost more than the exponential it stands
-beside.
+The generator hashes a 32-bit counter, key + row * ROW_STEP + column * GOLDEN; a second key is mixed in half-way, so
+that the streams of two keys are not shifts of each other. Several elements share a counter and its mixing, and differ
+in the last multiplier. A Philox call per element would cost more than attention's exponential.
 
-In row-wise kernels the elements are four neighbouring columns, which a thread loads together. One is dropped when its
-product lies below p * 2**32; correlations between the four stay under 4e-4 (measured, see the tests).
+In row-wise kernels, four neighboring columns share a counter; a thread loads them together. An element is dropped if
+its product is below p * 2**32; correlations between the four stay under 4e-4 (measured, see the tests).
 
-In attention they are sixteen, (row, row + 1, row + 8, row + 9) x the same columns, half of which a thread holds
-together in a tensor-core accumulator, and half in its transpose. A product serves two neighbouring columns, 15 bits
-each: one is kept when they lie below (1 - p) * 2**15. Two at a time they are compared as 16-bit floats, whose order
-is that of their bits, and select both of a pair of 16-bit weights: three instructions an element instead of five.
-Correlations between the sixteen stay under 2e-3.
+In attention, sixteen elements do: (row, row + 1, row + 8, row + 9) x the same columns. A thread holds half of them in a
+tensor-core accumulator, and half in its transpose. A product serves two neighboring columns, 15 bits each: an element
+is kept if its bits are below (1 - p) * 2**15. Kernels compare two at a time as 16-bit floats, which order like their
+bits: three instructions per element instead of five. Correlations between the sixteen stay under 2e-3.
 
-The first half of the file is the torch twin in int64 arithmetic, the second half the same functions in Triton.
+The first half of this file is PyTorch in int64 arithmetic, the second half the same functions in Triton.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ GOLDEN = 0x9E3779B9
 ROW_STEP = 0x85EBCA6B
 MASK32 = 0xFFFFFFFF
 MULTIPLIERS = (0x846CA68B, 0x827F233D, 0xC222A3AF, 0x76C6621F)
-# Of the products for (column + 8, row + 8, row + 1) in binary. Their lower halves multiply the same 15 bits: these were
-# the best of 4,000 draws, by the largest correlation of two.
+# One per (column + 8, row + 8, row + 1), as binary digits. Their lower halves multiply the same 15 bits. Of 4,000
+# draws, these have the smallest correlation between any two.
 PAIR_MULTIPLIERS = (
     0xC5C5178B, 0xF0E421C9, 0xB0AC6B1B, 0xB023102D, 0x733D80FF, 0x9383A5A9, 0x58F85025, 0xEC43FB6F,
 )  # fmt: skip
@@ -36,15 +34,15 @@ MASK15 = 0x7FFF
 
 
 def dropout_threshold(p: float) -> int:
-    """Threshold below which a 32-bit word means "drop"."""
+    """The threshold below which a 32-bit word drops its element."""
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout probability must lie in [0, 1), not {p}")
     return min(round(p * 2**32), MASK32)
 
 
 def attention_threshold(p: float) -> int:
-    """Threshold below which 15 bits mean "keep" in attention; 0 without dropout."""
-    dropout_threshold(p)  # refuses what is no probability
+    """The threshold below which 15 bits keep their element in attention; 0 without dropout."""
+    dropout_threshold(p)  # refuses an invalid probability
     return max(1, round((1 - p) * 2**15)) if p > 0 else 0
 
 
@@ -63,14 +61,14 @@ def _words(
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & MASK32
     x = x ^ (x >> 15) ^ _mix32(key ^ GOLDEN)
-    multiplier = torch.full_like(which, multipliers[0])  # no table from the host: a CUDA graph may be recording
+    multiplier = torch.full_like(which, multipliers[0])  # no copy from the host: a CUDA graph may be capturing
     for number, value in enumerate(multipliers[1:], start=1):
         multiplier = multiplier.masked_fill(which == number, value)
     return (x * multiplier) & MASK32
 
 
 def _group(position: torch.Tensor) -> torch.Tensor:
-    """Number of the group in which position, its neighbour, and both + 8 stand together."""
+    """Number of the group of a position, its neighbor, and both + 8."""
     return ((position >> 1) & 3) + (position >> 4) * 4
 
 
@@ -91,7 +89,7 @@ def rows_keep_mask(seed: torch.Tensor, site: int, num_rows: int, num_columns: in
 def attention_keep_mask(
     seed: torch.Tensor, site: int, num_heads: int, sequence_start: int, length: int, p: float
 ) -> torch.Tensor:
-    """Keep-mask [num_heads, length, length] of the attention of one sequence whose first token is a given row."""
+    """Keep-mask [num_heads, length, length] of the attention within one sequence that starts at a given row."""
     heads = torch.arange(num_heads, device=seed.device)
     key = (stream_key(seed, site) + sequence_start * GOLDEN + heads * ROW_STEP) & MASK32
     key = _mix32(key)[:, None, None]
@@ -127,7 +125,7 @@ def load_stream_key(seed, site):
 
 @jit
 def _mixed(counter, key):
-    """What the elements of a counter have in common."""
+    """The mixing that the elements of a counter share."""
     x = counter ^ (counter >> 16)
     x = x * 0x7FEB352D
     return x ^ (x >> 15) ^ mix32(key ^ 0x9E3779B9)
@@ -151,11 +149,11 @@ def attention_key(key, sequence_start, head):
 
 @jit
 def attention_words(key, first_row, rows, first_column, columns):
-    """Random words of a tile of scores at (first_row, first_column), both multiples of 16; a word for two columns.
+    """Random words of a tile of scores at (first_row, first_column), both multiples of 16; one word per two columns.
 
-    `rows` and `columns` count from the tile's corner and are shaped to broadcast. They come apart from the
-    corner because the compiler knows their bits per register: it then sees which elements share a counter, mixes it
-    once, and finds each multiplier to be a constant.
+    `rows` and `columns` count from the tile's corner and broadcast. They are separate arguments because the compiler
+    knows their bits per register: so it sees which elements share a counter, mixes it once, and turns each multiplier
+    into a constant.
     """
     corner = key + tl.cast(first_row // 4, tl.uint32) * 0x85EBCA6B + tl.cast(first_column // 4, tl.uint32) * 0x9E3779B9
     row_part = (((rows >> 1) & 3) + (rows >> 4) * 4).to(tl.uint32) * 0x85EBCA6B

@@ -1,7 +1,7 @@
-"""Second stage of a column sum: partial sums of many programs become one row, always in the same order.
+"""Second stage of a column sum: adds the partial sums of many programs in a fixed order.
 
-Kernels that sum over tokens (gradients of biases and of LayerNorm's parameters) let each program write its own
-partial row; adding them here, instead of with atomics, makes two runs bitwise equal.
+Each program of a kernel that sums over tokens (gradients of biases and of LayerNorm's parameters) writes a partial row.
+Adding them here, and not with atomics, makes two runs bitwise equal.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 
 from bertrain.kernels import cpu
-from bertrain.kernels.backend import jit, tl
-
-ROWS_AT_ONCE = 256
+from bertrain.kernels.backend import jit, on_cpu, tl
 
 
 @jit
@@ -40,15 +38,12 @@ def _column_sum_kernel(
     tl.store(out + columns, sums, mask=inside)
 
 
+@on_cpu(cpu.column_sums)
 def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate: bool = False) -> None:
     """Sum float32 partials [num_partials, k, width] over the first dimension into k float32 rows, k at most 4.
 
     `accumulate` adds to what the rows hold. The order of addition is fixed.
     """
-    if cpu.computes(partials):
-        for out, total in zip(outs, partials.sum(0), strict=True):
-            out.add_(total) if accumulate else out.copy_(total)
-        return
     num_rows, count, width = partials.shape
     rows = [*outs, outs[0], outs[0], outs[0]][:4]
     grid = ((width + 15) // 16, count)
@@ -57,11 +52,15 @@ def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate:
     )
 
 
+@on_cpu(cpu.row_sum)
 def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum of 16-bit rows in float32. On a CPU PyTorch makes all of them float32 first, so it gets parts of them."""
-    if not cpu.computes(x):
-        return x.sum(0, dtype=torch.float32)
-    total = torch.zeros(x.shape[1])
-    for rows in x.split(ROWS_AT_ONCE):
-        total += rows.sum(0, dtype=torch.float32)
-    return total
+    """The sum of 16-bit rows in float32."""
+    return x.sum(0, dtype=torch.float32)
+
+
+def write_gradient(into: torch.Tensor, value: torch.Tensor, accumulate: bool) -> None:
+    """Write a gradient, or add it to the values in `into`."""
+    if accumulate:
+        into.add_(value)
+    else:
+        into.copy_(value)

@@ -295,7 +295,7 @@ def probe(settings: Settings, init: str) -> float:
     """
     from bertrain.model.bert import Bert
     from bertrain.ranks import parallel
-    from bertrain.training.compute import predictor
+    from bertrain.training.engine import predictor
     from bertrain.training.evaluate import HeldOutEvaluator
     from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision

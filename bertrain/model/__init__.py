@@ -1,1 +1,1 @@
-"""BERT on one page, the same by hand on the kernels, and the Batch and Arena that both use."""
+"""BERT in one file (bert.py), the same by hand on kernels (fused*.py), and the Batch and Arena that both use."""

@@ -1,39 +1,39 @@
-"""One flat home for all parameters and another for their gradients.
+"""The arena: one flat buffer for all parameters and another for their gradients.
 
-Every tensor of the model becomes a view into one buffer, its gradient a view into another. What is done to all of them
-alike is then one operation on one buffer whose layout never changes: zeroing, norms, moments, sums over ranks (a bucket
-is a range), a sharded optimizer (a shard is a range). That is why this is used rather than DistributedDataParallel,
-which rebuilds its buckets after the first backward pass and so makes a resumed run add up in another order than an
-undisturbed one.
+Every tensor of the model becomes a view into one buffer, its gradient a view into the other. Zeroing, norms, moments,
+sums over ranks (a bucket is a range) and a sharded optimizer (a shard is a range) are then operations on one buffer
+whose layout never changes. DistributedDataParallel rebuilds its buckets after the first backward pass, so that a
+resumed run would sum in another order than an uninterrupted one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
-ALIGNMENT = 64  # elements: each tensor starts on a 256-byte boundary, where vector instructions like it
+ALIGNMENT = 64  # elements: each tensor starts on a 256-byte boundary, for vector instructions
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a flat buffer that the optimizer treats as one tensor, or the part of one that lies in a shard."""
+    """A range of a flat buffer that the optimizer treats as one tensor, or the part of a tensor in a shard."""
 
     start: int
     stop: int
     is_adapted: bool
-    """Whether weight decay and layer-wise rates apply: to matrices, not to biases and LayerNorm."""
+    """Whether weight decay and LAMB's trust ratio apply: to matrices, not to biases and LayerNorm."""
     tensor: int
     """Number of the tensor, the same in every shard."""
     rate: float = 1.0
-    """What the learning rate is multiplied by."""
+    """Factor on the learning rate."""
 
 
 class Arena:
-    """The flat parameters and gradients of a model, whose tensors it turns into views of them."""
+    """The flat parameters and gradients of a model; replaces the model's tensors by views of them."""
 
     def __init__(
         self,
@@ -67,23 +67,21 @@ class Arena:
 
     @property
     def frozen(self) -> list[range]:
-        """The stretches whose learning rate is zero, each as long as can be."""
-        stretches: list[range] = []
-        previous = None
-        for segment in self.segments:
-            if segment.rate == 0:
-                begins = stretches.pop().start if previous is not None and previous.rate == 0 else segment.start
-                stretches.append(range(begins, segment.stop))
-            previous = segment
-        return stretches
+        """The ranges whose learning rate is zero; adjacent segments form one range."""
+        ranges: list[range] = []
+        for is_frozen, segments in groupby(self.segments, key=lambda segment: segment.rate == 0):
+            members = list(segments)
+            if is_frozen:
+                ranges.append(range(members[0].start, members[-1].stop))
+        return ranges
 
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """The part of a flat buffer of this layout that belongs to parameter `name`, in its shape."""
+        """Parameter `name` in a flat buffer of this layout, in its shape."""
         start, shape = self.places[name]
         return flat[start : start + shape.numel()].view(shape)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """A flat buffer of this layout, by parameter name; the tensors are views."""
+        """Views of a flat buffer of this layout, by parameter name."""
         return {name: self.view(flat, name) for name in self.places}
 
     def load(self, flat: Tensor, named: dict[str, Tensor]) -> None:
@@ -92,12 +90,12 @@ class Arena:
             self.view(flat, name).copy_(named[name])
 
     def shard(self, number: int, shards: int) -> range:
-        """The stretch of the flat buffers that belongs to one of several equal shards."""
+        """The range of the flat buffers that belongs to one of several equal shards."""
         size = len(self.values) // shards
         return range(number * size, (number + 1) * size)
 
     def segments_in(self, span: range) -> list[Segment]:
-        """The tensors, or their parts, that lie in a stretch, counted from its beginning."""
+        """The segments, or their parts, in a range, with offsets from its start."""
         return [
             replace(
                 segment,
@@ -109,9 +107,9 @@ class Arena:
         ]
 
     def buckets(self, size: int) -> list[range]:
-        """Stretches of at least `size` elements, the last of the arena first, as a backward pass completes them.
+        """Ranges of at least `size` elements, from the arena's end to its start, as a backward pass completes them.
 
-        Each holds whole parameters; what pads the arena for its shards makes no difference to where they begin.
+        Each holds whole parameters. The padding for shards does not change where buckets start.
         """
         found, stop = [], len(self.values)
         for start in sorted((start for start, _ in self.places.values()), reverse=True):

@@ -1,8 +1,8 @@
-"""Attention over ragged sequences that lie one after another in a flat run of tokens.
+"""Attention within sequences of different lengths that are stored one after another.
 
-`attend_each` is the specification: one sequence at a time. `attend_grouped` computes the same for sequences of
-like length together, each padded to the group's length with a mask of its own keys; nothing of the size of the
-whole bin squared is ever made. Letters as in bert.py.
+`attend_each` is the specification: one sequence at a time. `attend_grouped` computes the same for groups of sequences
+of similar length, padded to the group's length and masked; no tensor has the size of the whole bin squared. Letters as
+in bert.py.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ GROUP_STEP = 32  # lengths are rounded up to a multiple of this to share a group
 
 @dataclass(frozen=True)
 class Group:
-    """Sequences padded to one length: `count` of them, [count, length] slots, `keys` true where a token lies."""
+    """`count` sequences padded to one length, in [count, length] slots; `keys` is true where a slot holds a token."""
 
     count: int
     length: int
-    keys: Tensor | None  # [count, 1, 1, length]; None where every slot holds a token
+    keys: Tensor | None  # [count, 1, 1, length]; None if every slot holds a token
 
 
 @dataclass(frozen=True)
 class RaggedPlan:
-    """How a bin's tokens are regrouped for attention; made once per bin, used by every layer."""
+    """The groups of a bin and the slot of each token; made once per bin, for every layer."""
 
-    token_of_slot: Tensor  # [slots], a safe token where the slot is padding
+    token_of_slot: Tensor  # [slots], 0 for padding
     slot_of_token: Tensor  # [T]
-    is_padding: Tensor | None  # [slots, 1]; None where there is none
+    is_padding: Tensor | None  # [slots, 1]; None if no slot is padding
     groups: tuple[Group, ...]
 
     @staticmethod
@@ -72,7 +72,7 @@ def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> Ragged
 
 
 def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout_rate: float) -> Tensor:
-    """The specification: softmax(q k' / sqrt(D)) v for each sequence by itself."""
+    """The specification: softmax(q k' / sqrt(D)) v, one sequence at a time."""
     attended = []
     for sequence in qkv.split(list(sequence_lengths)):
         q, k, v = sequence.unbind(1)  # [length, H, D] each
@@ -83,7 +83,7 @@ def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout_rate: floa
 
 
 def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float) -> Tensor:
-    """Attention within each sequence, groups of like length at a time: [T, 3, H, D] -> [T, H, D]."""
+    """Attention within each sequence, one group at a time: [T, 3, H, D] -> [T, H, D]."""
     heads, head_size = qkv.shape[2:]
     slots = _TokensToSlots.apply(qkv.flatten(1), plan)
     attended = []
@@ -98,7 +98,7 @@ def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float) -> Tensor
 
 
 class _TokensToSlots(torch.autograd.Function):
-    """Copy tokens into padded slots. Each token has one slot of its own, so the gradient is a plain copy back."""
+    """Copy tokens into padded slots. Each token has one slot, so the gradient is copied back."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, plan: RaggedPlan) -> Tensor:
@@ -111,7 +111,7 @@ class _TokensToSlots(torch.autograd.Function):
 
 
 class _SlotsToTokens(torch.autograd.Function):
-    """Copy each token out of its slot. Padding slots go nowhere, so their gradient is zero."""
+    """Copy each token out of its slot. The gradient of padding slots is zero."""
 
     @staticmethod
     def forward(ctx: Any, slots: Tensor, plan: RaggedPlan) -> Tensor:

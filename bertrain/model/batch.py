@@ -1,4 +1,4 @@
-"""The Batch: a flat run of tokens and all the model needs to know of it."""
+"""The Batch: the tokens of one bin in one dimension, with everything that the model reads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ IGNORED = -100  # the label of an empty slot
 
 @dataclass(frozen=True)
 class Batch:
-    """One bin. T tokens, S sequence slots, P prediction slots, all fixed by the bin's shape.
+    """One bin (a micro-batch of packed sequences): T tokens, S sequence slots, P prediction slots.
 
-    Every row belongs to a sequence; sequences beyond the real ones are junk, and empty slots of cu_seqlens
-    repeat T. Labels of empty slots are -100, their positions point at a safe row.
+    The bin's shape fixes all three. Padding tokens form sequences of their own, which are not real; unused entries of
+    cu_seqlens repeat T. Labels of empty slots are -100, and their positions point at an existing row.
     """
 
     input_ids: Tensor  # [T]
@@ -28,10 +28,11 @@ class Batch:
     mlm_positions: Tensor  # [P]
     mlm_labels: Tensor  # [P]
     nsp_labels: Tensor  # [S]
+    is_real: Tensor  # [S] bool: whether a slot holds an example
     answers: Tensor | None  # [S, 1 or 2] for fine-tuning: a class, a number, or an answer's first and last token
     max_seqlen: int
     sequence_lengths: tuple[int, ...]
-    """Lengths of all sequences, junk included, on the host: what a ragged loop on the CPU goes by."""
+    """Lengths of all sequences, padding included, on the host, for loops over sequences on a CPU."""
     dropout_seed: int
     num_tokens: int
     num_sequences: int
@@ -39,16 +40,16 @@ class Batch:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its tensors."""
+        """Bytes of all tensors."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
-    def without_junk(self) -> Batch:
-        """This bin without what fills it up to its shape, which only devices that repeat shapes have a use for.
+    def without_padding(self) -> Batch:
+        """This bin without the padding at its end, which only CUDA graphs need.
 
-        Where padding lies between the sequences, as in the policy `padded`, it stays.
+        Padding between sequences, as in the policy `padded`, stays.
         """
         tokens, sequences, predictions = self.num_tokens, self.num_sequences, self.num_predictions
-        if self.cu_seqlens[sequences] != tokens or (self.nsp_labels[:sequences] == IGNORED).any():
+        if self.cu_seqlens[sequences] != tokens or not self.is_real[:sequences].all():
             return self
         return replace(
             self,
@@ -60,16 +61,17 @@ class Batch:
             mlm_positions=self.mlm_positions[:predictions],
             mlm_labels=self.mlm_labels[:predictions],
             nsp_labels=self.nsp_labels[:sequences],
+            is_real=self.is_real[:sequences],
             answers=None if self.answers is None else self.answers[:sequences],
             sequence_lengths=self.sequence_lengths[:sequences],
         )
 
     def to(self, device: torch.device) -> Batch:
-        """This batch on `device`, copied without waiting where the memory is pinned."""
+        """This batch on `device`; the copy is asynchronous if the memory is pinned."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """This batch in page-locked memory, from which a GPU copies while it computes."""
+        """This batch in pinned memory, from which a GPU copies asynchronously."""
         return self._with_tensors(Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:

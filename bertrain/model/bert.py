@@ -1,6 +1,7 @@
-"""BERT on a flat run of tokens: the encoder of Devlin et al. (2018) with its two pre-training heads.
+"""BERT on packed sequences: the encoder of Devlin et al. (2018) with its two pre-training heads.
 
-This file knows nothing of ranks, precision, compilation or checkpoints; those are applied from `train/`.
+Ranks, precision and checkpoints are applied from `training/`. This file is the specification of the fused path
+(fused.py). After a change here, models train on the plain engine until fused.py follows; see fused_check.py.
 
 Letters in shape comments: T tokens of a bin, S sequence slots, P prediction slots, E hidden size,
 F intermediate size, H heads, D head size, V vocabulary (padded).
@@ -22,11 +23,11 @@ from bertrain.model.heads import MaskedWordHead, SentenceHead, SpanHead, answer_
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the heads say of one bin. Rows of empty slots hold numbers of no meaning."""
+    """Outputs of the heads for one bin. Rows of empty slots have no meaning."""
 
     mlm_logits: Tensor | None = None  # [P, vocab_size]; None after fine-tuning
     nsp_logits: Tensor | None = None  # [S, 2]; None without next-sentence prediction
-    answers: Tensor | None = None  # [S, labels], [S, 1] or [T, 2]: what a head to fine-tune says
+    answers: Tensor | None = None  # [S, labels], [S, 1] or [T, 2]: logits or values of a fine-tuning head
 
 
 class Embeddings(nn.Module):
@@ -69,7 +70,7 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """The encoder with its heads: those of pre-training, or one to fine-tune. Each sees only the rows it reads."""
+    """The encoder with the heads of pre-training, or one for fine-tuning. Each gets only the rows that it reads."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -102,9 +103,9 @@ class Bert(nn.Module):
 
 
 def split_parts(name: str) -> int:
-    """How many of the reference's tensors the parameter `name` holds, stacked along its first axis.
+    """Number of the reference's tensors that the parameter `name` stacks along its first axis.
 
-    Query, key and value are one matrix here, so that one product computes them; to an optimizer with
-    layer-wise rates they are three tensors still.
+    Query, key and value are one matrix here, so that one product computes them; an optimizer with layer-wise rates
+    treats them as three tensors.
     """
     return 3 if name.endswith("qkv.weight") else 1

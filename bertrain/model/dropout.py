@@ -1,7 +1,7 @@
-"""Dropout that costs little on a CPU.
+"""Dropout that is fast on a CPU.
 
-torch draws a Bernoulli variable for each element, some 8 ns apiece on one core. Here one 64-bit random word serves
-four elements, 16 bits each: the rate is honoured to 1 / 65,536, and the draw follows torch's generator and seed.
+PyTorch draws a Bernoulli variable per element, about 8 ns each on one core. Here one 64-bit random word serves four
+elements, 16 bits each: the rate is exact to 1 / 65,536, and torch's generator and seed determine the draw.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """Zero a share `p` of the elements and scale the others by 1 / (1 - p), in training only."""
+    """In training, zero elements with probability `p` and scale the others by 1 / (1 - p)."""
     if not training or p == 0.0:
         return x
     if x.device.type != "cpu":
@@ -30,7 +30,7 @@ def drop_mask(shape: torch.Size, p: float) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps the mask, a byte an element, for the gradient."""
+    """Saves the mask, one byte per element, for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:

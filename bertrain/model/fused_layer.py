@@ -1,153 +1,40 @@
-"""One encoder layer on the kernels, forward and backward by hand, and what it computes with.
+"""One encoder layer on the kernels, forward and backward by hand.
 
-Letters as in bert.py. A tensor's gradient is called d and its name.
+Letters as in bert.py. The gradient of a tensor `x` is called `dx`; `x8` is `x` in FP8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bertrain.kernels import cpu
+from bertrain.config.settings import ModelSettings
+from bertrain.kernels.arguments import Cast, Dropout, Fp8Copy, Fp8Rows, NormParameters
 from bertrain.kernels.attention import ragged_attention_backward, ragged_attention_forward
-from bertrain.kernels.fp8 import Bytes, Cast, Eight, Scales, cast_both_ways, empty_both_ways, turn
+from bertrain.kernels.fp8 import Scales, cast_both_ways, transpose
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
-from bertrain.model.arena import Arena
-from bertrain.model.bert import Bert
-
-
-class Operand(NamedTuple):
-    """One side of a product: in 16 bits, or in 8 with what to multiply it by, or both; None where it was not made.
-
-    Of the 8-bit copies, rows [T, N] are for the product and for the gradient of its input, columns [N, T] for the
-    gradient of its weight.
-    """
-
-    full: Tensor | None
-    rows8: Tensor | None = None
-    columns8: Tensor | None = None
-    inverse_scale: Tensor | None = None
-
-    @property
-    def whole(self) -> Tensor:
-        """It in 16 bits; whoever reads it must have had it made."""
-        assert self.full is not None, "a tensor was made in 8 bits only, and is read in 16"
-        return self.full
-
-    @property
-    def without_rows8(self) -> Operand:
-        """What the gradient of a weight needs."""
-        return self._replace(rows8=None)
-
-
-class Matrix:
-    """The weight of a linear layer: its copies to compute with, and where its gradient goes."""
-
-    def __init__(self, value: Tensor, gradient: Tensor, scales: Scales | None = None, site: int = 0) -> None:
-        self.value, self.gradient = value, gradient  # [N, K] bf16, [N, K] float32
-        self._scales, self._site = scales, site
-        self._eight = None if scales is None else empty_both_ways(value, scales.cast(site))
-
-    def requantize(self) -> None:
-        """Make the 8-bit copies anew."""
-        if self._scales is not None:
-            cast_both_ways(self.value, self._scales.cast(self._site), self._eight)
-
-    def product(self, x: Operand, bias: Tensor | None = None) -> Tensor:
-        """x W' + bias: [T, K] -> [T, N]."""
-        if self._eight is not None and x.inverse_scale is not None and x.rows8 is not None:
-            return self._product8(x.rows8, x.inverse_scale, self._eight.rows, bias)
-        if bias is None:
-            return torch.mm(x.whole, self.value.t())
-        return torch.addmm(bias, x.whole, self.value.t())
-
-    def input_gradient(self, dy: Operand) -> Tensor:
-        """dy W: [T, N] -> [T, K]."""
-        if self._eight is not None and dy.inverse_scale is not None and dy.rows8 is not None:
-            return self._product8(dy.rows8, dy.inverse_scale, self._eight.columns)
-        return torch.mm(dy.whole, self.value)
-
-    def _product8(self, x: Tensor, inverse_scale: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        assert self._scales is not None
-        of_matrix = self._scales.inverse(self._site)
-        assert of_matrix is not None
-        if not x.is_cuda:
-            product = _widened(x, inverse_scale) @ _widened(matrix, of_matrix).t()
-            return (product if bias is None else product + bias).to(self.value.dtype)
-        return torch._scaled_mm(
-            x, matrix.t(), inverse_scale, of_matrix, bias, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
-        """dy' x, into the arena in float32."""
-        if (
-            dy.columns8 is not None
-            and x.columns8 is not None
-            and dy.inverse_scale is not None
-            and x.inverse_scale is not None
-        ):
-            if not self.gradient.is_cuda:
-                wide = _widened(dy.columns8, dy.inverse_scale), _widened(x.columns8, x.inverse_scale)
-                add(self.gradient, wide[0] @ wide[1].t(), accumulate)
-                return
-            # A sum over all tokens is long: it is kept in float32 throughout, not in the tensor cores' shorter one.
-            out = torch.empty_like(self.gradient) if accumulate else self.gradient
-            torch._scaled_mm(
-                dy.columns8, x.columns8.t(), dy.inverse_scale, x.inverse_scale,
-                out_dtype=torch.float32, use_fast_accum=False, out=out,
-            )  # fmt: skip
-            if accumulate:
-                self.gradient.add_(out)
-        elif cpu.computes(self.gradient):
-            cpu.weight_gradient(dy.whole, x.whole, self.gradient, accumulate=accumulate)
-        elif not self.gradient.is_cuda:
-            add(self.gradient, dy.whole.t().float() @ x.whole.float(), accumulate)
-        elif accumulate:
-            torch.addmm(self.gradient, dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
-        else:
-            torch.mm(dy.whole.t(), x.whole, out_dtype=torch.float32, out=self.gradient)
-
-
-def _widened(eight: Tensor, inverse_scale: Tensor) -> Tensor:
-    """8 bits as float32: a CPU, on which the interpreter runs, has no product of 8 bits, nor of 16 into 32."""
-    return eight.float() * inverse_scale
+from bertrain.model.fused_operands import Matrix, Operand, ParameterViews, PassContext
+from bertrain.model.fused_sites import LayerDropout, LayerMatrix, LayerTensor
 
 
 @dataclass
-class Run:
-    """What every layer of one pass needs to know."""
-
-    tiles: Tensor
-    seed: Tensor  # int64 [1]
-    accumulate: bool
-    scales: Scales | None
-    hidden_dropout: float
-    attention_dropout: float
-
-    @property
-    def in_eight_bits(self) -> bool:
-        """Whether products take 8 bits; FP8 measures its scales in 16."""
-        return self.scales is not None and self.scales.ready
-
-
-@dataclass
-class Input:
-    """What a layer keeps under activation checkpointing `full`."""
+class SavedInput:
+    """Tensors that a layer saves under activation checkpointing `full`."""
 
     x: Tensor
     rows: Tensor | None
 
 
 @dataclass
-class Products:
-    """What it keeps under `selective`: what products made, attention's included, and two numbers a row.
+class SavedProducts:
+    """Tensors saved under `selective`: results of products and of attention, and two numbers per row.
 
-    The input is kept too, which the layer before could only compute again from its own: in 16 bits alone.
+    The input is saved too, in 16 bits: only the previous layer could recompute it.
     """
 
     x: Tensor
@@ -162,8 +49,8 @@ class Products:
 
 
 @dataclass
-class Saved:
-    """What a layer keeps of its forward pass for its backward pass, where nothing is to be computed again."""
+class SavedAll:
+    """Tensors saved without activation checkpointing; the backward pass needs all of them."""
 
     x: Operand
     rows: Tensor | None
@@ -171,7 +58,7 @@ class Saved:
     qkv: Tensor
     attended: Tensor
     lse: Tensor
-    picked: Operand
+    picked: Operand  # attention's output for the rows that are computed
     projected: Tensor
     middle: Operand
     middle_statistics: Tensor
@@ -181,197 +68,236 @@ class Saved:
     output_statistics: Tensor
 
 
-Kept = Input | Products | Saved
+Saved = SavedInput | SavedProducts | SavedAll
 Recompute = Literal["none", "selective", "full"]
 
 
 class FusedLayer:
     """One encoder layer, forward and backward."""
 
-    SITES = 8  # dropout sites and 8-bit tensors have numbers of their own in each layer: four forward, four backward
-    MATRICES = ("qkv", "attention_out", "expand", "contract")
-
     def __init__(
-        self, model: Bert, arena: Arena, copy: Tensor, number: int, scales: Scales | None, recompute: Recompute
+        self, settings: ModelSettings, views: ParameterViews, number: int, scales: Scales | None, recompute: Recompute
     ) -> None:
-        def value(name: str) -> Tensor:
-            return arena.view(arena.values, f"layers.{number}.{name}")
+        prefix = f"layers.{number}."
 
-        def gradient(name: str) -> Tensor:
-            return arena.view(arena.gradients, f"layers.{number}.{name}")
-
-        settings = model.settings
-        first_site = settings.num_layers * self.SITES + number * len(self.MATRICES)
-
-        def matrix(name: str) -> Matrix:
-            full = f"layers.{number}.{name}.weight"
-            site = first_site + self.MATRICES.index(name)
-            return Matrix(arena.view(copy, full), arena.view(arena.gradients, full), scales, site)
+        def matrix(which: LayerMatrix) -> Matrix:
+            name = f"{prefix}{which.name.lower()}.weight"
+            return Matrix(views, name, scales, which.scale(number, settings.num_layers))
 
         self.number, self.recompute = number, recompute
         self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
-        self.qkv, self.attention_out = matrix("qkv"), matrix("attention_out")
-        self.expand, self.contract = matrix("expand"), matrix("contract")
-        self.qkv_bias = arena.view(copy, f"layers.{number}.qkv.bias")  # the product adds it, in its own 16 bits
-        self.qkv_bias_gradient = gradient("qkv.bias")
-        self.expand_bias, self.expand_bias_gradient = value("expand.bias"), gradient("expand.bias")
-        middle = ("attention_out.bias", "attention_norm.weight", "attention_norm.bias")
-        output = ("contract.bias", "output_norm.weight", "output_norm.bias")
-        self.middle_norm, self.middle_gradients = [value(n) for n in middle], [gradient(n) for n in middle]
-        self.output_norm, self.output_gradients = [value(n) for n in output], [gradient(n) for n in output]
+        self.matrices = {which: matrix(which) for which in LayerMatrix}
+        self.qkv, self.attention_out, self.expand, self.contract = self.matrices.values()
+        self.qkv_bias = views.value16(f"{prefix}qkv.bias")  # the product adds it, in 16 bits
+        self.qkv_bias_gradient = views.gradient(f"{prefix}qkv.bias")
+        self.expand_bias = views.value(f"{prefix}expand.bias")
+        self.expand_bias_gradient = views.gradient(f"{prefix}expand.bias")
+        middle = [f"{prefix}{name}" for name in ("attention_out.bias", "attention_norm.weight", "attention_norm.bias")]
+        output = [f"{prefix}{name}" for name in ("contract.bias", "output_norm.weight", "output_norm.bias")]
+        self.middle_norm = NormParameters(*map(views.value, middle))
+        self.middle_gradients = list(map(views.gradient, middle))
+        self.output_norm = NormParameters(*map(views.value, output))
+        self.output_gradients = list(map(views.gradient, output))
 
-    def _site(self, place: int) -> int:
-        return self.number * self.SITES + place
+    def _dropout(self, context: PassContext, which: LayerDropout) -> Dropout:
+        p = context.attention_dropout if which is LayerDropout.ATTENTION else context.hidden_dropout
+        return Dropout(p, context.seed, which.site(self.number))
 
-    def _cast(self, run: Run, place: int) -> Cast | None:
-        return None if run.scales is None else run.scales.cast(self._site(place))
+    def _cast(self, context: PassContext, tensor: LayerTensor) -> Cast | None:
+        return None if context.scales is None else context.scales.cast(tensor.scale(self.number))
 
-    def _operand(self, run: Run, place: int, full: Tensor | None, eight: Eight | Bytes | None = None) -> Operand:
-        """A tensor as a product takes it; cast or transposed here if the kernel that made it did not."""
-        if run.scales is None:
+    def _operand(
+        self,
+        context: PassContext,
+        tensor: LayerTensor,
+        full: Tensor | None,
+        fp8: Fp8Copy | Fp8Rows | None = None,
+        *,
+        layer: int | None = None,
+    ) -> Operand:
+        """A tensor of this layer, or of another, as an operand; cast or transposed here if its kernel did not."""
+        if context.scales is None:
             return Operand(full)
-        cast = run.scales.cast(self._site(place))
-        if eight is None:
+        number = tensor.scale(self.number if layer is None else layer)
+        cast = context.scales.cast(number)
+        if fp8 is None:
             assert full is not None
-            eight = cast_both_ways(full, cast)
-        elif isinstance(eight, Bytes):
-            eight = turn(eight, cast)
-        if not run.in_eight_bits:  # they were made to be measured
+            fp8 = cast_both_ways(full, cast)
+        elif isinstance(fp8, Fp8Rows):
+            fp8 = transpose(fp8, cast)
+        if not context.uses_fp8:  # the cast only measured the scale
             return Operand(full)
-        return Operand(full, *eight, run.scales.inverse(self._site(place)))
+        return Operand(full, *fp8, context.scales.inverse(number))
 
-    def forward(self, x: Operand, run: Run, rows: Tensor | None = None) -> tuple[Operand, Kept]:
-        """The layer's output for all rows, or for `rows`, and what `backward` is to be given."""
-        output, eight, saved = self._forward(x, run, rows)
+    def forward(self, x: Operand, context: PassContext, rows: Tensor | None = None) -> tuple[Operand, Saved]:
+        """The layer's output for all rows, or for `rows`, and the tensors for `backward`."""
+        output, output8, saved = self._forward(x, context, rows)
         is_last = rows is not None
-        return Operand(output) if is_last else self._operand(run, 3, output, eight), self._keep(saved)
+        operand = Operand(output) if is_last else self._operand(context, LayerTensor.OUTPUT, output, output8)
+        return operand, self._reduce(saved)
 
-    def _forward(self, x: Operand, run: Run, rows: Tensor | None) -> tuple[Tensor, Bytes, Saved]:
+    def _forward(
+        self, x: Operand, context: PassContext, rows: Tensor | None
+    ) -> tuple[Tensor, Fp8Rows | None, SavedAll]:
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
         is_last = rows is not None
         attended, lse, attended8 = ragged_attention_forward(
-            qkv, run.tiles, run.attention_dropout, run.seed, self._site(0), None if is_last else self._cast(run, 0)
+            qkv,
+            context.plan,
+            self._dropout(context, LayerDropout.ATTENTION),
+            None if is_last else self._cast(context, LayerTensor.ATTENDED),
         )
-        residual = _picked(x.whole, rows)
-        picked = self._operand(run, 0, _picked(attended.flatten(1), rows), None if is_last else attended8)
+        residual = _pick(x.in_16_bits, rows)
+        picked = self._operand(context, LayerTensor.ATTENDED, _pick(attended.flatten(1), rows), attended8)
         projected = self.attention_out.product(picked)
-        middle, middle_statistics = self._norm_in_the_middle(projected, residual, run)
+        middle, middle_statistics = self._norm_middle(projected, residual, context)
         expanded = self.expand.product(middle)
-        activated = self._activate(expanded, run)
+        activated = self._activate(expanded, context)
         contracted = self.contract.product(activated)
         output, output_statistics, output8 = dropout_add_layernorm_forward(
-            contracted, self.output_norm[0], middle.whole, self.output_norm[1], self.output_norm[2],
-            run.hidden_dropout, run.seed, self._site(3), self.eps, None if is_last else self._cast(run, 3),
-        )  # fmt: skip
-        saved = Saved(
-            x, rows, residual, qkv, attended, lse, picked, projected, middle, middle_statistics,
-            expanded, activated, contracted, output_statistics,
+            contracted,
+            middle.in_16_bits,
+            self.output_norm,
+            self._dropout(context, LayerDropout.OUTPUT),
+            self.eps,
+            None if is_last else self._cast(context, LayerTensor.OUTPUT),
+        )
+        saved = SavedAll(
+            x=x, rows=rows, residual=residual, qkv=qkv, attended=attended, lse=lse, picked=picked, projected=projected,
+            middle=middle, middle_statistics=middle_statistics, expanded=expanded, activated=activated,
+            contracted=contracted, output_statistics=output_statistics,
         )  # fmt: skip
         return output, output8, saved
 
-    def _norm_in_the_middle(self, projected: Tensor, residual: Tensor, run: Run) -> tuple[Operand, Tensor]:
-        middle, statistics, eight = dropout_add_layernorm_forward(
-            projected, self.middle_norm[0], residual, self.middle_norm[1], self.middle_norm[2], run.hidden_dropout,
-            run.seed, self._site(1), self.eps, self._cast(run, 1),
-        )  # fmt: skip
-        return self._operand(run, 1, middle, eight), statistics
+    def _norm_middle(self, projected: Tensor, residual: Tensor, context: PassContext) -> tuple[Operand, Tensor]:
+        middle, statistics, middle8 = dropout_add_layernorm_forward(
+            projected,
+            residual,
+            self.middle_norm,
+            self._dropout(context, LayerDropout.MIDDLE),
+            self.eps,
+            self._cast(context, LayerTensor.MIDDLE),
+        )
+        return self._operand(context, LayerTensor.MIDDLE, middle, middle8), statistics
 
-    def _activate(self, expanded: Tensor, run: Run) -> Operand:
-        full = not run.in_eight_bits
-        activated, eight = bias_gelu_forward(expanded, self.expand_bias, self._cast(run, 2), full=full)
-        return self._operand(run, 2, activated if full else None, eight)
+    def _activate(self, expanded: Tensor, context: PassContext) -> Operand:
+        full, cast = not context.uses_fp8, self._cast(context, LayerTensor.ACTIVATED)
+        activated, activated8 = bias_gelu_forward(expanded, self.expand_bias, cast, full=full)
+        return self._operand(context, LayerTensor.ACTIVATED, activated if full else None, activated8)
 
-    def _keep(self, saved: Saved) -> Kept:
-        """What stays in memory until the backward pass. The forward products were the only ones to read 8-bit rows."""
+    def _reduce(self, saved: SavedAll) -> Saved:
+        """The tensors that stay in memory until the backward pass; only forward products read FP8 rows."""
         if self.recompute == "full":
-            return Input(saved.x.whole, saved.rows)
+            return SavedInput(saved.x.in_16_bits, saved.rows)
         if self.recompute == "selective":
-            return Products(
-                saved.x.whole, saved.rows, saved.qkv, saved.attended, saved.lse, saved.projected, saved.expanded,
-                saved.contracted, saved.output_statistics,
+            return SavedProducts(
+                x=saved.x.in_16_bits, rows=saved.rows, qkv=saved.qkv, attended=saved.attended, lse=saved.lse,
+                projected=saved.projected, expanded=saved.expanded, contracted=saved.contracted,
+                output_statistics=saved.output_statistics,
             )  # fmt: skip
         return replace(
-            saved, x=saved.x.without_rows8, picked=saved.picked.without_rows8, middle=saved.middle.without_rows8,
+            saved,
+            x=saved.x.without_rows8,
+            picked=saved.picked.without_rows8,
+            middle=saved.middle.without_rows8,
             activated=saved.activated.without_rows8,
+        )
+
+    def _restore(self, saved: Saved, context: PassContext) -> SavedAll:
+        """Recompute the tensors that were not saved, bit for bit: masks and scales are the same within a step."""
+        if isinstance(saved, SavedAll):
+            return saved
+        if self.number == 0:  # the embeddings have no FP8 copy
+            x = Operand(saved.x)
+        else:
+            x = self._operand(context, LayerTensor.OUTPUT, saved.x, layer=self.number - 1)
+        if isinstance(saved, SavedInput):
+            return self._forward(x, context, saved.rows)[2]
+        residual = _pick(saved.x, saved.rows)
+        picked = self._operand(context, LayerTensor.ATTENDED, _pick(saved.attended.flatten(1), saved.rows))
+        middle, middle_statistics = self._norm_middle(saved.projected, residual, context)
+        return SavedAll(
+            x=x, rows=saved.rows, residual=residual, qkv=saved.qkv, attended=saved.attended, lse=saved.lse,
+            picked=picked, projected=saved.projected, middle=middle, middle_statistics=middle_statistics,
+            expanded=saved.expanded, activated=self._activate(saved.expanded, context), contracted=saved.contracted,
+            output_statistics=saved.output_statistics,
         )  # fmt: skip
 
-    def _compute_again(self, kept: Kept, run: Run) -> Saved:
-        """What the forward pass had, bit for bit: dropout is a function of its place, scales change between steps."""
-        if isinstance(kept, Saved):
-            return kept
-        # What the layer before handed over was cast at its last site; the first layer's input is in 16 bits only.
-        x = self._operand(run, 3 - self.SITES, kept.x) if self.number > 0 else Operand(kept.x)
-        if isinstance(kept, Input):
-            return self._forward(x, run, kept.rows)[2]
-        residual = _picked(kept.x, kept.rows)
-        picked = self._operand(run, 0, _picked(kept.attended.flatten(1), kept.rows))
-        middle, middle_statistics = self._norm_in_the_middle(kept.projected, residual, run)
-        return Saved(
-            x, kept.rows, residual, kept.qkv, kept.attended, kept.lse, picked, kept.projected, middle,
-            middle_statistics, kept.expanded, self._activate(kept.expanded, run), kept.contracted,
-            kept.output_statistics,
-        )  # fmt: skip
+    def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, context: PassContext) -> tuple[Tensor, Tensor]:
+        """Write the parameters' gradients; return two gradients of the input, which the next kernel adds.
 
-    def backward(self, dy: Tensor, second: Tensor | None, kept: Kept, run: Run) -> tuple[Tensor, Tensor]:
-        """Writes the gradients of the parameters; returns two gradients of the input, still to be added."""
-        saved = self._compute_again(kept, run)
-        accumulate, full = run.accumulate, not run.in_eight_bits
+        The incoming gradient is dy + second.
+        """
+        kept = self._restore(saved, context)
+        accumulate, full = context.accumulate, not context.uses_fp8
         dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
-            dy, second, saved.contracted, self.output_norm[0], saved.middle.whole, self.output_norm[1],
-            saved.output_statistics, run.hidden_dropout, run.seed, self._site(3), self._cast(run, 4), full=full,
-        )  # fmt: skip
+            dy,
+            second,
+            kept.contracted,
+            kept.middle.in_16_bits,
+            self.output_norm,
+            kept.output_statistics,
+            self._dropout(context, LayerDropout.OUTPUT),
+            self._cast(context, LayerTensor.DCONTRACTED),
+            full=full,
+        )
         column_sums(sums, self.output_gradients, accumulate=accumulate)
-        dcontracted_operand = self._operand(run, 4, dcontracted if full else None, dcontracted8)
-        self.contract.weight_gradient(dcontracted_operand, saved.activated, accumulate)
-        dactivated = self.contract.input_gradient(dcontracted_operand)
+        operand = self._operand(context, LayerTensor.DCONTRACTED, dcontracted if full else None, dcontracted8)
+        self.contract.weight_gradient(operand, kept.activated, accumulate)
+        dactivated = self.contract.input_gradient(operand)
 
         dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, saved.expanded, self.expand_bias, self._cast(run, 5), full=full
+            dactivated, kept.expanded, self.expand_bias, self._cast(context, LayerTensor.DEXPANDED), full=full
         )
         column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
-        dexpanded_operand = self._operand(run, 5, dexpanded if full else None, dexpanded8)
-        self.expand.weight_gradient(dexpanded_operand, saved.middle, accumulate)
-        dmiddle = self.expand.input_gradient(dexpanded_operand)
+        operand = self._operand(context, LayerTensor.DEXPANDED, dexpanded if full else None, dexpanded8)
+        self.expand.weight_gradient(operand, kept.middle, accumulate)
+        dmiddle = self.expand.input_gradient(operand)
 
         dprojected, dresidual, sums, dprojected8 = dropout_add_layernorm_backward(
-            dmiddle, dmiddle_residual, saved.projected, self.middle_norm[0], saved.residual, self.middle_norm[1],
-            saved.middle_statistics, run.hidden_dropout, run.seed, self._site(1), self._cast(run, 6), full=full,
-        )  # fmt: skip
+            dmiddle,
+            dmiddle_residual,
+            kept.projected,
+            kept.residual,
+            self.middle_norm,
+            kept.middle_statistics,
+            self._dropout(context, LayerDropout.MIDDLE),
+            self._cast(context, LayerTensor.DPROJECTED),
+            full=full,
+        )
         column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        dprojected_operand = self._operand(run, 6, dprojected if full else None, dprojected8)
-        self.attention_out.weight_gradient(dprojected_operand, saved.picked, accumulate)
-        dattended = self.attention_out.input_gradient(dprojected_operand)
-        if saved.rows is not None:  # rows that nobody read have no gradient
-            dattended = _spread(dattended, saved.rows, len(saved.qkv))
-            dresidual = _spread(dresidual, saved.rows, len(saved.qkv))
+        operand = self._operand(context, LayerTensor.DPROJECTED, dprojected if full else None, dprojected8)
+        self.attention_out.weight_gradient(operand, kept.picked, accumulate)
+        dattended = self.attention_out.input_gradient(operand)
+        if kept.rows is not None:  # the other rows have no gradient
+            dattended = _scatter(dattended, kept.rows, len(kept.qkv))
+            dresidual = _scatter(dresidual, kept.rows, len(kept.qkv))
 
-        full = full or saved.x.columns8 is None  # the first layer's input is in 16 bits, and so its weights' gradient
+        full = full or kept.x.columns8 is None  # the first layer's input has no FP8 copy: a product in 16 bits
         dqkv, sums, dqkv8 = ragged_attention_backward(
-            saved.qkv, saved.attended, saved.lse, dattended.view_as(saved.attended), run.tiles, run.attention_dropout,
-            run.seed, self._site(0), self._cast(run, 7), full=full,
-        )  # fmt: skip
+            kept.qkv,
+            kept.attended,
+            kept.lse,
+            dattended.view_as(kept.attended),
+            context.plan,
+            self._dropout(context, LayerDropout.ATTENTION),
+            self._cast(context, LayerTensor.DQKV),
+            full=full,
+        )
         dquery_bias, dkey_bias, dvalue_bias = self.qkv_bias_gradient.chunk(3)
         column_sums(sums, [dquery_bias, dvalue_bias], accumulate=accumulate)
         if not accumulate:
-            dkey_bias.zero_()  # the softmax does not see it
-        dqkv_operand = self._operand(run, 7, dqkv.flatten(1) if full else None, dqkv8)
-        self.qkv.weight_gradient(dqkv_operand, saved.x, accumulate)
-        return self.qkv.input_gradient(dqkv_operand), dresidual
+            dkey_bias.zero_()  # the softmax ignores this bias
+        operand = self._operand(context, LayerTensor.DQKV, dqkv.flatten(1) if full else None, dqkv8)
+        self.qkv.weight_gradient(operand, kept.x, accumulate)
+        return self.qkv.input_gradient(operand), dresidual
 
 
-def _picked(values: Tensor, rows: Tensor | None) -> Tensor:
+def _pick(values: Tensor, rows: Tensor | None) -> Tensor:
     return values if rows is None else values[rows]
 
 
-def _spread(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Rows back to their places among `num_rows`, zero elsewhere; what is named twice are empty slots, with zeros."""
+def _scatter(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Rows at their places among `num_rows`, zero elsewhere. Only empty slots, whose gradient is zero, share a row."""
     out = torch.zeros(num_rows, values.shape[1], dtype=values.dtype, device=values.device)
     return out.index_add_(0, rows, values)
-
-
-def add(into: Tensor, value: Tensor, accumulate: bool) -> None:
-    """Write a gradient, or add it to what is there."""
-    if accumulate:
-        into.add_(value)
-    else:
-        into.copy_(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,12 +9,13 @@ from torch import Tensor, nn
 from bertrain.config.settings import ModelSettings
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.dropout import dropout
+from bertrain.model.sums import Sums
 
-NEVER = -1e30  # a score that no softmax sees; finite, so that a row of nothing else is no NaN
+MASKED_SCORE = -1e30  # softmax makes it 0; finite, so that a row of nothing else is not NaN
 
 
 class MaskedWordHead(nn.Module):
-    """Transform, then scores against the word embeddings, which it shares with the encoder."""
+    """Transform, then logits by the word embeddings, which it shares with the encoder."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -28,12 +27,12 @@ class MaskedWordHead(nn.Module):
     def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:  # [P, E], [V, E] -> [P, vocab_size]
         x = self.norm(F.gelu(self.transform(x)))
         logits = F.linear(x, word_embeddings, self.bias)
-        # The padding of the vocabulary is computed with the rest, then cut off: no probability falls on it.
+        # The padding of the vocabulary is computed with the rest, then cut off: it gets no probability.
         return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
 
 
 class SentenceHead(nn.Module):
-    """Pool [CLS], then decide. Of next sentences: 0, B follows A; 1, B was drawn at random."""
+    """Pool [CLS], then classify. For next sentences, class 0: B follows A; class 1: B is random."""
 
     def __init__(self, settings: ModelSettings, num_outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class SentenceHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """How well an answer would begin, and end, at each token."""
+    """Two scores per token: that an answer starts, and that it ends there."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class SpanHead(nn.Module):
 
 
 def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
-    """The head to fine-tune; none for pre-training."""
+    """The head for fine-tuning; None for pre-training."""
     match settings.head:
         case "classify":
             return SentenceHead(settings, settings.num_labels, settings.head_dropout)
@@ -69,29 +68,14 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
             return None
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Sums over one bin, on its device: losses, and right answers.
-
-    A fine-tuned head has its own where next sentences have theirs, and nothing to say of masked words.
-    """
-
-    mlm_loss: Tensor
-    nsp_loss: Tensor
-    mlm_correct: Tensor
-    nsp_correct: Tensor
-
-    def stack(self) -> Tensor:
-        return torch.stack([self.mlm_loss.detach(), self.nsp_loss.detach(), self.mlm_correct, self.nsp_correct])
-
-
 def pretraining_sums(mlm_logits: Tensor, nsp_logits: Tensor | None, batch: Batch) -> Sums:
-    """Summed cross-entropies and counts of right answers; empty slots count for nothing."""
+    """Summed cross-entropies and counts of correct predictions; empty slots are ignored."""
     mlm_loss, mlm_correct = _cross_entropy(mlm_logits, batch.mlm_labels)
     if nsp_logits is None:
-        return Sums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
+        zero = torch.zeros_like(mlm_loss)
+        return Sums(mlm_loss=mlm_loss, sequence_loss=zero, mlm_correct=mlm_correct, sequence_correct=zero)
     nsp_loss, nsp_correct = _cross_entropy(nsp_logits, batch.nsp_labels)
-    return Sums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+    return Sums(mlm_loss=mlm_loss, sequence_loss=nsp_loss, mlm_correct=mlm_correct, sequence_correct=nsp_correct)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,9 +88,9 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
-    """Summed losses and counts of right answers: cross-entropy, squared error, or the mean of a span's two ends."""
+    """Summed losses (cross-entropy, squared error, or mean over a span's two ends) and counts of correct answers."""
     assert batch.answers is not None
-    is_real = batch.nsp_labels != IGNORED
+    is_real = batch.is_real
     zero = torch.zeros((), device=logits.device)
     if head == "classify":
         loss, correct = _cross_entropy(logits, torch.where(is_real, batch.answers[:, 0], IGNORED))
@@ -118,12 +102,12 @@ def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
         chosen = scores.gather(1, batch.answers[:, None, :])[:, 0]
         loss = -(chosen * is_real[:, None]).sum() / 2
         correct = ((scores.detach().argmax(1) == batch.answers).all(1) & is_real).sum().float()
-    return Sums(zero, loss, zero, correct)
+    return Sums(mlm_loss=zero, sequence_loss=loss, mlm_correct=zero, sequence_correct=correct)
 
 
 def by_sequence(logits: Tensor, batch: Batch) -> Tensor:
-    """Scores of tokens [T, 2] in rows of their sequences [S, L, 2] as float32; places of no token cannot win."""
+    """Scores of tokens [T, 2] by sequence [S, L, 2] in float32; padding gets `MASKED_SCORE`."""
     starts, stops = batch.cu_seqlens[:-1, None], batch.cu_seqlens[1:, None]
     rows = starts + torch.arange(batch.max_seqlen, device=starts.device)
     scores = logits.float()[rows.clamp(max=len(logits) - 1)]
-    return torch.where((rows < stops)[:, :, None], scores, NEVER)
+    return torch.where((rows < stops)[:, :, None], scores, MASKED_SCORE)

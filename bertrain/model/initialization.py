@@ -1,10 +1,9 @@
-"""Fresh weights: BERT's own draw, and on request first-layer heads that begin by looking at the neighbours.
+"""Initial weights: those of BERT, or with `initial_heads = "neighbours"`, heads that attend to neighboring positions.
 
-A BERT that starts from nothing spends its first millions of tokens on a plateau: it knows how frequent words are
-and copies those it can see, because no head yet tells one place from another, and until one does there is nothing to
-learn from. `neighbours` starts past that. Position embeddings begin as waves, in which a step to the left or right is
-a rotation, and each head of the first layer begins with the rotation that makes it look one, two, ... places away.
-The model is the same BERT and free to unlearn it; only the start differs.
+A BERT from random weights spends its first millions of tokens on a plateau: it learns word frequencies and copies the
+visible words, because no head distinguishes positions yet. `neighbours` starts past the plateau. Position embeddings
+start as waves, in which a step to the left or right is a rotation, and each head of the first layer starts with the
+rotation that attends one, two, ... positions away. Training can change all of it; only the start differs.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from torch import Tensor
 from bertrain.base.seeds import derive
 from bertrain.model.bert import Bert, Layer
 
-CUT = 2.0  # deviations beyond which no weight begins
-# Of the waves, in units of initializer_range. The heads read them after LayerNorm; below about 1.5 they see too blurred
-# a picture of their surroundings to leave the plateau.
+CUT = 2.0  # the normal distribution is truncated at this many deviations
+# In units of initializer_range. The heads read the waves after LayerNorm; below about 1.5, attention is too blurred to
+# leave the plateau.
 WAVE_AMPLITUDE = 2 * math.sqrt(2)
-SHORTEST_WAVE, LONGEST_WAVE = 2.2, 130.0  # in places
+SHORTEST_WAVE, LONGEST_WAVE = 2.2, 130.0  # in positions
 
 
 def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> None:
-    """Fresh weights, each tensor drawn from its own generator, seeded by its name.
+    """Set initial weights; each tensor has its own generator, seeded by its name.
 
-    With `names` these alone, as the others are about to be replaced; a large model takes seconds to draw. Of those the
-    padding of the vocabulary is set nevertheless, since nobody else's weights have it.
+    With `names`, sets only these tensors, since the others are loaded afterwards and a large model takes seconds to
+    draw. The padding of the vocabulary is always set: imported weights do not have it.
 
-    | what                      | value                                                         |
-    | matrices and embeddings   | normal with deviation `initializer_range`, cut at two of them |
-    | LayerNorm gain            | 1                                                             |
+    | tensor                    | value                                                         |
+    | matrices and embeddings   | normal, deviation `initializer_range`, truncated at two       |
+    | LayerNorm weight          | 1                                                             |
     | every bias                | 0                                                             |
     | padding of the vocabulary | 0                                                             |
     | with `initial_heads = "neighbours"`: positions and the first layer's queries and keys, see above |
@@ -56,10 +55,10 @@ def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> 
 
 
 def draw_normal(shape: torch.Size, deviation: float, generator: torch.Generator) -> Tensor:
-    """Values of a normal distribution of this deviation, cut at two of them: the distribution's inverse, of a uniform.
+    """Draw from a normal distribution truncated at two deviations: its inverse distribution function of a uniform.
 
-    PyTorch's own, which draws again whatever lies outside, takes six times as long (25 s for BERT-Large on two cores),
-    and in another version it draws other values.
+    PyTorch's trunc_normal_ redraws the values outside; it takes six times as long (25 s for BERT-Large on two cores),
+    and its values differ between versions.
     """
     drawn = torch.empty(shape).uniform_(-1, 1, generator=generator).mul_(math.erf(CUT / math.sqrt(2)))
     limit = CUT * deviation
@@ -68,7 +67,7 @@ def draw_normal(shape: torch.Size, deviation: float, generator: torch.Generator)
 
 def _look_at_neighbours(model: Bert) -> None:
     settings = model.settings
-    size = settings.head_size // 2 * 2  # waves come in pairs, a sine and a cosine
+    size = settings.head_size // 2 * 2  # pairs of a sine and a cosine
     waves = position_waves(settings.max_positions, size)
     positions = model.embeddings.positions.weight.zero_()
     positions[:, :size].copy_(waves * (WAVE_AMPLITUDE * settings.initializer_range))
@@ -82,13 +81,13 @@ def _look_at_neighbours(model: Bert) -> None:
 
 
 def neighbour_of(head: int) -> int:
-    """Which place a head begins by looking at, relative to its own: -1, 1, -2, 2, -3, ..."""
+    """The relative position that a head initially attends to: -1, 1, -2, 2, -3, ..."""
     distance = head // 2 + 1
     return -distance if head % 2 == 0 else distance
 
 
 def frequencies(size: int) -> Tensor:
-    """`size / 2` angles per place, from the shortest wave to the longest, in equal ratios."""
+    """`size / 2` angles per position, from the shortest wave to the longest, in equal ratios."""
     count = size // 2
     ratio = (SHORTEST_WAVE / LONGEST_WAVE) ** (torch.arange(count) / max(1, count - 1))
     return 2 * math.pi / SHORTEST_WAVE * ratio
@@ -101,7 +100,7 @@ def position_waves(count: int, size: int) -> Tensor:
 
 
 def shift(places: int, size: int) -> Tensor:
-    """The rotation that takes the waves of each position to those of the position `places` further on."""
+    """The rotation from the waves of a position to those of the position `places` further."""
     angles = places * frequencies(size)
     sine, cosine = angles.sin().diag(), angles.cos().diag()
     return torch.cat([torch.cat([cosine, sine], dim=1), torch.cat([-sine, cosine], dim=1)])

@@ -1,13 +1,15 @@
-"""LAMB as MLPerf's reference computes it, and AdamW: one file, since they differ by one factor.
+"""AdamW, and LAMB as MLPerf's reference computes it; they differ by the factor r.
 
     m  <- beta1 m + (1 - beta1) g            v  <- beta2 v + (1 - beta2) g^2
     u   = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * w
     w  <- w - rate * r * u                   r = |w| / |u| (LAMB), 1 (AdamW)
 
-Decay and r apply to matrices only; r is 1 where either norm is 0.
+Decay and r apply to matrices only; r is 1 if either norm is 0.
 """
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -15,48 +17,63 @@ from torch import Tensor
 from bertrain.optim.clipping import norms
 from bertrain.optim.optimizer import Optimizer
 
-WINDOW = 2**22  # parameters whose divisors are worked out at a time, so that they take little memory
+WINDOW = 2**22  # parameters per division, to limit its temporary memory
 
 
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay."""
-
-    BUFFERS = ("first_moment", "second_moment")
-    ON_THE_WAY = 4
+class Adam(Optimizer):
+    """Steps along a ratio of moments, with decoupled weight decay and a learning rate per segment."""
 
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
-        beta1, beta2 = self.settings.beta1, self.settings.beta2
-        first, second = self.buffers["first_moment"], self.buffers["second_moment"]
-        first.lerp_(gradient, apply * (1 - beta1))
-        second.lerp_(gradient.square_(), apply * (1 - beta2))
-        count = self.num_applied.clamp(min=1)
-        correction1, correction2 = ((1 - beta**count).to(first.dtype) for beta in (beta1, beta2))
-        update = torch.div(first, correction1, out=gradient)
-        for part, moment in zip(update.split(WINDOW), second.split(WINDOW), strict=True):
-            part /= (moment / correction2).sqrt_().add_(self.settings.epsilon)
+        update = self.direction(gradient, apply)
         adapted = self.slices(update)
         if adapted:
             torch._foreach_add_(adapted, self.slices(self.values), alpha=self.settings.weight_decay)
         self.rescale(adapted)
-        slowed = [segment for segment in self.segments if segment.rate != 1.0]
-        if slowed:
-            rates = [segment.rate for segment in slowed]
-            torch._foreach_mul_([update[segment.start : segment.stop] for segment in slowed], rates)
+        scaled = [segment for segment in self.segments if segment.rate != 1.0]
+        if scaled:
+            rates = [segment.rate for segment in scaled]
+            torch._foreach_mul_([update[segment.start : segment.stop] for segment in scaled], rates)
         self.values.sub_(update.mul_(apply * learning_rate))
 
+    @abstractmethod
+    def direction(self, gradient: Tensor, apply: Tensor) -> Tensor:
+        """Update the moments and return u without its decay, in the memory of `gradient`."""
+
     def rescale(self, updates: list[Tensor]) -> None:
-        """Adapt the updates of the matrices, in place: AdamW leaves them as they are."""
+        """Scale the updates of the matrices, in place; by default, leave them unchanged."""
+
+    def corrections(self) -> list[Tensor]:
+        """1 - beta^t for both betas."""
+        count = self.num_applied.clamp(min=1)
+        return [(1 - beta**count).to(self.values.dtype) for beta in (self.settings.beta1, self.settings.beta2)]
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    BUFFERS = ("first_moment", "second_moment")
+    TEMPORARY_BYTES = 4
+
+    def direction(self, gradient: Tensor, apply: Tensor) -> Tensor:
+        first, second = self.buffers["first_moment"], self.buffers["second_moment"]
+        first.lerp_(gradient, apply * (1 - self.settings.beta1))
+        second.lerp_(gradient.square_(), apply * (1 - self.settings.beta2))
+        correction1, correction2 = self.corrections()
+        update = torch.div(first, correction1, out=gradient)
+        for part, moment in zip(update.split(WINDOW), second.split(WINDOW), strict=True):
+            part /= (moment / correction2).sqrt_().add_(self.settings.epsilon)
+        return update
 
 
 class Lamb(AdamW):
-    """Adam whose step of each matrix is as long as the matrix itself."""
+    """Adam whose update of each matrix is scaled to the norm of the matrix."""
 
     def begin(self) -> None:
         numbers = [segment.tensor for segment in self.adapted]
         self._numbers = torch.tensor(numbers, dtype=torch.int64, device=self.values.device)
 
     def rescale(self, updates: list[Tensor]) -> None:
-        # A tensor's norms are those of all its parts, in whichever rank's shard they lie.
+        # The norms of a tensor are those of all its parts, in the shards of all ranks.
         squares = torch.zeros(len(self.arena.segments), 2, device=self.values.device)
         if updates:
             lengths = [norms(parts) for parts in (self.slices(self.values), updates)]
@@ -67,6 +84,6 @@ class Lamb(AdamW):
 
 
 def trust_ratios(squares: Tensor) -> Tensor:
-    """|w| / |u| from the squared norms [.., 2] of each tensor, 1 where either is 0."""
+    """|w| / |u| from the squared norms [.., 2] of each tensor, 1 if either is 0."""
     weights, updates = squares.sqrt().unbind(-1)
     return torch.where((weights > 0) & (updates > 0), weights / updates, 1.0)

@@ -4,9 +4,9 @@
     z   = start - s / (cbrt(q) + epsilon)
     w  <- beta1 w + (1 - beta1) z - rate * decay * w
 
-`start` is where the weights began: it is part of the state, and decay does not move it. So decay pulls the weights
-aside from z rather than shrinking them step by step, and is felt far less than AdamW's of the same size. Sums forget
-nothing; there is no beta2.
+`start` holds the initial weights: it is part of the state, and decay does not change it. So decay shifts the weights
+away from z rather than shrinking them step by step, and is much weaker than AdamW's of the same size. The sums have no
+exponential decay, so there is no beta2.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from bertrain.optim.optimizer import Optimizer
 
-START = "start"  # the buffer that begins as a copy of the weights
+START = "start"  # this buffer is initially a copy of the weights
 
 
 class Madgrad(Optimizer):
-    """Steps from where the weights began, along the sum of all gradients."""
+    """Steps from the initial weights along the sum of all gradients."""
 
     BUFFERS = ("gradient_sum", "square_sum", START)
 
@@ -31,7 +31,7 @@ class Madgrad(Optimizer):
         settings = self.settings
         gradient_sum, square_sum, start = (self.buffers[name] for name in self.BUFFERS)
         weight = (learning_rate * self.num_applied.sqrt()).to(gradient.dtype)
-        gradient_sum.addcmul_(gradient, weight)  # nothing, where the step is not applied: the gradient is zero there
+        gradient_sum.addcmul_(gradient, weight)  # if the step is not applied, the gradient is zero
         square_sum.addcmul_(gradient.square_(), weight)
         root = square_sum.pow(1 / 3).add_(settings.epsilon)
         z = torch.addcdiv(start, gradient_sum, root, value=-1, out=gradient)

@@ -1,9 +1,9 @@
-"""What every update rule shares: flat buffers, a count of the steps applied, and state by parameter name.
+"""The base of all optimizers: flat buffers, the number of applied steps, and state by parameter name.
 
-A rule is a subclass that names its buffers and writes `update`. It sees one stretch of the arena, the whole of it or a
-rank's shard, and must not take a segment for a whole tensor: what it needs of whole tensors (LAMB's norms) it sums over
-the ranks. Everything runs on the device: whether a step is applied at all (`apply`, 0 or 1) is a tensor that nobody
-waits for, and a step that is not applied leaves weights, buffers and the count exactly as they were.
+A subclass names its buffers and implements `update`. It gets one range of the arena, the whole or a rank's shard; a
+segment may be part of a tensor, so it sums values of whole tensors (LAMB's norms) over the ranks. Everything runs on
+the device: whether a step is applied (`apply`, 0 or 1) is a tensor, and the host does not wait for it. A step that is
+not applied leaves weights, buffers and the number of steps unchanged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bertrain.model.arena import Arena
 
 
 class Optimizer(ABC):
-    """An update rule over a stretch of an arena; the whole, unless `span` says which."""
+    """An optimizer over the range `span` of an arena; by default, over all of it."""
 
     BUFFERS: ClassVar[tuple[str, ...]]
-    """Names of the rule's state, a flat buffer each, zero at the beginning unless `begin` sets it."""
-    ON_THE_WAY: ClassVar[int] = 8
-    """Bytes per parameter that `step` needs while it computes, the gradient that it hands to `update` among them."""
+    """Names of its state: one flat buffer each, initially zero unless `begin` sets it."""
+    TEMPORARY_BYTES: ClassVar[int] = 8
+    """Bytes per parameter that `step` allocates while it computes, including the gradient for `update`."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Optimizer(ABC):
         self.num_applied = torch.zeros((), dtype=torch.float64, device=arena.values.device)
         self.begin()
 
-    def begin(self) -> None:  # noqa: B027 - most rules have nothing to set
-        """Set what does not begin as zero; called again when the weights are replaced before the first step."""
+    def begin(self) -> None:  # noqa: B027 - most optimizers have nothing to set
+        """Set buffers that do not start as zero; called again if weights are loaded before the first step."""
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: Tensor, apply: Tensor) -> None:
-        """One update from `gradient_scale` times the gradients, if `apply` is 1; nothing if it is 0."""
+        """Update by `gradient_scale` times the gradients if `apply` is 1; change nothing if it is 0."""
         apply = apply.to(self.values.dtype)
         self.num_applied += apply
         # A gradient that is not finite must not reach the buffers, not even multiplied by zero.
@@ -60,16 +60,16 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
-        """Change weights and buffers by `gradient`, whose memory is free to use, or by nothing where `apply` is 0."""
+        """Update weights and buffers by `gradient`, and not at all if `apply` is 0. May overwrite `gradient`."""
 
     def slices(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a flat buffer to which decay and layer-wise rates apply."""
+        """The parts of a flat buffer to which weight decay and trust ratios apply."""
         return [flat[segment.start : segment.stop] for segment in self.adapted]
 
     def state(self, whole: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Buffers by parameter name: what a checkpoint stores, free of layout and world size.
+        """Buffers by parameter name, for a checkpoint that is independent of layout and world size.
 
-        Of a shard, `whole` brings the buffers of all shards together.
+        With a sharded optimizer, `whole` holds the buffers gathered from all shards.
         """
         return {
             f"{kind}/{name}": tensor
@@ -78,16 +78,17 @@ class Optimizer(ABC):
         }
 
     def load(self, state: dict[str, Tensor], num_applied: int) -> None:
-        """Put back what `state` gave out; refuses another rule's state, or another model's."""
+        """Load the result of `state`; refuses the state of another optimizer or model."""
         for kind, buffer in self.buffers.items():
             whole = torch.zeros(len(self.arena.values), dtype=buffer.dtype)
             for name, (_, shape) in self.arena.places.items():
                 stored = state.get(f"{kind}/{name}")
                 if stored is None or stored.shape != shape:
-                    found = "none is there" if stored is None else f"it is {list(stored.shape)} there"
+                    found = "has none" if stored is None else f"has {list(stored.shape)}"
                     raise UserError(
-                        f"the optimizer's state does not fit: {self.settings.name} wants {kind} of {name}, "
-                        f"{list(shape)}, and {found}"
+                        "optimizer-state-mismatch",
+                        f"the checkpoint's optimizer state does not fit: {self.settings.name} needs {kind} of {name} "
+                        f"{list(shape)}, and the checkpoint {found}; resume with the optimizer and model of the run",
                     )
                 self.arena.view(whole, name).copy_(stored)
             buffer.copy_(whole[self.span.start : self.span.stop])

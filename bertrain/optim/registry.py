@@ -1,4 +1,4 @@
-"""The update rules by the names that `optimizer.name` knows."""
+"""The optimizers by the names of `optimizer.name`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.madgrad import Madgrad
 from bertrain.optim.optimizer import Optimizer
 
-RULES: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW, "madgrad": Madgrad, "acclip": AcClip}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW, "madgrad": Madgrad, "acclip": AcClip}
 
 
 def build_optimizer(
@@ -23,5 +23,5 @@ def build_optimizer(
     span: range | None = None,
     sum_over_ranks: Callable[[Tensor], None] = lambda tensor: None,
 ) -> Optimizer:
-    """The rule that `settings` name, over the whole arena or a stretch of it."""
-    return RULES[settings.name](arena, settings, span=span, sum_over_ranks=sum_over_ranks)
+    """Build the optimizer that `settings` name, over the whole arena or a range of it."""
+    return OPTIMIZERS[settings.name](arena, settings, span=span, sum_over_ranks=sum_over_ranks)

@@ -1,4 +1,4 @@
-"""The learning rate of a step: linear warm-up, then decay. A pure function of the step's number."""
+"""The learning rate of a step: linear warm-up, then decay; a pure function of the step's number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bertrain.config.settings import ScheduleSettings
 
 
 def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps: int) -> float:
-    """The rate of `step`; the first is 0.
+    """The rate of `step`; steps count from 0.
 
-    While step - start_warmup_step < warmup_steps, it rises along base * (step - start_warmup_step) / warmup_steps. Then
-    it *jumps onto* the decay, which counts from decay_start, whatever the warm-up: with 0 from the first step, as
-    MLPerf's reference has it; with the step at which the warm-up ends there is no jump. From decay_steps on the rate is
-    base * floor. With warmup_share the warm-up is that share of `max_steps`, and the decay counts from its end.
+    While step - start_warmup_step < warmup_steps, the rate is base * (step - start_warmup_step) / warmup_steps. Then it
+    follows the decay, which counts from decay_start independently of the warm-up: from step 0 in MLPerf's reference,
+    with a jump after the warm-up; from the end of the warm-up, without a jump. From decay_steps on, the rate is base *
+    floor. With warmup_share, the warm-up is that share of `max_steps`, and the decay counts from its end.
     """
     schedule = in_steps(schedule, max_steps)
     since_start = step - schedule.start_warmup_step
@@ -26,7 +26,7 @@ def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps:
 
 
 def in_steps(schedule: ScheduleSettings, max_steps: int) -> ScheduleSettings:
-    """A schedule whose warm-up is a share of the run, with that share in steps."""
+    """The schedule with `warmup_share` converted to steps."""
     if not schedule.warmup_share:
         return schedule
     steps = round(schedule.warmup_share * max_steps)
@@ -34,7 +34,7 @@ def in_steps(schedule: ScheduleSettings, max_steps: int) -> ScheduleSettings:
 
 
 def remaining(share: float, schedule: ScheduleSettings) -> float:
-    """What a decay leaves, from 1 to 0, when `share` of it is done."""
+    """The factor of a decay, from 1 to 0, after `share` of it."""
     match schedule.decay:
         case "polynomial":
             return (1 - share) ** schedule.power

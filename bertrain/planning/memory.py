@@ -16,7 +16,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import capacity_for
 from bertrain.data.formats.source import DataSource
 from bertrain.optim.lamb import AdamW
-from bertrain.optim.registry import RULES
+from bertrain.optim.registry import OPTIMIZERS
 
 GIB = 1 << 30
 PROCESS = 540 << 20  # Python with torch and the loader's batches, on a CPU
@@ -74,7 +74,7 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
     """What a rank of this run needs, `size` being its largest bin."""
     parameters, matrices = count_parameters(settings.model)
     share = ranks if settings.optimizer.sharded else 1
-    rule = RULES[settings.optimizer.name]
+    rule = OPTIMIZERS[settings.optimizer.name]
     moments = 4 * len(rule.BUFFERS) * parameters
     always = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": moments // share}
     if is_fused:
@@ -88,7 +88,9 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
         if settings.checkpoint.enabled:
             always["a checkpoint being written"] = 4 * parameters + moments
     bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
-    update = 0 if is_fused and issubclass(rule, AdamW) else rule.ON_THE_WAY * parameters // share  # those have kernels
+    update = (
+        0 if is_fused and issubclass(rule, AdamW) else rule.TEMPORARY_BYTES * parameters // share
+    )  # those have kernels
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
         bin[LIBRARIES] = sum(bin.values()) // 10
         update += sum(bin.values()) // 2

@@ -48,7 +48,8 @@ from bertrain.run.folder import describe_environment
 from bertrain.run.metrics import StepRecord, Stopwatch
 from bertrain.run.sensors import uuid_of
 from bertrain.run.telemetry import Telemetry, device_sensors
-from bertrain.training import compute
+from bertrain.training import engine
+from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.loop import train_step
 from bertrain.training.open_data import open_for
 from bertrain.training.precision import make_deterministic, set_precision
@@ -198,18 +199,18 @@ def _measure(
         torch.cuda.set_device(device)
         torch.cuda.reset_peak_memory_stats(device)
     state = TrainState.build(settings, ranks)
-    state.compute.restore({})
+    state.engine.restore({})
     loader = Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=device.type == "cuda")
     with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.most_steps)) as steps:
         work = Work(state, settings, ranks, steps, Stopwatch(device))
-        is_fused = isinstance(state.compute, compute.FusedCompute)
+        is_fused = isinstance(state.engine, FusedEngine)
         in_graphs = is_fused and device.type == "cuda"
         one_by_one: Recording | None = None
         if in_graphs:  # inside of a graph nobody knows which operator launched a kernel, so first without
-            state.compute.uses_graphs = False  # type: ignore[attr-defined]
+            state.engine.uses_graphs = False
             work.run(EAGER_WARM_UP)
             one_by_one = work.record(plan.recorded, folder, with_sizes=True)
-            state.compute.uses_graphs = True  # type: ignore[attr-defined]
+            state.engine.uses_graphs = True
         ceilings = measure_ceilings(device, settings.train.precision)
         work.run(plan.warm_up)
         ranks.broadcast_int(0)
@@ -242,7 +243,7 @@ def _measure(
             "environment": environment,
             "rank": ranks.rank,
             "ranks_on_machine": ranks.local_world,
-            "computing_with": compute.choose(settings, device)[1],
+            "computing_with": engine.choose(settings, device)[1],
             "timed_steps": [first - plan.steps, first - 1],
             "recorded_steps": [first, work.done],
             "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if one_by_one else None,

@@ -19,7 +19,7 @@ from typing import Any
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Step
-from bertrain.optim.registry import RULES
+from bertrain.optim.registry import OPTIMIZERS
 from bertrain.profiling.trace import Launch
 
 QKV, ATTENTION, ATTENTION_OUT = "query, key, value", "attention", "attention output"
@@ -32,7 +32,7 @@ KERNEL_PARTS = {
     "_plan_kernel": ATTENTION, "_attention_": ATTENTION, "_backward_query": ATTENTION, "_backward_key": ATTENTION,
     "_norm_": NORM, "_gelu_": GELU, "_embed_": EMBEDDINGS, "_position_kernel": EMBEDDINGS, "_add_rows": EMBEDDINGS,
     "_rows_kernel": HEADS, "_cross_entropy": HEADS, "_lamb_": OPTIMIZER, "_column_sum": SUMS,
-    "_turn_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
+    "_transpose_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
 }  # fmt: skip
 """Kernels of our own by how their names begin."""
 PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
@@ -130,7 +130,7 @@ def work_of(settings: Settings, size: StepSize, *, is_fused: bool) -> dict[str, 
     if model.nsp:
         heads += linear(size.sequences, width, width, wide)
     parameters, _ = count_parameters(model)
-    buffers = len(RULES[settings.optimizer.name].BUFFERS)
+    buffers = len(OPTIMIZERS[settings.optimizer.name].BUFFERS)
     update = 4 + 4 + 8 + 8 * buffers + (2 if is_fused else 0)  # norm; gradient; value and buffers both ways; its copy
     return {
         EMBEDDINGS: elementwise(

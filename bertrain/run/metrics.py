@@ -27,6 +27,8 @@ from bertrain.base.files import replacing
 from bertrain.base.logs import note
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.balance import Balance
+from bertrain.model.sums import Totals
+from bertrain.optim.verdict import Verdict
 from bertrain.run.loss_scale import MINIMUM
 from bertrain.run.samples import newest
 from bertrain.run.spikes import WINDOW, SpikeWatch
@@ -92,8 +94,8 @@ class StepRecord:
     num_sequences: int
     model: ModelSettings
     learning_rate: float
-    sums: Tensor  # losses and right answers of MLM and NSP, over all ranks
-    verdict: Tensor  # gradient norm, 1 if the step was applied, and in fp16 the loss scale it was computed at
+    sums: Tensor  # packed `Sums` over all ranks
+    verdict: Tensor  # packed `Verdict`
     marks: list[Any] = field(default_factory=list)
     balance: Balance | None = None  # where nothing was computed, there is none
     own_tokens: int = 0  # of this rank alone
@@ -191,12 +193,12 @@ class Metrics:
                 self._write(arrived)
 
     def _finish(self, record: StepRecord, ended: float) -> dict[str, Any]:
-        gradient_norm, applied, *loss_scale = record.verdict.tolist()
+        verdict = Verdict.unpack(record.verdict)
         phases = self._stopwatch.seconds(record.marks)
         figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
         if not record.skipped:
             self.durations.append(sum(phases))
-            self._not_finite += not applied
+            self._not_finite += not verdict.applied
         return {
             "kind": "step",
             "step": record.step,
@@ -204,12 +206,12 @@ class Metrics:
             "tokens": record.tokens,
             **figures,
             "learning_rate": record.learning_rate,
-            "gradient_norm": gradient_norm,
-            "applied": bool(applied),
+            "gradient_norm": verdict.gradient_norm,
+            "applied": verdict.applied,
             "skipped": record.skipped,
             "not_finite": self._not_finite,
             "spike": self._watch(record, figures["loss"]),
-            **({"loss_scale": loss_scale[0]} if loss_scale else {}),
+            **({} if verdict.loss_scale is None else {"loss_scale": verdict.loss_scale}),
             "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
             "seconds": dict(zip(PHASES, phases, strict=True)),
             "ended": ended,
@@ -270,17 +272,18 @@ def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
     """Losses and accuracies from the sums over a step or an evaluation, all ranks together."""
-    mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums.tolist()
+    totals = Totals.unpack(sums)
+    sequence_loss, sequence_accuracy = totals.sequence_loss / num_sequences, totals.sequence_correct / num_sequences
     if model.head != "pretrain":
-        accuracy = {} if model.head == "regress" else {"accuracy": nsp_correct / num_sequences}
-        return {"loss": nsp_loss / num_sequences} | accuracy
+        return {"loss": sequence_loss} | ({} if model.head == "regress" else {"accuracy": sequence_accuracy})
+    mlm_loss = totals.mlm_loss / num_predictions
     result = {
-        "loss": mlm_loss / num_predictions + nsp_loss / num_sequences,
-        "mlm_loss": mlm_loss / num_predictions,
-        "mlm_accuracy": mlm_correct / num_predictions,
+        "loss": mlm_loss + sequence_loss,
+        "mlm_loss": mlm_loss,
+        "mlm_accuracy": totals.mlm_correct / num_predictions,
     }
     if model.nsp:
-        result |= {"nsp_loss": nsp_loss / num_sequences, "nsp_accuracy": nsp_correct / num_sequences}
+        result |= {"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy}
     return result
 
 

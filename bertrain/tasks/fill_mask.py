@@ -67,6 +67,7 @@ def one_sequence(tokens: list[int], positions: list[int]) -> Batch:
         mlm_positions=torch.tensor(positions),
         mlm_labels=torch.full((len(positions),), IGNORED),
         nsp_labels=torch.full((1,), IGNORED),
+        is_real=torch.ones(1, dtype=torch.bool),
         answers=None,
         max_seqlen=length,
         sequence_lengths=(length,),

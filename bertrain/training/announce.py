@@ -20,7 +20,7 @@ from bertrain.planning.memory_fit import with_budget
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
-from bertrain.training import compute
+from bertrain.training import engine
 from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
 
@@ -44,7 +44,7 @@ def announce(
         console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
     if ranks.device.type == "cpu":
         console.say(preload.describe())
-    console.say(f"computing with {compute.choose(settings, ranks.device)[1]}")
+    console.say(f"computing with {engine.choose(settings, ranks.device)[1]}")
     for note in notes:
         console.say(note)
     console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}; {_describe_step(settings)}")

@@ -15,7 +15,7 @@ import torch
 from bertrain.base.isa import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
-from bertrain.training import compute
+from bertrain.training import engine
 from bertrain.training.loop import train
 from bertrain.training.resolved_run import resolve_run
 
@@ -57,7 +57,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
             "ranks": ranks.world,
             "threads": torch.get_num_threads(),
             "device": torch.cuda.get_device_name(ranks.device) if on_gpu else cpu_name(),
-            "computing_with": compute.choose(settings, ranks.device)[1],
+            "computing_with": engine.choose(settings, ranks.device)[1],
             "precision": settings.train.precision,
             "token_budget": settings.batch.token_budget,
             "peak_memory_gib": peak / 2**30,

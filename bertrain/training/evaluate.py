@@ -18,11 +18,12 @@ from bertrain.data.formats.source import open_data
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
+from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.run.metrics import averages
-from bertrain.training.compute import Predictor, predictor
+from bertrain.training.engine import Predictor, predictor
 from bertrain.training.precision import set_precision
 
 KEPT_BYTES = 1 << 30  # of a rank's held-out batches on its device; if they are larger, they are built each time
@@ -105,7 +106,7 @@ class HeldOutEvaluator:
     @torch.no_grad()
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Averages over the whole evaluation set, each rank computing its share."""
-        sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+        sums = packed_sums(device=ranks.device)
         counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         words = torch.zeros(self._model.vocab_size, dtype=torch.float64, device=ranks.device)
         hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # correct ones, and all
@@ -114,7 +115,7 @@ class HeldOutEvaluator:
             ranks.heartbeat.move()
             outputs = predict(batch)
             assert outputs.mlm_logits is not None
-            sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).stack()
+            sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).pack()
             counts += torch.tensor([batch.num_predictions, batch.num_sequences], device=ranks.device)
             is_hidden = (batch.input_ids[batch.mlm_positions] == self._mask_id) & (batch.mlm_labels >= 0)
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels

@@ -19,7 +19,9 @@ from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
+from bertrain.model.sums import packed_sums
 from bertrain.optim.schedules import learning_rate
+from bertrain.optim.verdict import not_computed
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import Measured
 from bertrain.ranks import parallel
@@ -196,7 +198,7 @@ def _loop(session: Session) -> Ending:
         evaluation_began = agenda.seconds()
         if session.evaluator is not None and due.evaluates:
             events.evaluating(state.progress.samples)
-            result = session.evaluator.evaluate(state.compute.outputs, ranks)
+            result = session.evaluator.evaluate(state.engine.outputs, ranks)
             events.evaluated(state.progress.samples, result)
             metrics.evaluation(done, state.progress.samples, result)
             due = agenda.judge(due, state.progress, result[session.evaluator.main_metric])
@@ -273,25 +275,25 @@ def train_step(
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state unchanged.
     """
-    work = state.compute
+    engine = state.engine
     heartbeat = ranks.heartbeat
     heartbeat.enter("forward and backward", step.number + 1)
-    work.begin(len(step.bins))
+    engine.begin(len(step.bins))
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
-        work.add_bin(batch, step, is_last=number == len(step.bins))
+        engine.add_bin(batch, step, is_last=number == len(step.bins))
         heartbeat.move()
     stopwatch.mark()
 
     heartbeat.enter("sum over ranks")
     state.exchange.finish()
-    ranks.all_reduce_sum(work.sums)
-    ranks.all_reduce_max(*work.peaks)
+    ranks.all_reduce_sum(engine.sums)
+    ranks.all_reduce_max(*engine.peaks)
     stopwatch.mark()
 
     heartbeat.enter("update")
     rate = learning_rate(step.number, settings.optimizer.learning_rate, settings.schedule, settings.train.max_steps)
-    verdict = work.update(rate)
+    verdict = engine.update(rate)
     stopwatch.mark()
 
     state.progress = Progress(
@@ -307,7 +309,7 @@ def train_step(
         num_sequences=step.num_sequences,
         model=settings.model,
         learning_rate=rate,
-        sums=work.sums.clone(),
+        sums=engine.sums.clone(),
         verdict=verdict,
         balance=step.balance,
         marks=stopwatch.lap(),
@@ -328,8 +330,8 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
         num_sequences=step.num_sequences,
         model=settings.model,
         learning_rate=0.0,
-        sums=torch.full((4,), torch.nan),
-        verdict=torch.tensor([torch.nan, 0.0]),
+        sums=packed_sums(torch.nan),
+        verdict=not_computed(),
         marks=stopwatch.lap(),
         skipped=True,
     )

@@ -1,14 +1,14 @@
-"""Which numbers are computed in which format, and what determinism asks of the library.
+"""Number formats, and PyTorch's switches for them and for determinism.
 
-    format   tensors   products of            where
+    format   tensors   products of            device
     fp32     32 bits   32 bits                everywhere
     tf32     32 bits   10-bit mantissas       GPUs from compute capability 8.0 on
-    bf32     32 bits   bf16                   CPUs with AMX; products under 32 wide stay in fp32
+    bf32     32 bits   bf16                   CPUs with AMX; products narrower than 32 stay in fp32
     bf16     16 bits   bf16                   GPUs from compute capability 8.0 on; every CPU, fast on AMX
     fp16     16 bits   fp16, loss scaled      everywhere; fast on GPUs
     fp8      8 bits    see kernels/fp8.py     GPUs from compute capability 8.9 on
 
-Weights, moments, gradients of weights and sums are 32 bits wide in all of them.
+Weights, moments, gradients of weights and sums have 32 bits in all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.flo
 
 
 def choose_precision(settings: TrainSettings, device: torch.device) -> tuple[Literal["fp32", "bf16"], str]:
-    """What `train.precision auto` means on this machine, and why."""
+    """The format that `train.precision auto` stands for on this machine, and the reason."""
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
             return "bf16", "the GPU multiplies bf16"
@@ -39,24 +39,28 @@ def choose_precision(settings: TrainSettings, device: torch.device) -> tuple[Lit
 
 
 def check_precision(settings: TrainSettings, device: torch.device) -> None:
-    """Refuse a format that this device does not multiply, and instructions it does not have."""
+    """Refuse a format, or instructions, that this device does not have."""
     if device.type == "cpu":
         isa.cap_isa(settings.isa)
     elif settings.isa != "auto":
-        raise UserError(f"train.isa {settings.isa} is for products on a CPU, and this run computes on a GPU; use auto")
+        raise UserError(
+            "isa-on-gpu",
+            f"train.isa {settings.isa} selects CPU instructions, but this run uses a GPU; use --train.isa auto",
+        )
     reason, instead = _why_impossible(settings, device)
     if reason:
         raise UserError(
-            f"train.precision {settings.precision} is not possible here ({reason}); use --train.precision {instead}"
+            "precision-not-possible",
+            f"train.precision {settings.precision} is not possible here ({reason}); use --train.precision {instead}",
         )
 
 
 def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str, str]:
-    """What stands against the format asked for, and what to use instead; nothing where it is possible."""
+    """Why the format is not possible, and which one to use instead; empty if it is."""
     precision = settings.precision
     if device.type == "cpu":
         if precision == "tf32":
-            return "a CPU multiplies no TF32", "bf32"
+            return "CPUs have no TF32", "bf32"
         newest = isa.usable(settings.isa)
         if precision == "bf32" and newest != "amx":  # without it oneDNN takes the permission and multiplies fp32
             return (
@@ -66,14 +70,14 @@ def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str,
         return "", ""
     name = torch.cuda.get_device_name(device)
     if precision == "bf32":
-        return "bf32 is a CPU's", "tf32"
+        return "bf32 is for CPUs", "tf32"
     if precision in ("tf32", "bf16") and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{name} multiplies no {precision}", "fp16"
+        return f"{name} has no {precision}", "fp16"
     return "", ""
 
 
 def set_precision(settings: TrainSettings) -> None:
-    """Set the switches of products of 32 bits: they hold for the whole process, forward and backward."""
+    """Set how products of fp32 tensors are computed, for the whole process, forward and backward."""
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if settings.precision == "bf32" else "ieee"  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.fp32_precision = "tf32" if settings.precision == "tf32" else "ieee"
     if _onednn_lacks_bf16():
@@ -81,23 +85,23 @@ def set_precision(settings: TrainSettings) -> None:
 
 
 def _onednn_lacks_bf16() -> bool:
-    """Whether this is an ARM CPU without bf16. There PyTorch finds out by an exception, warns with a stack of C++, and
-    leaves oneDNN off for the rest of the process, so that the next run computes in other bits."""
+    """Whether this is an ARM CPU without bf16. There, PyTorch catches an exception, warns with a C++ stack, and leaves
+    oneDNN off for the rest of the process, so that the next run computes other bits."""
     is_arm = platform.machine() in ("aarch64", "arm64")
     return is_arm and torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def autocast(settings: TrainSettings, device: torch.device) -> AbstractContextManager[None]:
-    """The context of a plain forward pass: products in 16 bits if those were asked for; weights and sums stay fp32."""
+    """The context of a plain forward pass: products in 16 bits if selected; weights and sums stay fp32."""
     narrow = SIXTEEN_BITS.get(settings.precision)
     return torch.autocast(device.type, narrow or torch.bfloat16, enabled=narrow is not None)
 
 
 def make_deterministic(settings: TrainSettings) -> None:
-    """Under train.deterministic, refuse every algorithm whose sums depend on timing."""
+    """With train.deterministic, refuse every algorithm whose sums depend on timing."""
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if settings.deterministic != torch.are_deterministic_algorithms_enabled():  # to touch the switch takes seconds
+    if settings.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it takes seconds
         torch.use_deterministic_algorithms(settings.deterministic)
-    # Filling fresh memory is a debugging aid of that switch; every row here is written before it is read.
+    # That switch also fills new memory, as a debugging aid; here, every row is written before it is read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

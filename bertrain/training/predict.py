@@ -16,7 +16,7 @@ from bertrain.run.folder import Run
 from bertrain.tasks import registry
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Outputs, Split, Task
-from bertrain.training.compute import Predictor
+from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
 from bertrain.training.task_evaluator import TaskEvaluator
 

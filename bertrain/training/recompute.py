@@ -1,8 +1,7 @@
-"""Activation checkpointing of the plain path: what the backward pass computes again instead of keeping it.
+"""Activation checkpointing of the plain engine: the backward pass recomputes tensors instead of saving them.
 
-Applied to a model from outside; `model/bert.py` knows nothing of it. Dropout is replayed, since a layer runs again
-with the generator's state of its first run, so the gradient is the same to the last bit. The fused path has its own
-(`model/fused.py`), in which dropout is a function of its place.
+A layer runs again with the random generator's state of its first run, so dropout and the gradient are the same to the
+last bit. The fused path has its own activation checkpointing (`model/fused_layer.py`).
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ DENSE_PRODUCTS = (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
 
 
 def recompute_layers(model: Bert, what: Literal["none", "selective", "full"]) -> None:
-    """Have each encoder layer keep its input alone (`full`), or that and its dense products (`selective`)."""
-    for layer in model.layers:
-        if what != "none":
-            layer.forward = partial(_run_again, layer.forward, what == "selective")
+    """Make each encoder layer save only its input (`full`), or its input and its dense products (`selective`)."""
+    if what != "none":
+        for layer in model.layers:
+            layer.forward = partial(_checkpointed, layer.forward, what == "selective")
 
 
-def _run_again(forward: Callable[..., Any], keeps_products: bool, *inputs: Any) -> Any:
+def _checkpointed(forward: Callable[..., Any], saves_products: bool, *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs)
-    if keeps_products:
+    if saves_products:
         contexts = partial(create_selective_checkpoint_contexts, _policy)
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
     return checkpoint(forward, *inputs, use_reentrant=False)
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    """Products with weights are kept; GELU, dropout, LayerNorm and attention within sequences are cheap."""
+    """Save products with weights; recompute GELU, dropout, LayerNorm and attention, which are cheap."""
     return CheckpointPolicy.MUST_SAVE if operation in DENSE_PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

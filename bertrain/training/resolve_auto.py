@@ -31,7 +31,7 @@ from bertrain.planning.memory_fit import (
 from bertrain.planning.time_budget import with_measured_length
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
-from bertrain.training import compute
+from bertrain.training import engine
 from bertrain.training.precision import choose_precision
 from bertrain.training.state import TrainState
 
@@ -84,7 +84,7 @@ def place_for(settings: Settings, data: DataSource, world: int) -> Place:
     """The memory that each of `world` ranks has: its share of its device or of this machine."""
     device, _ = parallel.choose_device(settings.train.device)
     bytes, label = room(device, count_local_ranks(world))
-    is_fused, _ = compute.choose(settings, device)
+    is_fused, _ = engine.choose(settings, device)
     return Place(data, world, is_fused, device.type == "cuda", bytes, label)
 
 
@@ -141,12 +141,12 @@ def _can_compute(settings: Settings, data: DataSource, device: torch.device) -> 
     try:
         state: TrainState | None = TrainState.build(settings, parallel.Ranks(0, 1, device))
         assert state is not None
-        state.compute.restore({})
+        state.engine.restore({})
         for bins in (1, 1, 2):
-            state.compute.begin(bins)
+            state.engine.begin(bins)
             for _ in range(bins):
-                state.compute.add_bin(largest, step, is_last=False)
-            state.compute.update(0.0)
+                state.engine.add_bin(largest, step, is_last=False)
+            state.engine.update(0.0)
         torch.cuda.synchronize(device)
         return True
     except RuntimeError as error:

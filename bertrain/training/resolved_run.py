@@ -25,7 +25,7 @@ from bertrain.run import checkpoint
 from bertrain.run.folder import Run, check_free, refuse_other_vocabulary
 from bertrain.tasks import registry
 from bertrain.tasks.task import Task
-from bertrain.training import compute
+from bertrain.training import engine
 from bertrain.training.init_from import InitWeights, refuse_init_settings
 from bertrain.training.open_data import open_for, task_data, vocabulary_for
 from bertrain.training.resolve_auto import check_memory, draw_seed, find_token_budget, resolve_auto
@@ -105,7 +105,7 @@ def resolve_run(
         settings = fit_to_task(settings, task, begun, weights, world=world)
     settings, notes = resolve_auto(settings, begun)
     device, _ = parallel.choose_device(settings.train.device)
-    compute.choose(settings, device)
+    engine.choose(settings, device)
     resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
     check_data(resolved.data, settings)
     training_rows(resolved.data, settings)

@@ -44,7 +44,7 @@ def restore(
         snapshot = checkpoint.read_checkpoint(path)
         state.arena.load(state.arena.values, snapshot.model)
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
-        state.compute.restore(snapshot.optimizer)
+        state.engine.restore(snapshot.optimizer)
         state.progress = snapshot.progress
         if run.settings.checkpoint.keep_best:
             state.progress = _known_best(run, snapshot.progress, ranks)
@@ -55,7 +55,7 @@ def restore(
         else:
             initialize(state.model, run.settings.train.seed)
             state.optimizer.begin()
-        state.compute.restore({})
+        state.engine.restore({})
 
 
 def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:

@@ -1,4 +1,4 @@
-"""All that a step changes: weights, gradients, moments, counters; built here, and copied off for a checkpoint."""
+"""The training state: weights, gradients, moments, counters. Builds it, and copies it to the host for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertrain.optim.optimizer import Optimizer
 from bertrain.optim.registry import build_optimizer
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.checkpoint import Progress, Snapshot, copy_to_host
-from bertrain.training import compute
+from bertrain.training import engine
 from bertrain.training.exchange import Exchange
 
 WEIGHTS = "weights"
@@ -25,21 +25,21 @@ WEIGHTS = "weights"
 
 @dataclass
 class TrainState:
-    """A model in training, as one rank holds it."""
+    """One rank's state of a model in training."""
 
     model: Bert
     arena: Arena
     optimizer: Optimizer
     exchange: Exchange
-    compute: compute.Compute
+    engine: engine.Engine
     ranks: Ranks
     progress: Progress
     _host: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def build(settings: Settings, ranks: Ranks, *, draws: bool = True) -> TrainState:
-        """A fresh model and everything around it. Without `draws` the weights are zero, for whoever has others."""
-        with torch.device("meta"):  # where PyTorch's own draw, which BERT has no use for, costs nothing
+        """A new model with optimizer and engine. Without `draws`, weights are zero, to be loaded afterwards."""
+        with torch.device("meta"):  # skips PyTorch's own initialization
             model = Bert(settings.model)
         model.to_empty(device=ranks.device).train()
         for parameter in model.parameters():
@@ -51,13 +51,13 @@ class TrainState:
         exchange = Exchange(arena, ranks, settings)
         sum_over_ranks = ranks.all_reduce_sum if exchange.is_sharded else _leave
         optimizer = build_optimizer(arena, settings.optimizer, span=exchange.span, sum_over_ranks=sum_over_ranks)
-        work = compute.build(model, arena, optimizer, exchange, ranks, settings)
-        return TrainState(model, arena, optimizer, exchange, work, ranks, Progress())
+        built = engine.build(model, arena, optimizer, exchange, ranks, settings)
+        return TrainState(model, arena, optimizer, exchange, built, ranks, Progress())
 
     def snapshot(self) -> Snapshot | None:
-        """A copy off the device, which a checkpoint is written from: on the first rank, but all must ask for it.
+        """A copy on the host for a checkpoint: on the first rank only, but all ranks must call this.
 
-        It lives in memory that the next snapshot uses again, so that one must have been written by then.
+        The next snapshot reuses its memory, so this one must be written before.
         """
         self.make_room_for_snapshots()
         for name, buffer in self._flat().items():
@@ -72,12 +72,12 @@ class TrainState:
         buffers = {name: self._host[name] for name in self.optimizer.buffers}
         return Snapshot(
             model=self.arena.named(self._host[WEIGHTS]),
-            optimizer=self.optimizer.state(buffers) | copy_to_host(self.compute.state()),
+            optimizer=self.optimizer.state(buffers) | copy_to_host(self.engine.state()),
             progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
         )
 
     def make_room_for_snapshots(self) -> None:
-        """Set host memory aside on the first rank; page-locked where a GPU copies into it, which takes a moment."""
+        """Allocate host memory on the first rank, pinned if a GPU copies into it; pinning takes a moment."""
         if self.ranks.is_first and not self._host:
             on_gpu, size = self.ranks.device.type == "cuda", len(self.arena.values)
             self._host = {name: torch.empty(size, pin_memory=on_gpu) for name in self._flat()}
@@ -86,30 +86,32 @@ class TrainState:
         return {WEIGHTS: self.arena.values} | self.optimizer.buffers
 
     def warm_up(self, step: Step) -> None:
-        """Two passes over a bin of `step` and its way through the other ranks; nothing of it is kept.
+        """Compute a bin of `step` twice, sum it over the ranks, and discard it.
 
-        Libraries load, kernels are built and connections made before the clock of the first step starts.
+        Libraries load, kernels compile and ranks connect before the first step is timed.
         """
         for _ in range(2):
-            self.compute.begin(len(step.bins[:1]))
+            self.engine.begin(len(step.bins[:1]))
             self.exchange.begin()
             for batch in step.bins[:1]:
-                self.compute.add_bin(batch, step, is_last=True)
+                self.engine.add_bin(batch, step, is_last=True)
             self.exchange.finish()
-        self.compute.begin(0)
-        self.compute.forget()
+        self.engine.begin(0)
+        self.engine.discard_bins()
         self.ranks.all_reduce_sum(torch.zeros(1, device=self.ranks.device))
 
 
 def rate_factor(name: str, settings: Settings) -> float:
-    """What a parameter's learning rate is multiplied by: less with each layer further down, nothing where frozen."""
-    num_layers, how = settings.model.num_layers, settings.optimizer
+    """Factor on a parameter's learning rate: `layer_decay` for each layer above it, 0 if frozen."""
+    num_layers, optimizer = settings.model.num_layers, settings.optimizer
     layer = num_layers  # the heads
     if name.startswith("embeddings."):
         layer = -1
     elif name.startswith("layers."):
         layer = int(name.split(".")[1])
-    return 0.0 if layer < how.frozen_layers and how.frozen_layers else how.layer_decay ** (num_layers - layer)
+    if optimizer.frozen_layers and layer < optimizer.frozen_layers:
+        return 0.0
+    return optimizer.layer_decay ** (num_layers - layer)
 
 
 def _leave(tensor: Tensor) -> None:

@@ -16,10 +16,10 @@ from bertrain.data.feed.loader import EVALUATION_STEP, Loader
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import Vocabulary
-from bertrain.model.batch import IGNORED, Batch
+from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
 from bertrain.tasks.task import Outputs, Split, Task
-from bertrain.training.compute import Predictor
+from bertrain.training.engine import Predictor
 from bertrain.training.open_data import task_data
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
@@ -91,7 +91,7 @@ class TaskEvaluator:
 
 def _slots(batch: Batch) -> Ints:
     """The indices of the sequences of a bin that are examples, not padding."""
-    return np.flatnonzero(batch.nsp_labels.numpy() != IGNORED)
+    return np.flatnonzero(batch.is_real.numpy())
 
 
 def _token_places(block: Block, rows: Ints, batch: Batch) -> tuple[Ints, Ints]:

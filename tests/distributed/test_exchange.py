@@ -21,7 +21,7 @@ from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.initialization import initialize
-from bertrain.optim.registry import RULES
+from bertrain.optim.registry import OPTIMIZERS
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.metrics import Stopwatch
 from bertrain.training import exchange
@@ -36,10 +36,10 @@ LIMIT = 0.05  # well below the gradient's norm, so that clipping bites
 
 def gradient_of(state: TrainState, step: Step, buckets_on_the_way: list[int] | None = None) -> Tensor:
     """The gradient after the exchange, before the optimizer sees it."""
-    state.compute.begin(len(step.bins))
+    state.engine.begin(len(step.bins))
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
-        state.compute.add_bin(batch, step, is_last=number == len(step.bins))
+        state.engine.add_bin(batch, step, is_last=number == len(step.bins))
     if buckets_on_the_way is not None:
         buckets_on_the_way.append(state.exchange._next)
     state.exchange.finish()
@@ -70,12 +70,12 @@ def check_against_ddp(data: Path, ranks: Ranks) -> None:
     model = Bert(settings.model)
     initialize(model, settings.train.seed)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.03)
-    for number, batch in enumerate(bin.without_junk() for bin in step.bins):
+    for number, batch in enumerate(bin.without_padding() for bin in step.bins):
         torch.manual_seed(batch.dropout_seed)
         with ddp.no_sync() if number < len(step.bins) - 1 else torch.enable_grad():
             outputs = ddp(batch)
             sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-            (ranks.world * (sums.mlm_loss / step.num_predictions + sums.nsp_loss / step.num_sequences)).backward()
+            (ranks.world * (sums.mlm_loss / step.num_predictions + sums.sequence_loss / step.num_sequences)).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(state.arena.view(ours, name), parameter.grad, rtol=1e-4, atol=1e-7)
@@ -121,7 +121,7 @@ def check_gentle_clipping_is_none(data: Path, ranks: Ranks) -> None:
 
 def check_sharded(data: Path, ranks: Ranks) -> None:
     """The sharded optimizer trains as the whole one does, on a share of its memory, and saves the same checkpoint."""
-    for rule, clipping in [*((rule, "global") for rule in RULES), ("adamw", "bucket")]:
+    for rule, clipping in [*((rule, "global") for rule in OPTIMIZERS), ("adamw", "bucket")]:
         states = []
         for sharded in (False, True):
             settings = helpers.tiny_settings(

@@ -12,7 +12,8 @@ from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.shards import Shards
 from bertrain.kernels.backend import available
 from bertrain.ranks.parallel import Ranks
-from bertrain.training.compute import FusedCompute, PlainCompute
+from bertrain.training.fused_engine import FusedEngine
+from bertrain.training.plain_engine import PlainEngine
 from bertrain.training.state import TrainState
 from tests import helpers, twins, whole_model
 
@@ -139,32 +140,32 @@ class Trainer:
     def __init__(self, settings: Settings, *, fused: bool = True, graphs: bool = True) -> None:
         state = TrainState.build(settings, Ranks(0, 1, torch.device("cuda")))
         self.arena, self.optimizer = state.arena, state.optimizer
-        self.compute = (FusedCompute if fused else PlainCompute)(
+        self.engine = (FusedEngine if fused else PlainEngine)(
             state.model, state.arena, state.optimizer, state.exchange, state.ranks, settings
         )
-        if isinstance(self.compute, FusedCompute) and not graphs:
-            self.compute.uses_graphs = False
-        self.compute.restore({})  # as a run begins
+        if isinstance(self.engine, FusedEngine) and not graphs:
+            self.engine.uses_graphs = False
+        self.engine.restore({})  # as a run begins
 
     def gradient_of(self, step: Step) -> torch.Tensor:
         """The gradient of a step's bins; what was captured of their shapes is used, what was not may be."""
-        self.compute.begin(len(step.bins))
+        self.engine.begin(len(step.bins))
         for batch in step.bins:
-            self.compute.add_bin(batch, step, is_last=batch is step.bins[-1])
+            self.engine.add_bin(batch, step, is_last=batch is step.bins[-1])
         return self.arena.gradients.clone()
 
     def step(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums and verdict."""
         self.gradient_of(step)
-        verdict = self.compute.update(1e-3)
-        return self.compute.sums.clone(), verdict
+        verdict = self.engine.update(1e-3)
+        return self.engine.sums.clone(), verdict
 
     def state(self) -> list[torch.Tensor]:
         """Weights, moments, the count of updates and the copies to compute with."""
         tensors = [self.arena.values, *self.optimizer.buffers.values()]
         tensors.append(self.optimizer.num_applied)
-        if isinstance(self.compute, FusedCompute):
-            tensors.append(self.compute._model.copy)
+        if isinstance(self.engine, FusedEngine):
+            tensors.append(self.engine._model.values16)
         return [tensor.clone() for tensor in tensors]
 
 
@@ -184,11 +185,11 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
         for one, other in zip(replayed.step(step), eager.step(step), strict=True):
             assert torch.equal(one, other)
     assert all(map(torch.equal, replayed.state(), eager.state()))
-    assert all(map(torch.equal, replayed.compute.state().values(), eager.compute.state().values()))
-    assert isinstance(replayed.compute, FusedCompute)
-    assert isinstance(eager.compute, FusedCompute)
-    assert any(captured.graphs for captured in replayed.compute._captured.values())
-    assert all(not captured.graphs for captured in eager.compute._captured.values())
+    assert all(map(torch.equal, replayed.engine.state().values(), eager.engine.state().values()))
+    assert isinstance(replayed.engine, FusedEngine)
+    assert isinstance(eager.engine, FusedEngine)
+    assert any(captured.graphs for captured in replayed.engine._captured.values())
+    assert all(not captured.graphs for captured in eager.engine._captured.values())
 
 
 @pytest.mark.parametrize("head", ["classify", "regress", "span"])
@@ -207,8 +208,8 @@ def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: 
         for one, other in zip(replayed.step(step), eager.step(step), strict=True):
             assert torch.equal(one, other)
     assert all(map(torch.equal, replayed.state(), eager.state()))
-    assert isinstance(replayed.compute, FusedCompute)
-    assert any(captured.graphs for captured in replayed.compute._captured.values())
+    assert isinstance(replayed.engine, FusedEngine)
+    assert any(captured.graphs for captured in replayed.engine._captured.values())
 
 
 @pytest.mark.parametrize("what", ["selective", "full"])
@@ -231,7 +232,7 @@ def test_bins_of_a_step_add_up(shards: Shards) -> None:
     expected = exact.gradient_of(step)
     for _ in range(3):  # as it is, captured, replayed
         assert twins.error(fused.gradient_of(step), expected) <= 1e-2
-        assert torch.allclose(fused.compute.sums[:2], exact.compute.sums[:2], rtol=1e-2)
+        assert torch.allclose(fused.engine.sums[:2], exact.engine.sums[:2], rtol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["lamb", "adamw"])
@@ -241,8 +242,8 @@ def test_update_is_the_plain_optimizers(shards: Shards, name: str) -> None:
     for step in make_steps(shards, settings, 4):
         fused.gradient_of(step)
         plain.arena.gradients.copy_(fused.arena.gradients)
-        plain.compute.sums.copy_(fused.compute.sums)
-        verdicts = fused.compute.update(1e-3), plain.compute.update(1e-3)
+        plain.engine.sums.copy_(fused.engine.sums)
+        verdicts = fused.engine.update(1e-3), plain.engine.update(1e-3)
         assert torch.allclose(*verdicts)
     for one, other in zip(fused.state(), plain.state(), strict=False):
         assert twins.error(one, other) <= 1e-5
@@ -260,14 +261,14 @@ def test_a_step_that_is_not_finite_changes_nothing(shards: Shards, precision: st
     place = trainer.arena.view(trainer.arena.values, "layers.1.expand.weight")[3, 5]
     healthy = place.item()
     place.fill_(float("nan"))
-    trainer.compute.restore({})
+    trainer.engine.restore({})
     before = trainer.state()
     verdict = trainer.step(poisoned)[1]
     assert verdict[1] == 0
     assert not torch.isfinite(verdict[0])
     assert all(map(twins.same_bits, trainer.state(), before))
     place.fill_(healthy)
-    trainer.compute.restore({})
+    trainer.engine.restore({})
     assert trainer.step(last)[1][1] == 1
     assert torch.isfinite(trainer.arena.values).all()
 
@@ -275,9 +276,9 @@ def test_a_step_that_is_not_finite_changes_nothing(shards: Shards, precision: st
 def test_a_rank_without_a_bin_has_no_gradient(shards: Shards) -> None:
     trainer = Trainer(training_settings("bf16"))
     trainer.step(make_steps(shards, training_settings("bf16"), 1)[0])
-    trainer.compute.begin(0)
+    trainer.engine.begin(0)
     assert (trainer.arena.gradients == 0).all()
-    assert (trainer.compute.sums == 0).all()
+    assert (trainer.engine.sums == 0).all()
 
 
 @needs_fp8
@@ -285,7 +286,7 @@ def test_fp8_scales_are_measured_in_the_first_step(shards: Shards) -> None:
     settings = training_settings("fp8")
     trainer = Trainer(settings)
     trainer.step(make_steps(shards, settings, 1)[0])
-    scales = trainer.compute.state()["fp8/scale"]
+    scales = trainer.engine.state()["fp8/scale"]
     sites = 8 * settings.model.num_layers
     unused = sites - 8 + 3  # the last layer's output goes to the heads, which compute in 16 bits
     assert (scales[:sites] == 1).nonzero().flatten().tolist() == [unused]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bertrain.kernels import attention, fp8, gelu, layernorm
+from bertrain.kernels.arguments import Dropout, EmbeddingTables, Fp8Rows
 from bertrain.kernels.backend import available
 from bertrain.kernels.embedding import embed_plain, position_gradient
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
@@ -57,7 +58,8 @@ def attention_error(
     dout = random(num_tokens, num_heads, head_dim, dtype=dtype)
     qkv[:, 0] *= query_scale
     actual = twins.twice(lambda: twins.attention_both_ways(qkv, dout, cu_seqlens, p, seed, 3))
-    expected = twins.twin_both_ways(lambda x: attention.ragged_attention_plain(x, cu_seqlens, p, seed, 3), [qkv], dout)
+    dropout = Dropout(p, seed, 3)
+    expected = twins.twin_both_ways(lambda x: attention.ragged_attention_plain(x, cu_seqlens, dropout), [qkv], dout)
     return twins.attention_error(actual, expected)
 
 
@@ -102,8 +104,9 @@ def test_attention_dropout_masks_are_the_twins() -> None:
 
 def test_attention_plan_lists_every_tile_once_longest_first() -> None:
     lengths = LENGTHS["mixed"]
-    tiles = attention.plan_attention(twins.boundaries(lengths, "cuda"), sum(lengths)).tolist()
-    used = [tile[:3] for tile in tiles if tile[1] > 0]
+    tiles = attention.plan_attention(twins.boundaries(lengths, "cuda"), sum(lengths)).tiles
+    assert tiles is not None
+    used = [tile[:3] for tile in tiles.tolist() if tile[1] > 0]
     starts = twins.boundaries(lengths, "cuda").tolist()
     expected = [
         [start, length, row]
@@ -137,7 +140,9 @@ def test_layernorm_matches_twin(shape: tuple[int, int], dtype: torch.dtype, p: f
             )
         )
         expected = twins.twin_both_ways(
-            lambda *tensors, seed=seed: layernorm.dropout_add_layernorm_plain(*tensors, p, seed, 4, twins.NORM_EPS),
+            lambda *tensors, seed=seed: layernorm.dropout_add_layernorm_plain(
+                *tensors, Dropout(p, seed, 4), twins.NORM_EPS
+            ),
             inputs,
             dy.double() + (0 if second is None else second.double()),
         )
@@ -207,7 +212,7 @@ def test_embedding_matches_twin(p: float, dtype: torch.dtype, width: int) -> Non
     actual = twins.twice(lambda: twins.embedding_both_ways(tables, norm, ids, dy, second, cu_seqlens, p, seed, 3))
     expected = twins.twin_both_ways(
         lambda words, positions, segments, weight, bias: embed_plain(
-            (words, positions, segments), ids, weight, bias, p, seed, 3, twins.NORM_EPS
+            EmbeddingTables(words, positions, segments), ids, weight, bias, Dropout(p, seed, 3), twins.NORM_EPS
         ),
         [*tables, *norm],
         dy.double() + second.double(),
@@ -315,10 +320,10 @@ def test_gelu_in_8_bits_alone_is_the_same() -> None:
 
 @needs_fp8
 @pytest.mark.parametrize("shape", [(1024, 1024), (336, 3072), (16, 72), (5008, 1000)])
-def test_turned_bytes_are_the_same(shape: tuple[int, int]) -> None:
+def test_transposed_bytes_are_the_same(shape: tuple[int, int]) -> None:
     cast, peaks = twins.cast_at(3.7, torch.float8_e5m2, "cuda"), torch.rand(30000, device="cuda")
     rows = fp8.cast_plain(random(*shape), cast.scale, cast.dtype)
-    eight = fp8.turn(fp8.Bytes(rows, peaks), cast)
+    eight = fp8.transpose(Fp8Rows(rows, peaks), cast)
     assert eight.rows is rows
     assert twins.same_bits(eight.columns, rows.t())
     assert cast.largest.max() == peaks.max()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.training.precision import check_precision, set_precision
 from bertrain.training.start import pretrain
 from tests import helpers
@@ -34,9 +33,9 @@ def test_tf32_rounds_the_operands_of_products_and_fp32_does_not() -> None:
 
 def test_bf32_and_a_cap_on_instructions_are_a_cpus() -> None:
     device = torch.device("cuda", 0)
-    with pytest.raises(UserError, match=r"train.precision bf32 is not possible here .*; use --train.precision tf32"):
+    with helpers.refused("precision-not-possible", "train.precision bf32", "--train.precision tf32"):
         check_precision(helpers.tiny_settings(train__precision="bf32").train, device)
-    with pytest.raises(UserError, match=r"train.isa avx2 is for products on a CPU"):
+    with helpers.refused("isa-on-gpu", "avx2"):
         check_precision(helpers.tiny_settings(train__isa="avx2").train, device)
 
 

@@ -8,7 +8,7 @@ import torch
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
 from bertrain.optim.clipping import clip_factor, is_finite
-from bertrain.optim.registry import RULES, build_optimizer
+from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from tests import helpers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -34,7 +34,7 @@ def trained(name: str, device: str) -> Arena:
     return arena
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_gpu_updates_as_a_cpu_and_waits_for_nothing(name: str) -> None:
     expected = trained(name, "cpu").values
     begun = Arena(helpers.build_model(helpers.tiny_settings().model)).values

@@ -101,9 +101,9 @@ def test_heads_equal_those_of_transformers(tmp_path: Path, head: str) -> None:
             if head == "classify"
             else torch.nn.functional.mse_loss(theirs.logits[:, 0], wanted, reduction="sum")
         )
-    assert helpers.relative_error(sums.nsp_loss, their_loss) <= TOLERANCE  # type: ignore[arg-type]
+    assert helpers.relative_error(sums.sequence_loss, their_loss) <= TOLERANCE  # type: ignore[arg-type]
 
-    sums.nsp_loss.backward()
+    sums.sequence_loss.backward()
     their_loss.backward()  # type: ignore[union-attr]
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     total = sum(float(gradient.norm() ** 2) for gradient in gradients.values() if gradient is not None) ** 0.5

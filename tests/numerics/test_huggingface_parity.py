@@ -59,7 +59,7 @@ def assert_parity(model: Bert, batch: Batch) -> None:
     ours = model(batch)
     assert ours.nsp_logits is not None
     sums = pretraining_sums(ours.mlm_logits, ours.nsp_logits, batch)
-    our_mlm, our_nsp = sums.mlm_loss / batch.num_predictions, sums.nsp_loss / batch.num_sequences
+    our_mlm, our_nsp = sums.mlm_loss / batch.num_predictions, sums.sequence_loss / batch.num_sequences
     (our_mlm + our_nsp).backward()
 
     assert batch.num_predictions == int(is_predicted.sum())

@@ -27,7 +27,7 @@ from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
 from bertrain.tasks.registry import open_task
 from bertrain.tasks.task import Outputs, Split
-from bertrain.training.compute import predictor
+from bertrain.training.engine import predictor
 from bertrain.training.finetune import finetune
 from bertrain.training.predict import evaluate_task, predict
 from bertrain.training.resolved_run import resolve_run
@@ -419,7 +419,7 @@ def test_layers_have_the_rates_they_are_given(mini: Miniature, tmp_path: Path) -
         for batch in step.bins:
             outputs = model.train()(batch).answers
             assert outputs is not None
-            (answer_sums(outputs, batch, "classify").nsp_loss / step.num_sequences).backward()
+            (answer_sums(outputs, batch, "classify").sequence_loss / step.num_sequences).backward()
         optimizer.step()
     trained = helpers.final_weights(tmp_path / "run")
     for name, parameter in model.named_parameters():

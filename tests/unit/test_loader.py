@@ -151,7 +151,7 @@ def gradients(model: Bert, batch: Batch) -> dict[str, torch.Tensor]:
     model.zero_grad()
     outputs = model(batch)
     sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-    (sums.mlm_loss + sums.nsp_loss).backward()
+    (sums.mlm_loss + sums.sequence_loss).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bertrain.base.errors import UserError
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
+from bertrain.optim.verdict import Verdict
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import loss_scale
 from bertrain.run.loss_scale import GROWTH_STEPS, MINIMUM, SCALE, START, LossScale, next_scale
@@ -82,27 +83,27 @@ def test_an_overflow_changes_nothing_but_the_scale(tmp_path: Path) -> None:
     """A scale that fp16 cannot hold: its largest number is 65,504."""
     settings = helpers.tiny_settings(train__precision="fp16")
     state = TrainState.build(settings, Ranks(0, 1, CPU))
-    compute = state.compute
+    engine = state.engine
     step = Loader(Shards.open(helpers.make_data(tmp_path)), settings).step(0, 0)
-    compute.restore({name: tensor * 2**16 for name, tensor in compute.state().items()})
+    engine.restore({name: tensor * 2**16 for name, tensor in engine.state().items()})
     trained = [state.arena.values, *state.optimizer.buffers.values()]
     before = [tensor.clone() for tensor in trained]
 
-    def verdict() -> list[float]:
-        compute.begin(len(step.bins))
+    def verdict() -> Verdict:
+        engine.begin(len(step.bins))
         for batch in step.bins:
-            compute.add_bin(batch, step, is_last=False)
-        return compute.update(1e-3).tolist()
+            engine.add_bin(batch, step, is_last=False)
+        return Verdict.unpack(engine.update(1e-3))
 
     norm, applied, scale = verdict()
     assert (applied, scale) == (0.0, START * 2**16)
     assert not torch.isfinite(torch.tensor(norm))
     assert all(map(torch.equal, trained, before))
-    assert torch.isfinite(compute.sums).all(), "the loss itself is not scaled"
+    assert torch.isfinite(engine.sums).all(), "the loss itself is not scaled"
     skipped = 1
-    while verdict()[1] == 0.0:
+    while not verdict().applied:
         skipped += 1
-    assert compute.state()[SCALE] == START * 2 ** (16 - skipped)
+    assert engine.state()[SCALE] == START * 2 ** (16 - skipped)
     assert not torch.equal(trained[0], before[0])
 
 

@@ -18,7 +18,7 @@ from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.optim import lamb
-from bertrain.optim.registry import RULES, build_optimizer
+from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from bertrain.planning.memory import GIB, LIBRARIES, PROCESS, BinSize, estimate
 from bertrain.planning.memory_fit import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
 from bertrain.training import resolve_auto
@@ -54,7 +54,7 @@ def bin_peak(settings: Settings, length: int, tokens: int, predictions: int) -> 
         with autocast(settings.train, CPU):
             outputs = model(batch)
         sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-        (sums.mlm_loss / predictions + sums.nsp_loss / slots).backward()
+        (sums.mlm_loss / predictions + sums.sequence_loss / slots).backward()
     return live.peak
 
 
@@ -80,7 +80,7 @@ def test_a_sharded_optimizer_is_counted_by_its_share() -> None:
     assert four.always["weights"] == one.always["weights"]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_rules_state_is_counted(name: str) -> None:
     """As many bytes as its buffers take; what pads the arena is left out."""
     settings, size = helpers.tiny_settings(optimizer__name=name), BinSize(256, 40, 64)
@@ -91,7 +91,7 @@ def test_every_rules_state_is_counted(name: str) -> None:
     assert told.always["a checkpoint being written"] == told.always["moments"] + told.always["weights"]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_every_rule_needs_on_the_way_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lamb, "WINDOW", 1024)  # small beside a model that is small itself
     settings = helpers.tiny_settings(model__hidden_size=128, model__intermediate_size=512, optimizer__name=name)

@@ -13,7 +13,7 @@ from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert, split_parts
 from bertrain.model.initialization import initialize
 from bertrain.optim.clipping import clip_factor, is_finite, norm, norms
-from bertrain.optim.registry import RULES, build_optimizer
+from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from tests import helpers
 
 
@@ -59,7 +59,7 @@ def test_lamb_treats_query_key_and_value_as_three_tensors() -> None:
     assert split_parts("layers.3.qkv.bias") == split_parts("layers.3.expand.weight") == 1
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("at_step", [0, 3])
 def test_a_step_that_is_not_finite_changes_nothing(name: str, poison: float, at_step: int) -> None:

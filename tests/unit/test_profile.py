@@ -16,7 +16,7 @@ import pytest
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.cli.main import app
-from bertrain.kernels import cpu
+from bertrain.kernels import cpu_library
 from bertrain.profiling.profile import profile, settings_to_profile
 from bertrain.profiling.profile_report import profile_report, read_roofline
 from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, find_sets
@@ -110,7 +110,7 @@ def test_the_roofline_accounts_for_the_step(profiled: Path, capsys: pytest.Captu
     assert facts["ceilings"]["operations_per_s"] > 0
 
 
-@pytest.mark.skipif(not cpu.available()[0], reason=cpu.available()[1])
+@pytest.mark.skipif(not cpu_library.available()[0], reason=cpu_library.available()[1])
 def test_kernels_for_cpus_are_seen(tmp_path: Path) -> None:
     """In C, and no operators of PyTorch's, yet in the tables under the part of the model they belong to."""
     wide = helpers.tiny_settings(

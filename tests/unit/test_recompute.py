@@ -28,7 +28,7 @@ def gradient_and_memory(precision: str, what: str) -> tuple[list[torch.Tensor], 
             outputs = model(batch)
         sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
         kept = live.now
-        (sums.mlm_loss / 20 + sums.nsp_loss / 5).backward()
+        (sums.mlm_loss / 20 + sums.sequence_loss / 5).backward()
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None], kept, live.peak
 
 

@@ -44,7 +44,7 @@ def test_operations_are_those_that_torch_counts(tmp_path: object) -> None:
         for batch in step.bins:
             outputs = model(batch)
             sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-            (sums.mlm_loss + sums.nsp_loss).backward()
+            (sums.mlm_loss + sums.sequence_loss).backward()
     size = StepSize.of([step])
     ours = sum(part.operations for part in work_of(settings, size, is_fused=False).values())
     two_answers = 6 * size.sequences * settings.model.hidden_size * 2  # which are left out

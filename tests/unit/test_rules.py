@@ -12,11 +12,10 @@ from madgrad import MADGRAD
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bertrain.base.errors import UserError
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
-from bertrain.optim.registry import RULES, build_optimizer
+from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from bertrain.training.start import pretrain, resume
 from tests import helpers
 
@@ -135,7 +134,7 @@ def test_acclip_of_equal_decays_is_adamw() -> None:
 # --- every rule ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name != "lamb"])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "lamb"])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_move_as_the_whole(name: str, shards: int) -> None:
     """To the last bit, and their state adds up to the whole's; LAMB has norms to sum, and a test of its own."""
@@ -159,7 +158,7 @@ def test_shards_move_as_the_whole(name: str, shards: int) -> None:
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_no_step_waits_for_the_device(name: str) -> None:
     """Tensors without data cannot be read: whatever asked for a number of theirs would fail."""
     with torch.device("meta"):
@@ -169,11 +168,11 @@ def test_no_step_waits_for_the_device(name: str) -> None:
         arena.values.sum().item()
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_another_rules_state_is_refused(name: str) -> None:
-    other = next(rule for rule in RULES if not set(RULES[name].BUFFERS) <= set(RULES[rule].BUFFERS))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_another_optimizer_is_refused(name: str) -> None:
+    other = next(rule for rule in OPTIMIZERS if not set(OPTIMIZERS[name].BUFFERS) <= set(OPTIMIZERS[rule].BUFFERS))
     state = build_optimizer(Arena(net()), settings_of(other)).state()
-    with pytest.raises(UserError, match=f"the optimizer's state does not fit: {name} wants .* none is there"):
+    with helpers.refused("optimizer-state-mismatch", name):
         build_optimizer(Arena(net()), settings_of(name)).load(state, 1)
 
 

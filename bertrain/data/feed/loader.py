@@ -264,6 +264,8 @@ class Loader:
         cu_seqlens[: len(boundaries)] = boundaries
         nsp_labels = np.full(num_slots, IGNORED, dtype=np.int64)
         nsp_labels[layout.slots] = block.is_random
+        is_real = np.zeros(num_slots, dtype=bool)
+        is_real[layout.slots] = True
         mlm_positions = np.zeros(shape.predictions, dtype=np.int64)
         mlm_positions[: len(chosen)] = place[chosen]
         mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
@@ -281,6 +283,7 @@ class Loader:
             mlm_positions=torch.from_numpy(mlm_positions),
             mlm_labels=torch.from_numpy(mlm_labels),
             nsp_labels=torch.from_numpy(nsp_labels),
+            is_real=torch.from_numpy(is_real),
             answers=None if answers is None else torch.from_numpy(answers),
             max_seqlen=self._max_seq_length,
             sequence_lengths=tuple(sequence_lengths.tolist()),

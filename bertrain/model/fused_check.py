@@ -1,0 +1,128 @@
+"""Checks that a model is the one that the fused path implements, so that a changed bert.py never trains the old model.
+
+fused.py computes `bert.py` by hand and would ignore a change of it. So the sources that it was written for are recorded
+here, as hashes of their syntax trees: without comments, docstrings, annotations and formatting. A model is accepted if
+the code of its classes and of the functions they call has these hashes, and if its modules are those of a new `Bert` of
+its settings: no subclass, no module added or replaced, no attribute or `forward` changed, no hook.
+
+After a change of bert.py or heads.py: change fused*.py to match, run tests/unit/test_kernels_interpreted.py, and
+tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()` to `WRITTEN_FOR`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertrain.model import bert, heads
+from bertrain.model.bert import Bert
+
+CLASSES = (bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead)
+MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
+FUNCTIONS = {
+    bert: ("dropout", "attend_grouped", "answer_head"),
+    heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
+}
+"""Functions that the classes and the loss call; found at each check, so that a replaced one is noticed."""
+WRITTEN_FOR = {
+    "Embeddings.__init__": "7c2330dbec21fe86",
+    "Embeddings.forward": "ec6f30094ad5aff7",
+    "Layer.__init__": "180795a838e8ecad",
+    "Layer.forward": "256bb3acad1b0cd2",
+    "Bert.__init__": "f7a07f9738836e74",
+    "Bert.encode": "154ca2ee2fbc870a",
+    "Bert.forward": "1bdc8a700681e12f",
+    "MaskedWordHead.__init__": "680618bf32dcc2bc",
+    "MaskedWordHead.forward": "fbe895aac92a9a6c",
+    "SentenceHead.__init__": "5b60ba410faedd35",
+    "SentenceHead.forward": "e60a89bb40382271",
+    "SpanHead.__init__": "df4f84d2c732c24a",
+    "SpanHead.forward": "9e4c3f21a3dc864e",
+    "dropout": "f1cea0e8262eebe6",
+    "attend_grouped": "cc7b74a1cc8e7421",
+    "answer_head": "795b6506555bcc33",
+    "pretraining_sums": "475a98e17d04e252",
+    "answer_sums": "bf69247350af78b7",
+    "by_sequence": "8adcc9a3363549d0",
+    "_cross_entropy": "52e1b1149e3a21f1",
+}
+NOT_SYNTAX = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
+
+
+def why_not_implemented(model: Bert) -> str:
+    """The first difference between `model` and the one that the fused path implements; empty if there is none."""
+    current = fingerprints()
+    for name in sorted(current.keys() | WRITTEN_FOR.keys()):
+        if current.get(name) != WRITTEN_FOR.get(name):
+            return f"the source of {name} is not the one that model/fused.py was written for"
+    with torch.device("meta"):
+        reference = Bert(model.settings)
+    expected, found = dict(reference.named_modules()), dict(model.named_modules())
+    for name in sorted(expected.keys() | found.keys()):
+        if difference := _difference(found.get(name), expected.get(name)):
+            return f"{f'its module {name}' if name else 'it'} {difference}"
+    shapes = ({name: tensor.shape for name, tensor in one.named_parameters()} for one in (model, reference))
+    return "" if next(shapes) == next(shapes) else "its parameters have other names or shapes"
+
+
+def fingerprints() -> dict[str, str]:
+    """Hashes of the sources that the fused path depends on, as they are now, by the names of `WRITTEN_FOR`."""
+    methods = {
+        f"{kind.__name__}.{name}": member
+        for kind in CLASSES
+        for name, member in sorted(vars(kind).items())
+        if callable(member)
+    }
+    functions = {name: getattr(module, name) for module, names in FUNCTIONS.items() for name in names}
+    return {name: _fingerprint(function) for name, function in (methods | functions).items()}
+
+
+def _fingerprint(function: Any) -> str:
+    if not isinstance(function, FunctionType):
+        return "not a function"
+    try:
+        source = inspect.getsource(function.__code__)  # not of the function: that would follow `__wrapped__`
+        tree = ast.parse(textwrap.dedent(source)).body[0]
+    except (OSError, SyntaxError):
+        return "no source"
+    return hashlib.sha256(repr(_syntax(tree)).encode()).hexdigest()[:16]
+
+
+def _syntax(node: Any) -> Any:
+    """A syntax tree as nested tuples, the same in all versions of Python."""
+    if isinstance(node, list):
+        return tuple(_syntax(item) for item in node if not _is_docstring(item))
+    if not isinstance(node, ast.AST):
+        return node
+    fields = ((name, _syntax(value)) for name, value in ast.iter_fields(node) if name not in NOT_SYNTAX)
+    return type(node).__name__, tuple(pair for pair in fields if pair[1] not in (None, ()))
+
+
+def _is_docstring(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _difference(found: nn.Module | None, expected: nn.Module | None) -> str:
+    """How a module differs from the one of the same name in a new model; empty if it does not."""
+    if found is None:
+        return "is missing"
+    if expected is None:
+        return "was added"
+    if type(found) is not type(expected) or type(found) not in MODULES:
+        return f"is of the class {type(found).__module__}.{type(found).__qualname__}"
+    if found._forward_hooks or found._forward_pre_hooks or found._backward_hooks or found._backward_pre_hooks:
+        return "has a hook"
+    own, reference = _attributes(found), _attributes(expected)
+    changed = [name for name in own.keys() | reference.keys() if own.get(name) != reference.get(name)]
+    return f"has another {min(changed)}" if changed else ""
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}

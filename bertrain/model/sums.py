@@ -1,0 +1,47 @@
+"""Sums of losses and of correct predictions over bins, and their layout as one vector.
+
+On a device they are a vector [4], so that bins, and ranks, add them in one operation. Only this file knows its order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sums(NamedTuple):
+    """Sums over one bin, scalars on its device.
+
+    Pre-training predicts masked words and, per sequence, whether B follows A. Fine-tuning predicts one answer per
+    sequence and no masked words.
+    """
+
+    mlm_loss: Tensor
+    sequence_loss: Tensor
+    mlm_correct: Tensor
+    sequence_correct: Tensor
+
+    def pack(self) -> Tensor:
+        """The vector [4] of these sums, without gradients."""
+        return torch.stack([value.detach() for value in self])
+
+
+class Totals(NamedTuple):
+    """The same sums on the host, over all bins of a step or of an evaluation."""
+
+    mlm_loss: float
+    sequence_loss: float
+    mlm_correct: float
+    sequence_correct: float
+
+    @classmethod
+    def unpack(cls, packed: Tensor) -> Totals:
+        """Read a packed vector; waits for its device."""
+        return cls(*packed.tolist())
+
+
+def packed_sums(value: float = 0.0, device: torch.device | str = "cpu") -> Tensor:
+    """A packed vector in float64 whose sums all have this value."""
+    return torch.full((len(Sums._fields),), value, dtype=torch.float64, device=device)

@@ -1,0 +1,154 @@
+"""The engine computes a step: plainly under autograd, or fused, on kernels and CUDA graphs. The loop serves both.
+
+`choose` selects one and gives the reason. Both add a bin's part of the gradient to the arena and apply one update to
+it; both leave all results on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bertrain.base import isa
+from bertrain.base.console import warn
+from bertrain.base.errors import UserError
+from bertrain.config.settings import Settings
+from bertrain.data.feed.batching import SHAPES
+from bertrain.data.feed.loader import Step
+from bertrain.kernels import backend, cpu_library
+from bertrain.model.arena import Arena
+from bertrain.model.batch import Batch
+from bertrain.model.bert import Bert, Outputs, split_parts
+from bertrain.model.fused import FusedBert
+from bertrain.model.fused_check import why_not_implemented
+from bertrain.optim.optimizer import Optimizer
+from bertrain.ranks.parallel import Ranks
+from bertrain.training.exchange import Exchange
+from bertrain.training.fused_engine import FusedEngine
+from bertrain.training.plain_engine import PlainEngine, plain_outputs
+from bertrain.training.precision import check_precision
+
+Predictor = Callable[[Batch], Outputs]
+"""Computes a model's outputs for a bin on its device, without dropout."""
+MOST_TOKENS = 8 * 65_535  # rows of one launch: CUDA allows 65,535 blocks along y, and GELU's have eight rows
+
+
+class Engine(Protocol):
+    """The interface between the training loop and the computation of a step."""
+
+    uses_graphs: bool
+    """Whether CUDA graphs replay kernels. The profiler turns it off to see which operator launches which kernel."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint stores in addition to weights and moments."""
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Load the tensors of `state`, if any; called also after weights have changed in the arena."""
+
+    def begin(self, num_bins: int) -> None:
+        """Start a step of this rank's `num_bins` bins. Without bins, the rank's gradient is zero."""
+
+    def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
+        """Add one bin to the step's gradient and sums. The last bin sends the gradient to the other ranks."""
+
+    @property
+    def sums(self) -> Tensor:
+        """Packed `Sums` over the bins since `begin`."""
+
+    @property
+    def peaks(self) -> list[Tensor]:
+        """Largest magnitudes since `begin`; `update` needs their maximum over all ranks."""
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """The model's outputs for a bin on its device, without dropout; training state does not change."""
+
+    def discard_bins(self) -> None:
+        """Undo the effects of bins that no update follows."""
+
+    def update(self, rate: float) -> Tensor:
+        """Apply the gradient, if it is finite; returns a packed `Verdict`."""
+
+
+def predictor(model: Bert, settings: Settings, device: torch.device) -> Predictor:
+    """Outputs of a model that is not trained, on the kernels if `choose` selects them."""
+    if choose(settings, device, model)[0]:
+        fused = FusedBert(model, Arena(model, split_parts))
+        return torch.no_grad()(fused.outputs)
+    return lambda batch: plain_outputs(model, batch, settings.train)
+
+
+def why_unfit(settings: Settings, device: torch.device) -> str:
+    """The setting that the kernels cannot compute; empty if they can compute all."""
+    head_size, precision = settings.model.head_size, settings.train.precision
+    if device.type == "cpu" and settings.model.intermediate_size % 16:
+        return f"model.intermediate_size {settings.model.intermediate_size} is not a multiple of 16"
+    if device.type == "cuda" and settings.batch.token_budget > MOST_TOKENS:
+        return f"batch.token_budget {settings.batch.token_budget:,} is more than the {MOST_TOKENS:,} of one launch"
+    if head_size not in (16, 32, 64, 128):
+        return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
+    if precision == "fp8":
+        # FP8 products need multiples of 16 in every dimension; the smallest bin is a quarter of the budget.
+        sizes = {
+            "batch.token_budget": (settings.batch.token_budget, 16 * SHAPES),
+            "model.intermediate_size": (settings.model.intermediate_size, 16),
+        }
+        for name, (size, factor) in sizes.items():
+            if size % factor:
+                return f"{name} {size} is not a multiple of {factor}"
+    return ""
+
+
+def choose(settings: Settings, device: torch.device, model: Bert | None = None) -> tuple[bool, str]:
+    """Whether the fused engine computes `model` (by default, a new one of these settings), and the reason."""
+    precision = settings.train.precision
+    check_precision(settings.train, device)
+    usable, reason = _kernels(settings, device)
+    if usable and (mismatch := _mismatch(settings, model)):
+        usable, reason = False, mismatch
+    if precision == "fp8" and not usable:
+        raise UserError(
+            "precision-not-possible",
+            f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16",
+        )
+    instructions = f"; {isa.describe(settings.train.isa, precision)}" if device.type == "cpu" else ""
+    return usable, f"{'fused kernels' if usable else 'plain PyTorch'}, {precision} ({reason}){instructions}"
+
+
+def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
+    """Whether kernels can run on this device with these settings, and the reason."""
+    precision = settings.train.precision
+    on_cpu = device.type == "cpu" and not backend.INTERPRETED
+    formats = ("bf16",) if on_cpu else ("bf16", "fp8")
+    if settings.train.kernels == "plain":
+        return False, "asked for"
+    if precision not in formats:
+        return False, f"the kernels work in {' or '.join(formats)}, not in {precision}"
+    if on_cpu and isa.usable(settings.train.isa) != "amx":
+        return False, "the kernels for CPUs need AMX"
+    usable, reason = cpu_library.available() if on_cpu else backend.available(device)
+    if usable and (unfit := why_unfit(settings, device)):
+        return False, unfit
+    if usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        return False, f"{torch.cuda.get_device_name(device)} has no FP8"
+    return usable, reason
+
+
+def _mismatch(settings: Settings, model: Bert | None) -> str:
+    if model is None:
+        with torch.device("meta"):
+            model = Bert(settings.model)
+    return why_not_implemented(model)
+
+
+def build(
+    model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+) -> PlainEngine | FusedEngine:
+    """Build the engine that `choose` selects; warns if only the model's structure rules out the kernels."""
+    device = arena.values.device
+    is_fused, _ = choose(settings, device, model)
+    if not is_fused and ranks.is_first and _kernels(settings, device)[0]:
+        warn(f"the kernels do not compute this model, so it trains on plain PyTorch: {why_not_implemented(model)}")
+    return (FusedEngine if is_fused else PlainEngine)(model, arena, optimizer, exchange, ranks, settings)

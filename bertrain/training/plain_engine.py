@@ -1,0 +1,107 @@
+"""The plain engine: `model/bert.py` under autograd, in float32 or under autocast, on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bertrain.config.settings import Settings, TrainSettings
+from bertrain.data.feed.loader import Step
+from bertrain.model.arena import Arena
+from bertrain.model.batch import Batch
+from bertrain.model.bert import Bert, Outputs
+from bertrain.model.heads import answer_sums, pretraining_sums
+from bertrain.model.sums import Sums, packed_sums
+from bertrain.optim.clipping import is_finite
+from bertrain.optim.optimizer import Optimizer
+from bertrain.optim.verdict import Verdict
+from bertrain.ranks.parallel import Ranks
+from bertrain.run.loss_scale import LossScale
+from bertrain.training.exchange import Exchange
+from bertrain.training.precision import autocast
+from bertrain.training.recompute import recompute_layers
+
+
+class PlainEngine:
+    """The specification of every engine; see `engine.Engine` for the methods."""
+
+    def __init__(
+        self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+    ) -> None:
+        self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
+        self._exchange, self._ranks = exchange, ranks
+        self.sums = packed_sums(device=arena.values.device)
+        self.peaks: list[Tensor] = []
+        self.uses_graphs = False
+        self._loss_scale = LossScale(self.sums.device) if settings.train.precision == "fp16" else None
+        recompute_layers(model, settings.train.activation_checkpointing)
+        if self._loss_scale is not None:
+            exchange.loss_scale = self._loss_scale.scale
+        self._completes_gradient = False
+        if not exchange.is_idle:
+            for name, parameter in model.named_parameters():
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._accumulated(name))
+
+    def _accumulated(self, name: str) -> None:
+        if self._completes_gradient:
+            self._exchange.parameter_ready(name)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self._loss_scale is None else self._loss_scale.state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        if self._loss_scale is not None:
+            self._loss_scale.load(state)
+
+    def begin(self, num_bins: int) -> None:
+        self._arena.gradients.zero_()
+        self.sums.zero_()
+
+    def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
+        # Losses are divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
+        device = self.sums.device
+        batch = batch.without_padding() if device.type == "cpu" else batch.to(device)
+        torch.manual_seed(batch.dropout_seed)
+        with autocast(self._settings.train, device):
+            outputs = self._model(batch)
+        sums = sums_of(outputs, batch, self._settings.model.head)
+        loss = sums.mlm_loss / max(1, step.num_predictions) + sums.sequence_loss / step.num_sequences
+        self._completes_gradient = is_last
+        (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
+        self.sums += sums.pack()
+
+    def outputs(self, batch: Batch) -> Outputs:
+        return plain_outputs(self._model, batch, self._settings.train)
+
+    def discard_bins(self) -> None:
+        pass  # `begin` clears everything
+
+    def update(self, rate: float) -> Tensor:
+        norm, factor = self._exchange.norm_and_factor()
+        apply = is_finite(self.sums.sum(), norm)
+        self._optimizer.step(rate, factor, apply)
+        if self._exchange.is_sharded:
+            self._ranks.all_gather_shards(self._arena.values)
+        if self._loss_scale is None:
+            return Verdict.pack(norm, apply)
+        verdict = Verdict.pack(norm, apply, self._loss_scale.scale)
+        self._loss_scale.update(apply)
+        return verdict
+
+
+def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
+    """Losses and correct predictions of a model's outputs for a bin."""
+    if outputs.answers is not None:
+        return answer_sums(outputs.answers, batch, head)
+    assert outputs.mlm_logits is not None
+    return pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+
+
+@torch.no_grad()
+def plain_outputs(model: Bert, batch: Batch, settings: TrainSettings) -> Outputs:
+    """The model's outputs under autocast, without dropout."""
+    was_training = model.training
+    with autocast(settings, batch.input_ids.device):
+        outputs = model.eval()(batch)
+    model.train(was_training)
+    return outputs
