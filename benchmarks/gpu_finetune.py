@@ -47,7 +47,7 @@ import torch
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
 from bertrain.run.metrics import Stopwatch
-from bertrain.tasks.task import Outputs, Task
+from bertrain.tasks.task import Task, TaskOutputs
 from bertrain.training import loop
 from bertrain.training.finetune import finetune, resolve_task
 from bertrain.training.open_data import open_task, words_for
@@ -324,7 +324,7 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self._rows[number]
 
 
-def flat_outputs(predictions: Any, block: Block) -> Outputs:
+def flat_outputs(predictions: Any, block: Block) -> TaskOutputs:
     """The Trainer's logits as a Split wants them: spans without padding, token after token."""
     if not isinstance(predictions, tuple):
         return np.asarray(predictions, np.float32)

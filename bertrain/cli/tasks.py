@@ -122,7 +122,7 @@ def finetune(
             tuning.preflight_task(settings, data, places[name][0], init=beginning, world=nproc)
         start_ranks(nproc, restarts, [place for several in places.values() for place in several])
     for name, settings in resolved.items() if do == "predict" else ():
-        tuning.read_unanswered(settings, data, places[name][0], init=beginning)
+        tuning.read_to_predict(settings, data, places[name][0], init=beginning)
     outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers)
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":

@@ -31,7 +31,7 @@ from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
 from bertrain.tasks.tables import HUB
-from bertrain.tasks.task import Outputs, Split, Task
+from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.compute import Predictor, predictor
 from bertrain.training.open_data import forget_task, open_task, words_for
 from bertrain.training.precision import set_precision
@@ -122,7 +122,7 @@ def expand_tasks(name: str, data: str | Path) -> list[str]:
     """`glue` as all of its tasks that can be trained on what lies in `data`; any other name as itself."""
     if name != "glue":
         return [name]
-    found = glue.tasks_in(Path(data))
+    found = glue.find_tasks(Path(data))
     usable = [f"glue/{task}" for task, is_usable in found.items() if is_usable]
     if not usable:
         raise UserError(f"{data} holds the folder of no task of GLUE, such as SST-2, with a file to train on")
@@ -156,10 +156,10 @@ def _words(settings: Settings, run: str | Path, init: str) -> Vocabulary:
     return words
 
 
-def read_unanswered(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> None:
+def read_to_predict(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> None:
     """Read what is to be predicted after the training, so that what is wrong with it is said before."""
     forget_task()
-    open_task(data, settings, _words(settings, run, init)).unanswered()
+    open_task(data, settings, _words(settings, run, init)).to_predict()
 
 
 def _check_target(target: float, task: Task) -> None:
@@ -388,7 +388,7 @@ def predict(
     """
     _refuse_own_place(Path(data), Path(out))
     with _opened(run, data, which, device, at_once, overrides) as it:
-        splits: Mapping[str, Split] = it.task.unanswered() or it.task.without_answers()
+        splits: Mapping[str, Split] = it.task.to_predict()
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
         it.say_notes()
@@ -410,7 +410,7 @@ def _refuse_own_place(data: Path, out: Path) -> None:
         raise UserError(f"--out {out} is where --data lies, and answers could take its place; choose another --out")
 
 
-def _write_predictions(split: Split, outputs: Outputs, out: Path) -> list[str]:
+def _write_predictions(split: Split, outputs: TaskOutputs, out: Path) -> list[str]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         return [str(file) for file in split.write_predictions(outputs, out)]
@@ -457,7 +457,7 @@ def _opened(
     if chosen is None:
         raise UserError(f"the run {run} has no whole checkpoint yet")
     folder, words = Path(data) if data is not None else opened.data, opened.vocabulary()
-    task = open_task(folder, settings, words, described=opened.task)
+    task = open_task(folder, settings, words, saved=opened.task)
     set_precision(train)
     with parallel.join(train) as ranks:
         model = Bert(settings.model).to(ranks.device)

@@ -41,19 +41,19 @@ def task_data(split: Split, folder: str | Path, settings: Settings, words: Vocab
 
 
 def open_task(
-    folder: str | Path, settings: Settings, words: Vocabulary, described: Mapping[str, Any] | None = None
+    folder: str | Path, settings: Settings, words: Vocabulary, saved: Mapping[str, Any] | None = None
 ) -> Task:
     """The task that `settings` name, with its files in `folder`.
 
-    `described` is what a model that was trained for it before says of it; training data need not be there then.
+    `saved` is what a run of the task stores of it (`Task.to_dict`); training data need not be there then.
     """
     if not Path(folder).exists():
         raise UserError(f"no data of {settings.task.name} at {folder}")
-    trained = json.dumps(described, sort_keys=True)
+    trained = json.dumps(saved, sort_keys=True)
     key = (Path(folder).resolve(), settings.task, settings.data.max_seq_length, words.hash, trained)
     if key not in _opened:
         _opened.clear()
-        _opened[key] = registry.open_task(settings, Path(folder), words, described=described)
+        _opened[key] = registry.open_task(settings, Path(folder), words, saved=saved)
     return _opened[key]
 
 

@@ -53,7 +53,7 @@ def pretrain(
             settings, found = find_token_budget(settings, shards, ranks)
             notes += drawn + found
         if ranks.is_first and is_new:
-            described = open_task(data, settings, words).describe() if words is not None else None
+            described = open_task(data, settings, words).to_dict() if words is not None else None
             Run.create(run, settings, shards, init, fingerprint, described)
         ranks.broadcast_int(0)
         _warn_of_no_checkpoints(settings, ranks)

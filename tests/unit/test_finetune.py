@@ -25,7 +25,7 @@ from bertrain.model.heads import answer_sums
 from bertrain.model.initialization import initialize
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
-from bertrain.tasks.task import Outputs, Split
+from bertrain.tasks.task import Split, TaskOutputs
 from bertrain.training.compute import predictor
 from bertrain.training.finetune import (
     SPEED,
@@ -551,7 +551,7 @@ def test_runs_are_reported_side_by_side(mini: Miniature, colours: Path, answers:
 # --- weights -----------------------------------------------------------------------------------------------
 
 
-def outputs_of(run: Path, split: Split, words: Vocabulary) -> Outputs:
+def outputs_of(run: Path, split: Split, words: Vocabulary) -> TaskOutputs:
     """What a run's model says of a split, computed in flat bins."""
     settings, cpu = Run.open(run).settings, torch.device("cpu")
     task = open_task(Run.open(run).data, settings, words)
