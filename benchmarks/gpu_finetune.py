@@ -290,7 +290,7 @@ def their_optimizer(model: Any, work: Work) -> torch.optim.Optimizer:
     sized = replace(settings, model=replace(settings.model, num_layers=model.config.num_hidden_layers))
     groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        factor = rate_factor(places[name].ours, sized)
+        factor = rate_factor(places[name].parameter, sized)
         parameter.requires_grad_(factor > 0)
         if factor:
             decay = how.weight_decay if parameter.ndim > 1 else 0.0

@@ -25,7 +25,7 @@ from bertrain.optim.madgrad import START
 from bertrain.optim.optimizer import Optimizer
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
-from bertrain.weights.source import check_fit, fill_in, read_weights, taken_from
+from bertrain.weights.source import check_shapes, copy_weights, match_parameters, read_weights
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, Weights
 
 
@@ -42,7 +42,7 @@ def check_beginning(settings: Settings, shards: DataSource, init: str) -> str:
         refuse_other_vocabulary(shards, weights.vocabulary.hash)
     with torch.device("meta"):
         parameters = dict(Bert(settings.model).named_parameters())
-    check_fit(parameters, weights, extends_positions=how.init_positions == "extend")
+    check_shapes(parameters, weights, extends_positions=how.init_positions == "extend")
     if how.init_optimizer == "keep":
         read_moments(init, settings.optimizer.name, parameters)
     return weights.fingerprint
@@ -56,8 +56,8 @@ def begin_with(model: Bert, arena: Arena, optimizer: Optimizer, run: Run, consol
         raise AgreedError(f"the weights of {run.init} have changed since this run was begun; start a new run")
     parameters = arena.named(arena.values)
     initialize(model, how.seed, _not_whole(parameters, weights, model.settings.vocab_size))
-    initialized = fill_in(parameters, weights, extends_positions=how.init_positions == "extend")
-    places = taken_from(parameters, weights)
+    initialized = copy_weights(parameters, weights, extends_positions=how.init_positions == "extend")
+    places = match_parameters(parameters, weights)
     console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
     for kind, names in (("initialized afresh", [*initialized, *_fresh_positions(parameters, weights)]),
@@ -80,7 +80,7 @@ def begin_with(model: Bert, arena: Arena, optimizer: Optimizer, run: Run, consol
 
 def _not_whole(parameters: Mapping[str, Tensor], weights: Weights, vocab_size: int) -> list[str]:
     """The parameters of which the weights have nothing, or not every row; a vocabulary's padding does not count."""
-    places = taken_from(parameters, weights)
+    places = match_parameters(parameters, weights)
     rows = {name: len(weights.tensors[theirs]) for name, theirs in places.items()}
     needed = {name: vocab_size if name in PADDED_BY_VOCABULARY else len(one) for name, one in parameters.items()}
     return [name for name in parameters if rows.get(name, 0) < needed[name]]

@@ -45,7 +45,7 @@ from bertrain.training.pretrain import preflight_resume, pretrain, resume
 from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.weights.export import export
-from bertrain.weights.source import build_model, fill_in, read_weights
+from bertrain.weights.source import build_model, copy_weights, read_weights
 from tests import helpers, miniature_tasks
 from tests.miniature_tasks import Miniature, command_line, settings_for
 from tests.processes import records
@@ -412,7 +412,7 @@ def test_layers_have_the_rates_they_are_given(mini: Miniature, tmp_path: Path) -
     model = Bert(settings.model)
     initialize(model, settings.train.seed)
     with torch.no_grad():
-        fill_in(dict(model.named_parameters()), read_weights(mini.base))
+        copy_weights(dict(model.named_parameters()), read_weights(mini.base))
     rates = {"embeddings": 0.5**3, "layers.0": 0.5**2, "layers.1": 0.5, "answer": 1.0}
     groups: list[dict[str, Any]] = []
     for name, parameter in model.named_parameters():
