@@ -103,31 +103,31 @@ def test_damaged_rows_are_named_or_counted(mini: Miniature, tuned: Path, tmp_pat
     assert "51" in refused.err
     assert not (tmp_path / "run").exists()
     done = command_line(*words, "--on-error", "skip")
-    assert "train: passed over 2 rows; the first:" in done.out
-    assert "dev: passed over 1 row; the first:" in done.out
+    assert re.search(r"train: .* 2 rows.* line \d+ of", done.out)
+    assert re.search(r"dev: .* 1 row.* line \d+ of", done.out)
     shown = command_line("evaluate", tmp_path / "run", "--device", "cpu", "--json")
     assert json.loads(shown.out)["examples"] == 1
-    assert "dev: passed over 1 row" in shown.err
+    assert re.search("dev: .* 1 row", shown.err)
     refused = command_line("evaluate", tuned, "--data", tmp_path, "--device", "cpu", check=False)
     assert refused.code == 2
-    assert "has the label 'purple', and there are only" in refused.err
+    assert re.search(r"'purple'.* \[bad-row\]", refused.err)
 
 
 BAD = {
     "no weights": (["finetune", "classify"], "--init is missing: the run or the weights to fine-tune"),
-    "nothing there": (["finetune", "classify", "--init", "nowhere"], "no run and no weights at"),
+    "nothing there": (["finetune", "classify", "--init", "nowhere"], r"nowhere \[missing-weights\]"),
     "a task by a slip": (["finetune", "clasify", "--init", "BASE"], "no task 'clasify'; did you mean 'classify'?"),
     "another slip": (["finetune", "glue/sst", "--init", "BASE"], "did you mean 'glue/sst2'?"),
     "no data": (["finetune", "classify", "--init", "BASE", "--data", "nowhere"], "no data of classify at"),
-    "other data": (["finetune", "xnli", "--init", "BASE"], "train.csv has no column 'premise'"),
+    "other data": (["finetune", "xnli", "--init", "BASE"], r"train.csv has no column 'premise'.* \[missing-column\]"),
     "no questions": (
         ["finetune", "squad/v1.1", "--init", "BASE", "--task.max_query_length", "8"],
-        "has no file for squad/v1.1: train-v1.1.json",
+        r"train-v1.1.json.* \[missing-data\]",
     ),
     "no GLUE": (["finetune", "glue", "--init", "BASE"], "holds the folder of no task of GLUE"),
-    "no training": (["finetune", "classify", "--init", "BASE", "--data", "ONLY_DEV"], "has no train file"),
+    "no training": (["finetune", "classify", "--init", "BASE", "--data", "ONLY_DEV"], r"train.csv \[missing-split\]"),
     "labels unknown": (
-        ["finetune", "classify", "--init", "BASE", "--task.label", "text"], "line 2 of .*dev.csv has the label .* only",
+        ["finetune", "classify", "--init", "BASE", "--task.label", "text"], r"line 2 of .*dev.csv .* \[bad-row\]",
     ),
     "no column": (["finetune", "classify", "--init", "BASE", "--task.label", "colour"], "--task.label"),
     "too long": (
@@ -165,8 +165,8 @@ BAD = {
     "a head in pre-training": (
         ["pretrain", "bert-tiny", "--data", "DATA", "--model.head", "span"], "model.head span is for fine-tuning",
     ),
-    "masks": (["fill-mask", "TUNED", "bato [MASK]"], "was fine-tuned, and has no head for masked words any more"),
-    "masks of others": (["fill-mask", "EXPORTED", "bato [MASK]"], "was fine-tuned, and has no head for masked words"),
+    "masks": (["fill-mask", "TUNED", "bato [MASK]"], r"\[no-pretraining-head\]"),
+    "masks of others": (["fill-mask", "EXPORTED", "bato [MASK]"], r"\[no-pretraining-head\]"),
     "predicting what?": (["predict", "BASE", "--data", "TABLE", "--out", "out"], "pre-trained, not fine-tuned"),
     "scoring on what?": (["evaluate", "BASE"], "--data is missing: the prepared folder to evaluate on"),
     "a setting of tasks": (
