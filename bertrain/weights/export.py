@@ -85,32 +85,25 @@ def export(
     """
     if to not in FORMATS:
         raise UserError("unknown-format", f"--to is {to!r}; use {' or '.join(FORMATS)}")
+    padding = pad_vocab_to if pad_vocab_to is not None else 8 if to == "nvidia" else 1
+    _check_padding(padding)
     weights = read_weights(source, which)
     try:
         refuse_incomplete(weights)
     except UserError as error:
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
-    if to == "nvidia":
-        if weights.settings.head != "pretrain":
-            raise UserError(
-                "no-pretraining-head",
-                f"{source} is fine-tuned; NVIDIA's programs load only models with pre-training heads",
-            )
-        if weights.missing:
-            raise UserError(
-                "missing-tensors",
-                f"{source} lacks {list_names(weights.missing)}; NVIDIA's programs load only models with both heads",
-            )
-        padding = 8 if pad_vocab_to is None else pad_vocab_to
-        _check_padding(padding)
-        nvidia.write_folder(Path(out), weights, pad_vocab_to=padding)
+    if to == "huggingface":
+        if weights.vocabulary is None:
+            advice = "`bertrain weights import --vocab FILE` adds one"
+            raise UserError("missing-vocabulary", f"{source} has no vocabulary; {advice}")
+        huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
-    if weights.vocabulary is None:
-        raise UserError(
-            "missing-vocabulary", f"{source} has no vocabulary; `bertrain weights import --vocab FILE` adds one"
-        )
-    _check_padding(pad_vocab_to or 1)
-    huggingface.write_folder(Path(out), weights, pad_vocab_to=pad_vocab_to or 1)
+    needs = "NVIDIA's programs load only models with both pre-training heads"
+    if weights.settings.head != "pretrain":
+        raise UserError("no-pretraining-head", f"{source} is fine-tuned; {needs}")
+    if weights.missing:
+        raise UserError("missing-tensors", f"{source} lacks {list_names(weights.missing)}; {needs}")
+    nvidia.write_folder(Path(out), weights, pad_vocab_to=padding)
     return Path(out)
 
 
