@@ -47,7 +47,7 @@ import torch
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
 from bertrain.run.metrics import Stopwatch
-from bertrain.tasks.task import Outputs, Task
+from bertrain.tasks.task import Task, TaskOutputs
 from bertrain.training import loop
 from bertrain.training.finetune import finetune
 from bertrain.training.resolved_run import resolve_run
@@ -289,7 +289,7 @@ def their_optimizer(model: Any, work: Work) -> torch.optim.Optimizer:
     sized = replace(settings, model=replace(settings.model, num_layers=model.config.num_hidden_layers))
     groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        factor = rate_factor(places[name].ours, sized)
+        factor = rate_factor(places[name].parameter, sized)
         parameter.requires_grad_(factor > 0)
         if factor:
             decay = how.weight_decay if parameter.ndim > 1 else 0.0
@@ -323,7 +323,7 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self._rows[number]
 
 
-def flat_outputs(predictions: Any, block: Block) -> Outputs:
+def flat_outputs(predictions: Any, block: Block) -> TaskOutputs:
     """The Trainer's logits as a Split wants them: spans without padding, token after token."""
     if not isinstance(predictions, tuple):
         return np.asarray(predictions, np.float32)

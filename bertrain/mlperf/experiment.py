@@ -276,11 +276,11 @@ def _of_rule(optimizer: OptimizerSettings) -> list[tuple[str, Any]]:
 
 def tensor_names(settings: Settings) -> list[str]:
     """The tensors of the model by TensorFlow's names, as every log of BERT has them."""
-    from bertrain.weights.names import TENSORFLOW, absent_heads
+    from bertrain.weights.names import TENSORFLOW, unused_prefixes
 
-    names, absent = [], absent_heads(nsp=settings.model.nsp)
+    names, absent = [], unused_prefixes(nsp=settings.model.nsp)
     for name, place in TENSORFLOW.items():
-        if not place.ours.startswith(absent):
+        if not place.parameter.startswith(absent):
             names += [name.format(layer) for layer in (range(settings.model.num_layers) if "{}" in name else (0,))]
     return names
 
@@ -300,7 +300,7 @@ def probe(settings: Settings, init: str) -> float:
     from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision
     from bertrain.training.resolve_auto import resolve_auto
-    from bertrain.weights.source import fill_in, read_weights
+    from bertrain.weights.source import copy_weights, read_weights
 
     check_settings(settings)
     settings, _ = resolve_auto(settings)
@@ -314,7 +314,7 @@ def probe(settings: Settings, init: str) -> float:
         model = Bert(settings.model)
         parameters = {name: tensor.data for name, tensor in model.named_parameters()}
         extends = settings.train.init_positions == "extend"
-        missing = fill_in(parameters, read_weights(init), extends_positions=extends)
+        missing = copy_weights(parameters, read_weights(init), extends_positions=extends)
         if missing:
             raise AgreedError(f"{init} has no {', '.join(missing)}, so there is nothing to probe")
         loader = Loader(open_for(settings.evaluate.data, settings, ranks), settings, rank=ranks.rank, world=ranks.world)

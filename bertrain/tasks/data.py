@@ -1,4 +1,4 @@
-"""A task's examples as the loader reads them: rows of a data set in which no word is masked."""
+"""A split of a task as a `DataSource`: examples without masked tokens, which the loader batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks.task import Split
 
-NOTHING = np.zeros(0, dtype=np.int64)
+EMPTY = np.zeros(0, dtype=np.int64)
 
 
 class TaskData:
@@ -34,7 +34,7 @@ class TaskData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that the model is shown, in its order."""
+        """SHA-256 of the vocabulary and all examples, in order."""
         digest, block = hashlib.sha256(self.vocabulary.hash.encode()), self.split.block
         for values in (block.tokens, block.lengths, block.segment_b, block.answers):
             if values is not None:
@@ -42,10 +42,10 @@ class TaskData:
         return digest.hexdigest()
 
     def read(self, rows: Ints) -> Block:
-        """The examples of `rows`, in that order, with masks of nothing."""
-        some = self.split.block.take(rows)
-        masks = Masks(np.zeros(len(rows), dtype=np.int64), NOTHING, NOTHING)
-        return Block(some.tokens, some.lengths, some.segment_b, some.is_random, masks, some.answers)
+        """The examples of `rows`, in that order, with empty masks."""
+        block = self.split.block.take(rows)
+        masks = Masks(np.zeros(len(rows), dtype=np.int64), EMPTY, EMPTY)
+        return Block(block.tokens, block.lengths, block.segment_b, block.is_random, masks, block.answers)
 
     def is_random(self, rows: Ints) -> Ints:
         return np.zeros(len(rows), dtype=np.int64)

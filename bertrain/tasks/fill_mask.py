@@ -1,4 +1,4 @@
-"""Fill the [MASK]s of a sentence: the quickest way to see what a model has learnt."""
+"""Predict the [MASK] tokens of a sentence: the quickest way to see what a model has learned."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from bertrain.weights.source import build_model, read_weights
 
 @dataclass(frozen=True)
 class Guess:
-    """A word for a mask, and the probability the model gives it."""
+    """A token for a [MASK], and its probability."""
 
     word: str
     probability: float
 
 
 def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list[list[list[Guess]]]:
-    """The `top` guesses for each [MASK] of each sentence, by weights of any form that `show_weights` knows."""
+    """The `top` guesses for each [MASK] of each sentence, by weights in any format that `show_weights` reads."""
     weights = read_weights(source)
     if weights.vocabulary is None:
-        raise UserError(f"{source} has no vocabulary (vocab.txt) to read and write words with")
+        raise UserError(
+            "missing-vocabulary",
+            f"{source} has no vocabulary; put its vocab.txt there, or use `bertrain weights import --vocab FILE`",
+        )
     if weights.settings.head != "pretrain":
-        raise UserError(f"{source} was fine-tuned, and has no head for masked words any more; take what it began with")
+        raise UserError(
+            "no-pretraining-head",
+            f"{source} is fine-tuned and has no masked-language-model head; use the weights it started from",
+        )
     model = build_model(weights)
     return [_fill(model, weights.vocabulary, sentence, top) for sentence in sentences]
 
@@ -43,10 +49,10 @@ def _fill(model: Bert, vocabulary: Vocabulary, sentence: str, top: int) -> list[
     tokens.append(vocabulary.id_of("[SEP]"))
     positions = [position for position, token in enumerate(tokens) if token == mask]
     if not positions:
-        raise UserError(f"there is no [MASK] in {sentence!r}")
+        raise UserError("no-mask", f"there is no [MASK] in {sentence!r}")
     limit = model.settings.max_positions
     if len(tokens) > limit:
-        raise UserError(f"the sentence is {len(tokens)} word pieces long; the model reads {limit}")
+        raise UserError("sentence-too-long", f"the sentence has {len(tokens)} tokens; the model reads {limit}")
     logits = model(one_sequence(tokens, positions)).mlm_logits[:, : len(vocabulary.words)]
     probabilities, words = logits.softmax(-1).topk(min(top, logits.shape[1]))
     return [
@@ -56,7 +62,7 @@ def _fill(model: Bert, vocabulary: Vocabulary, sentence: str, top: int) -> list[
 
 
 def one_sequence(tokens: list[int], positions: list[int]) -> Batch:
-    """A batch of a single sequence of one segment, with words to predict at `positions`."""
+    """A batch of a single sequence of one segment, with tokens to predict at `positions`."""
     length = len(tokens)
     return Batch(
         input_ids=torch.tensor(tokens),

@@ -1,13 +1,12 @@
-"""GLUE: its nine tasks, as its archive, their authors and the library `datasets` publish them.
+"""GLUE: its nine tasks, in the files of its archive, of the original authors, and of the library `datasets`.
 
-Labels have the numbers that `datasets` gives them, so that an exported model means what others expect.
+Labels have the class indices of `datasets`, so that other programs understand an exported model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,99 +15,98 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.config.settings import Settings
 from bertrain.data.text.tokenizer import Vocabulary
-from bertrain.tasks import metrics
-from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, read_class, read_number
+from bertrain.tasks.metrics import predictions_of
+from bertrain.tasks.table_task import Columns, RowFormat, TableSplit, TableTask, class_parser, parse_number
 from bertrain.tasks.tables import choose_files
-from bertrain.tasks.task import Head, Outputs
+from bertrain.tasks.task import Head, TaskOutputs
 
 PAIR = Columns(("sentence1", "premise", "Premise"), ("sentence2", "hypothesis", "Hypothesis"))
 
 
 @dataclass(frozen=True)
-class GlueTask:
-    """What one of the tasks is, and how many rows its authors published."""
+class GlueSpec:
+    """One of the tasks, and the number of rows that its authors published in each split."""
 
     folder: str
     columns: Columns
     labels: tuple[str, ...]
-    figure_names: tuple[str, ...]
-    """The main one first."""
+    metric_names: tuple[str, ...]
     rows: Mapping[str, int]
     head: Head = "classify"
-    unnamed: tuple[str, ...] = ()
-    undecided: str = ""
-    is_rough: bool = False
-    submits_names: bool = False
-    """Whether a submission has the names of classes, or their numbers."""
+    header: tuple[str, ...] = ()
+    no_gold_label: str = ""
+    is_lenient: bool = False
+    submits_labels: bool = False
+    """Whether a submission has labels, or class indices."""
 
 
 TASKS = {
-    "cola": GlueTask(
+    "cola": GlueSpec(
         folder="CoLA",
         columns=Columns(("sentence",)),
         labels=("unacceptable", "acceptable"),
-        figure_names=("matthews",),
+        metric_names=("matthews",),
         rows={"train": 8551, "dev": 1043, "test": 1063},
-        unnamed=("source", "label", "mark", "sentence"),
+        header=("source", "label", "mark", "sentence"),
     ),
-    "sst2": GlueTask(
+    "sst2": GlueSpec(
         folder="SST-2",
         columns=Columns(("sentence",)),
         labels=("negative", "positive"),
-        figure_names=("accuracy",),
+        metric_names=("accuracy",),
         rows={"train": 67349, "dev": 872, "test": 1821},
     ),
-    "mrpc": GlueTask(
+    "mrpc": GlueSpec(
         folder="MRPC",
         columns=Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
         labels=("not_equivalent", "equivalent"),
-        figure_names=("f1", "accuracy"),
+        metric_names=("f1", "accuracy"),
         rows={"train": 3668, "dev": 408, "test": 1725},
     ),
-    "stsb": GlueTask(
+    "stsb": GlueSpec(
         folder="STS-B",
         columns=Columns(("sentence1",), ("sentence2",), ("score", "label")),
         labels=(),
-        figure_names=("pearson", "spearmanr"),
+        metric_names=("pearson", "spearmanr"),
         rows={"train": 5749, "dev": 1500, "test": 1379},
         head="regress",
     ),
-    "qqp": GlueTask(
+    "qqp": GlueSpec(
         folder="QQP",
         columns=Columns(("question1",), ("question2",), ("is_duplicate", "label")),
         labels=("not_duplicate", "duplicate"),
-        figure_names=("f1", "accuracy"),
+        metric_names=("f1", "accuracy"),
         rows={"train": 363846, "dev": 40430, "test": 390965},
-        is_rough=True,
+        is_lenient=True,
     ),
-    "qnli": GlueTask(
+    "qnli": GlueSpec(
         folder="QNLI",
         columns=Columns(("question",), ("sentence",)),
         labels=("entailment", "not_entailment"),
-        figure_names=("accuracy",),
+        metric_names=("accuracy",),
         rows={"train": 104743, "dev": 5463, "test": 5463},
-        submits_names=True,
+        submits_labels=True,
     ),
-    "rte": GlueTask(
+    "rte": GlueSpec(
         folder="RTE",
         columns=PAIR,
         labels=("entailment", "not_entailment"),
-        figure_names=("accuracy",),
+        metric_names=("accuracy",),
         rows={"train": 2490, "dev": 277, "test": 3000},
-        submits_names=True,
+        submits_labels=True,
     ),
-    "wnli": GlueTask(
+    "wnli": GlueSpec(
         folder="WNLI",
         columns=PAIR,
         labels=("not_entailment", "entailment"),
-        figure_names=("accuracy",),
+        metric_names=("accuracy",),
         rows={"train": 635, "dev": 71, "test": 146},
     ),
-    "mnli": GlueTask(
+    "mnli": GlueSpec(
         folder="MNLI",
         columns=Columns(PAIR.first, PAIR.second, ("gold_label", "label")),
         labels=("entailment", "neutral", "contradiction"),
-        figure_names=("accuracy",),
+        metric_names=("accuracy",),
         rows={
             "train": 392702,
             "dev_matched": 9815,
@@ -117,118 +115,105 @@ TASKS = {
             "test_mismatched": 9847,
             "diagnostic": 1104,
         },
-        undecided="-",
-        submits_names=True,
+        no_gold_label="-",
+        submits_labels=True,
     ),
 }
 
-SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"}
-"""The files of a submission that are not called as their task's folder."""
+SUBMISSIONS = {"test": "{}", "test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"}
+"""The files of a submission by split; {} is the folder of the task."""
+OTHER_STEMS = {
+    "train": ["multinli_1.0_train", "msr_paraphrase_train", "train_*"],
+    "dev": ["msr_paraphrase_test"],
+    "dev_matched": ["multinli_1.0_dev_matched"],
+    "dev_mismatched": ["multinli_1.0_dev_mismatched"],
+    "diagnostic": ["diagnostic-full"],
+}
+"""File names of the original authors, and of subsets."""
 
 
-def open_glue(settings: Settings, folder: Path, vocabulary: Vocabulary) -> TableTask:
-    """One of GLUE's tasks, whose files lie in `folder` or in the folder of the task there."""
-    name = settings.task.name.removeprefix("glue/")
-    task = TASKS[name]
-    folder = find_task_folder(folder, name)
-    notes: list[str] = []
-    numbers = {str(number): number for number in range(len(task.labels))}
-    reading = Reading(
-        columns=task.columns,
-        read_label=read_number if task.head == "regress" else read_class(task.labels, also=numbers),
-        unnamed=task.unnamed,
-        undecided=task.undecided,
-        is_rough=task.is_rough,
-    )
-    maker = Maker(
-        settings, vocabulary, task.head, task.labels, task.figure_names, notes, partial(write_submission, task)
-    )
-    files = {split: choose_files(folder, stems_of(split), notes) for split in task.rows}
-    if "diagnostic" in files and not files["diagnostic"]:
-        files["diagnostic"] = find_diagnostic(folder.resolve().parent, notes)
+class GlueTask(TableTask):
+    """A task of GLUE, whose files are in `folder` or in its subfolder for the task."""
 
-    def load(split: str) -> TableSplit:
-        if not files[split]:
-            raise UserError(f"there is no {split} file of {settings.task.name} in {folder}: {split}.tsv, or the like")
-        found = maker.read(split, files[split], reading, with_answers=split.startswith(("train", "dev")))
-        if found.num_examples != task.rows[split]:
-            notes.append(
-                f"{split}: {files[split][0]} has {found.num_examples:,} rows of the {task.rows[split]:,} published"
+    def __init__(self, settings: Settings, folder: Path, vocabulary: Vocabulary) -> None:
+        name = settings.task.name.removeprefix("glue/")
+        self.spec = spec = TASKS[name]
+        super().__init__(settings, vocabulary, spec.head, spec.labels, spec.metric_names)
+        self.folder = find_task_folder(folder, name)
+        self.files = {split: choose_files(self.folder, stems_of(split), self.notes) for split in spec.rows}
+        if "diagnostic" in self.files and not self.files["diagnostic"]:  # beside the folder of MNLI
+            root = self.folder.resolve().parent
+            self.files["diagnostic"] = choose_files(root / "diagnostic", stems_of("diagnostic"), self.notes)
+            self.files["diagnostic"] = self.files["diagnostic"] or choose_files(root / "ax", ["test"], self.notes)
+        found = [split for split in spec.rows if self.files[split]]
+        if not found:
+            raise UserError(
+                "missing-data",
+                f"{self.folder} has no files of {self.name}, such as train.tsv, and no folder {spec.folder} with them",
             )
-        return found
+        self.notes += [f"{self.folder} has no {split}" for split in spec.rows if "dev" in split and split not in found]
+        self.held_out_splits = [split for split in found if split.startswith("dev")]
+        self.unlabeled_splits = [split for split in found if split.startswith(("test", "diagnostic"))]
 
-    def loads(*beginnings: str) -> dict[str, partial[TableSplit]]:
-        return {split: partial(load, split) for split in task.rows if split.startswith(beginnings) and files[split]}
+    def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
+        spec, files = self.spec, self.files[name]
+        if not files:
+            raise UserError("missing-split", f"{self.folder} has no {name} file of {self.name}, such as {name}.tsv")
+        indices = {str(index): index for index in range(len(spec.labels))}
+        row_format = RowFormat(
+            columns=spec.columns,
+            parse_label=parse_number if spec.head == "regress" else class_parser(spec.labels, indices),
+            header=spec.header,
+            no_gold_label=spec.no_gold_label,
+            is_lenient=spec.is_lenient,
+        )
+        # Labels are read even to predict a held-out split: they tell which rows to leave out.
+        split = self.read_split(name, files, row_format, with_labels=with_labels or name in self.held_out_splits)
+        if split.num_examples != spec.rows[name]:
+            self.notes.append(
+                f"{name}: {files[0]} has {split.num_examples:,} of the {spec.rows[name]:,} published rows"
+            )
+        return split
 
-    missing = [split for split in task.rows if not files[split]]
-    if len(missing) == len(task.rows):
-        wanted = f"no train.tsv, dev.tsv or the like, nor a folder {task.folder} that has them"
-        raise UserError(f"there is nothing of {settings.task.name} in {folder}: {wanted}")
-    notes += [f"there is no {split} in {folder}" for split in missing if split.startswith("dev")]
-    return TableTask(
-        name=settings.task.name,
-        head=task.head,
-        labels=task.labels,
-        main_metric=task.figure_names[0],
-        notes=notes,
-        load_training=partial(load, "train"),
-        load_held_out=loads("dev"),
-        load_unanswered=loads("test", "diagnostic"),
-    )
+    def write_split(self, split: TableSplit, outputs: TaskOutputs, folder: Path) -> Path:
+        """Write index and prediction in the format of GLUE's website; the file of a held-out split has its name."""
+        predictions = predictions_of(outputs, self.head)
+        if self.head == "regress":
+            texts = [f"{number:.3f}" for number in np.clip(predictions, 0, 5)]
+        else:
+            texts = [self.labels[index] if self.spec.submits_labels else str(index) for index in predictions.tolist()]
+        path = folder / (SUBMISSIONS.get(split.name, f"{{}}-{split.name}").format(self.spec.folder) + ".tsv")
+        rows = [f"{index}\t{text}\n" for index, text in zip(split.ids, texts, strict=True)]
+        write_atomically(path, "".join(["index\tprediction\n", *rows]))
+        return path
 
 
-def tasks_in(folder: Path) -> dict[str, bool]:
-    """The tasks whose folders lie in `folder`, in GLUE's order, and whether there is something to train on."""
-    inside = {_plain(path.name): path for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else {}
-    return {name: bool(choose_files(inside[name], stems_of("train"), [])) for name in TASKS if name in inside}
+def find_tasks(folder: Path) -> dict[str, bool]:
+    """The tasks with a folder in `folder`, in GLUE's order, and whether each has training data."""
+    folders = {_normalize(path.name): path for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else {}
+    return {name: bool(choose_files(folders[name], stems_of("train"), [])) for name in TASKS if name in folders}
 
 
 def find_task_folder(folder: Path, name: str) -> Path:
-    """Where the files of a task are: `folder`, or the folder in it that is called as the task."""
+    """The folder with the files of a task: `folder`, or its subfolder named after the task."""
     if not folder.is_dir():
-        raise UserError(f"--data {folder} is no folder; give that of GLUE, or of {TASKS[name].folder} in it")
-    inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and _plain(path.name) == name]
+        raise UserError(
+            "not-a-folder", f"--data {folder} is not a folder; name that of GLUE, or its {TASKS[name].folder}"
+        )
+    inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and _normalize(path.name) == name]
     if inside:
         return inside[0]
-    if _plain(folder.resolve().name) in TASKS.keys() - {name}:
-        raise UserError(f"--data {folder} is the folder of another task; give that of {TASKS[name].folder}")
+    if _normalize(folder.resolve().name) in TASKS.keys() - {name}:
+        raise UserError(
+            "other-task", f"--data {folder} is the folder of another task; name that of {TASKS[name].folder}"
+        )
     return folder
 
 
-def find_diagnostic(root: Path, notes: list[str]) -> list[Path]:
-    """The rows that GLUE asks a model of MNLI about besides, in a folder beside MNLI's."""
-    return choose_files(root / "diagnostic", stems_of("diagnostic"), notes) or choose_files(
-        root / "ax", ["test"], notes
-    )
-
-
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name.lower().replace("-", "")
 
 
 def stems_of(split: str) -> list[str]:
-    """What the files of a split are called: by GLUE, `datasets`, their authors, and who took a part of them."""
-    others = {
-        "train": ["multinli_1.0_train", "msr_paraphrase_train", "train_*"],
-        "dev": ["msr_paraphrase_test"],
-        "dev_matched": ["multinli_1.0_dev_matched"],
-        "dev_mismatched": ["multinli_1.0_dev_mismatched"],
-        "diagnostic": ["diagnostic-full"],
-    }
-    return [split, split.replace("dev", "validation"), *others.get(split, [])]
-
-
-def write_submission(
-    task: GlueTask, split: TableSplit, predictions: metrics.Predictions, outputs: Outputs, folder: Path
-) -> Path:
-    """index, prediction: as GLUE's website takes them. The name of a split with answers is part of the file's."""
-    if task.head == "regress":
-        texts = [f"{number:.3f}" for number in np.clip(predictions, 0, 5)]
-    else:
-        texts = [task.labels[number] if task.submits_names else str(number) for number in predictions.tolist()]
-    is_submitted = split.block.answers is None
-    stem = SUBMISSIONS.get(split.name, task.folder if is_submitted else f"{task.folder}-{split.name}")
-    path = folder / f"{stem}.tsv"
-    rows = [f"{index}\t{text}\n" for index, text in zip(split.ids, texts, strict=True)]
-    write_atomically(path, "".join(["index\tprediction\n", *rows]))
-    return path
+    """File names of a split, without suffix."""
+    return [split, split.replace("dev", "validation"), *OTHER_STEMS.get(split, [])]

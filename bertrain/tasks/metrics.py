@@ -1,105 +1,84 @@
-"""The official figures of GLUE and its like, by the libraries that everybody takes them from. 1 is perfect.
+"""The official metrics of GLUE and similar tasks, as scikit-learn and SciPy compute them. 1 is perfect.
 
-A figure that is not defined, such as the correlation with predictions that are all the same, is 0, as nothing was
-told apart.
+An undefined metric, such as the correlation with constant predictions, is 0.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.data.formats.block import Values
-from bertrain.tasks.task import Head, Outputs
+from bertrain.tasks.task import Head, TaskOutputs
 
 Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+LIBRARIES = {"sklearn": "scikit-learn", "scipy": "scipy"}
+"""Packages by the name of their module."""
 
 
-def predictions_of(outputs: Outputs, head: Head) -> Predictions:
-    """The class, or the number, that a model's outputs stand for."""
+def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:
+    """The predicted class or number of each example."""
     return outputs[:, 0] if head == "regress" else outputs.argmax(axis=1)
 
 
-def probabilities_of(outputs: Outputs) -> npt.NDArray[np.float64]:
-    """The probability of each class."""
-    weights = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+def softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Probabilities along the last axis."""
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def require_libraries() -> None:
-    """Refuse to begin what could not be scored in the end. Nothing is imported: that takes seconds."""
-    for module, library in (("sklearn", "scikit-learn"), ("scipy", "scipy")):
+    """Refuse to start a run whose metrics could not be computed. Imports nothing: that takes seconds."""
+    for module in LIBRARIES:
         if importlib.util.find_spec(module) is None:
-            raise _absent(library)
+            raise _missing_library(module)
 
 
-def score(names: Sequence[str], answers: Values, predictions: Predictions) -> dict[str, float]:
-    """The figures of these names."""
+def compute_metrics(names: Sequence[str], targets: Values, predictions: Predictions) -> dict[str, float]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of answers or predictions that are all the same: that is 0, as said above
-        return {name: FIGURES[name](answers, predictions) for name in names}
+        warnings.simplefilter("ignore")  # about constant targets or predictions: the metric is then 0
+        return {name: METRICS[name](targets, predictions) for name in names}
 
 
-def _accuracy(answers: Values, predictions: Predictions) -> float:
-    return float(_scikit_learn().accuracy_score(answers, predictions))
+def _classification(function: str, targets: Values, predictions: Predictions, **options: Any) -> float:
+    return float(getattr(_import("sklearn.metrics"), function)(targets, predictions, **options))
 
 
-def _f1(answers: Values, predictions: Predictions) -> float:
-    """Of class 1, the positive one."""
-    return float(_scikit_learn().f1_score(answers, predictions, zero_division=0))
-
-
-def _f1_macro(answers: Values, predictions: Predictions) -> float:
-    return float(_scikit_learn().f1_score(answers, predictions, average="macro", zero_division=0))
-
-
-def _matthews(answers: Values, predictions: Predictions) -> float:
-    return float(_scikit_learn().matthews_corrcoef(answers, predictions))
-
-
-def _pearson(answers: Values, predictions: Predictions) -> float:
-    return _correlation("pearsonr", answers, predictions)
-
-
-def _spearman(answers: Values, predictions: Predictions) -> float:
-    return _correlation("spearmanr", answers, predictions)
-
-
-def _correlation(name: str, answers: Values, predictions: Predictions) -> float:
-    try:
-        from scipy import stats
-    except ImportError:
-        raise _absent("scipy") from None
-    if len(answers) < 2 or np.ptp(answers) == 0 or np.ptp(predictions) == 0:
+def _correlation(function: str, targets: Values, predictions: Predictions) -> float:
+    stats = _import("scipy.stats")
+    if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predictions) == 0:
         return 0.0
-    value = float(getattr(stats, name)(answers.astype(np.float64), predictions.astype(np.float64)).statistic)
+    value = float(getattr(stats, function)(targets.astype(np.float64), predictions.astype(np.float64)).statistic)
     return value if np.isfinite(value) else 0.0
 
 
-def _scikit_learn() -> ModuleType:
+def _import(module: str) -> Any:
     try:
-        from sklearn import metrics
+        return importlib.import_module(module)
     except ImportError:
-        raise _absent("scikit-learn") from None
-    module: ModuleType = metrics
-    return module
+        raise _missing_library(module.partition(".")[0]) from None
 
 
-def _absent(library: str) -> UserError:
-    return UserError(f"the figures of this task need {library}; install it with: pip install 'bertrain[finetune]'")
+def _missing_library(module: str) -> UserError:
+    return UserError(
+        "missing-library",
+        f"the metrics of this task need {LIBRARIES[module]}; install it with: pip install 'bertrain[finetune]'",
+    )
 
 
-FIGURES: dict[str, Callable[[Values, Predictions], float]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "f1_macro": _f1_macro,
-    "matthews": _matthews,
-    "pearson": _pearson,
-    "spearmanr": _spearman,
+METRICS: dict[str, Callable[[Values, Predictions], float]] = {
+    "accuracy": partial(_classification, "accuracy_score"),
+    "f1": partial(_classification, "f1_score", zero_division=0),  # of class 1
+    "f1_macro": partial(_classification, "f1_score", average="macro", zero_division=0),
+    "matthews": partial(_classification, "matthews_corrcoef"),
+    "pearson": partial(_correlation, "pearsonr"),
+    "spearmanr": partial(_correlation, "spearmanr"),
 }

@@ -1,4 +1,4 @@
-"""The tasks there are, by name, and the one door to them."""
+"""The tasks by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from bertrain.base.errors import UserError, nearest
 from bertrain.config.settings import Settings
 from bertrain.data.text.tokenizer import Vocabulary
-from bertrain.tasks.glue import TASKS, open_glue
+from bertrain.tasks import glue
 from bertrain.tasks.metrics import require_libraries
 from bertrain.tasks.task import Task
 
@@ -17,35 +17,35 @@ SQUAD = ("squad/v1.1", "squad/v2.0")
 
 
 def task_names() -> list[str]:
-    """What `task.name` may be."""
-    return [*(f"glue/{name}" for name in TASKS), *SQUAD, "xnli", "classify"]
+    """Valid values of `task.name`."""
+    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify"]
 
 
 def open_task(
-    settings: Settings, folder: Path, vocabulary: Vocabulary, *, described: Mapping[str, Any] | None = None
+    settings: Settings, folder: Path, vocabulary: Vocabulary, *, saved: Mapping[str, Any] | None = None
 ) -> Task:
-    """The task `settings.task.name`, whose files lie in `folder`.
+    """Open the task `settings.task.name`, whose files are in `folder`.
 
-    `described` is what the `describe()` of a task gave when a model was trained for it; with it, nothing is asked of
-    the training data, which need not be there.
+    `saved` is the `to_dict()` of the task that a model was trained on. With it, the training data need not be there.
     """
     name = settings.task.name
+    if name not in task_names():
+        names = task_names()
+        raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, names)}; tasks: {', '.join(names)}")
     if not folder.exists():
-        raise UserError(f"there is no --data {folder}")
+        raise UserError("missing-data", f"--data {folder} does not exist")
     if name in SQUAD:
         from bertrain.tasks.squad.task import SquadTask
 
         return SquadTask.open(settings, folder, vocabulary)
-    if described is None and name in task_names():
+    if saved is None:
         require_libraries()
-    if name.removeprefix("glue/") in TASKS and name.startswith("glue/"):
-        return open_glue(settings, folder, vocabulary)
     if name == "xnli":
-        from bertrain.tasks.xnli import open_xnli
+        from bertrain.tasks.xnli import XnliTask
 
-        return open_xnli(settings, folder, vocabulary)
+        return XnliTask(settings, folder, vocabulary)
     if name == "classify":
-        from bertrain.tasks.own import open_own
+        from bertrain.tasks.classify import ClassifyTask
 
-        return open_own(settings, folder, vocabulary, described)
-    raise UserError(f"there is no task {name!r}{nearest(name, task_names())}; there are {', '.join(task_names())}")
+        return ClassifyTask(settings, folder, vocabulary, saved)
+    return glue.GlueTask(settings, folder, vocabulary)

@@ -1,9 +1,9 @@
-"""Files of rows to records: TSV, CSV, JSON lines, Parquet and Arrow, as people and the library `datasets` write them.
+"""Read table files: TSV, CSV, JSON lines, Parquet and Arrow, as people and the library `datasets` write them.
 
-A row that cannot be read is a Problem in its place, with file and line; `Flaws` decides whether that ends the work.
+A row that cannot be read is returned as a Problem with its file and line; `BadRows` decides whether to stop.
 
-TSV is as GLUE has it: a tab ends a field, a line feed ends a row, and a quote is a sign like any other. CSV has quotes,
-and within them commas and line breaks.
+TSV is read as GLUE writes it: a tab ends a field, a line feed ends a row, and quotes have no meaning. In CSV, quoted
+fields may contain commas and line breaks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bertrain.base.formatting import counted
 from bertrain.data.text.records import LARGEST_RECORD, Problem, listed, numbered_lines
 from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 
-HUB = "data"  # the folder of the files in a repository of Hugging Face's hub
-FORMS = {
+HUB = "data"  # the folder of the data files in a repository of the Hugging Face hub
+FORMATS = {
     "tsv": "tsv",
     "txt": "tsv",
     "csv": "csv",
@@ -35,132 +35,137 @@ FORMS = {
     "parquet": "parquet",
     "arrow": "arrow",
 }
-"""What a file holds, by the ending of its name."""
+"""The format of a file by the suffix of its name."""
 
-PACKED = ("gz", "bz2", "xz", "zst")
-ROWS_AT_ONCE = 4096
+COMPRESSED = ("gz", "bz2", "xz", "zst")
+BATCH_ROWS = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_UTF8 = "is not UTF-8 text; save the file as UTF-8"
+SKIP_HINT = "fix it, or skip such rows with --on-error skip"
 
-Choose = Callable[[list[str]], "Sequence[str | None]"]
-"""Picks columns by name; raises LookupError of what is missing, and of what to do about it, in words."""
+SelectColumns = Callable[[list[str]], "Sequence[str | None]"]
+"""Selects columns from those of a file; raises LookupError(the missing column, a hint for the user)."""
 
 
 class Row(NamedTuple):
-    """Where a row stands, for messages, and its values in the columns that were asked for; None where there is none."""
+    """The selected values of a row, None where it has none, and its file and line for messages."""
 
     place: str
     values: tuple[str | None, ...]
 
 
-class Torn(Problem):
-    """A row that has not as many fields as there are columns."""
+class FieldCountProblem(Problem):
+    """A row with more or fewer fields than there are columns."""
 
 
 @dataclass
-class Flaws:
-    """What to do with rows that cannot be read, and how many there were."""
+class BadRows:
+    """Counts unusable rows, or stops at the first."""
 
     on_error: Literal["stop", "skip"]
     count: int = 0
     first: Problem | None = None
 
-    def meet(self, problem: Problem) -> None:
-        """Count a flaw, or end with it."""
+    def add(self, problem: Problem) -> None:
         if self.on_error == "stop":
-            raise UserError(f"{problem}; mend it, or pass over such rows with --on-error skip")
+            raise UserError("bad-row", f"{problem}; {SKIP_HINT}")
         self.count += 1
         self.first = self.first or problem
 
 
-def form_of(path: Path) -> str:
-    """The form of a table by the ending of its file's name, packed or not; "" if it is none that is read."""
-    return FORMS.get(_unpacked_name(path).rpartition(".")[2], "")
+def format_of(path: Path) -> str:
+    """The format of a table by the suffix of its name, compressed or not; "" if it is not supported."""
+    return FORMATS.get(_uncompressed_name(path).rpartition(".")[2], "")
 
 
 def stem_of(path: Path) -> str:
-    """The name of a table's file without its endings."""
-    return _unpacked_name(path).rpartition(".")[0]
+    """The name of a table file without its suffixes."""
+    return _uncompressed_name(path).rpartition(".")[0]
+
+
+def _uncompressed_name(path: Path) -> str:
+    name = path.name.lower()
+    stem, _, suffix = name.rpartition(".")
+    return stem if suffix in COMPRESSED else name
 
 
 def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
-    """The files that one part of some data may lie in, those of the first stem first; a `*` stands for anything.
+    """The candidate files of a split in `folder`, by name, those of the first stem first; a stem may be a pattern.
 
-    Of the stem train: train.tsv, train.jsonl.gz; train-00000-of-00002.parquet and its like, which belong together; and
-    what a folder train holds of Arrow and Parquet. Where there is nothing, a folder `data` is looked into, which is
-    where Hugging Face's hub has them.
+    The stem `train` finds train.tsv and train.jsonl.gz; the parts train-00000-of-00002.parquet and so on, as one
+    candidate; and the Arrow and Parquet files of a folder `train`. If there is none, it searches the folder `data`, as
+    on the Hugging Face hub.
     """
     if not folder.is_dir():
         return {}
     entries = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-    tables = [path for path in entries if path.is_file() and form_of(path)]
+    tables = [path for path in entries if path.is_file() and format_of(path)]
     found: dict[str, list[Path]] = {}
     for stem in stems:
         for path in tables:
-            numbered = _NUMBERED.fullmatch(stem_of(path))
+            part = _PART.fullmatch(stem_of(path))
             if fnmatch(stem_of(path), stem):
                 found.setdefault(path.name, [path])
-            elif numbered and numbered["stem"] == stem:
-                shards = found.setdefault(f"{stem}-*-of-{numbered['total']}", [])
-                shards += [] if path in shards else [path]
-        for path in entries:
-            if path.is_dir() and path.name == stem:
-                inside = [each for each in sorted(path.iterdir()) if form_of(each) in ("parquet", "arrow")]
-                found |= {f"{stem}/": inside} if inside else {}
+            elif part and part["stem"] == stem:
+                parts = found.setdefault(f"{stem}-*-of-{part['total']}", [])
+                parts += [] if path in parts else [path]
+        if (folder / stem).is_dir() and (folder / stem) in entries:
+            inside = [path for path in sorted((folder / stem).iterdir()) if format_of(path) in ("parquet", "arrow")]
+            found |= {f"{stem}/": inside} if inside else {}
     if not found and (folder / HUB).is_dir():
         return find_tables(folder / HUB, stems)
     return found
 
 
 def choose_files(folder: Path, stems: Sequence[str], notes: list[str]) -> list[Path]:
-    """The files of a split, and a note if there were several to choose from."""
+    """The files of a split; adds a note if there were several candidates."""
     found = find_tables(folder, stems)
     if len(found) > 1:
         chosen, *others = found
-        notes.append(f"{folder} has {chosen} and {', '.join(others)}; took the first")
+        notes.append(f"{folder} has {chosen} and {', '.join(others)}; using {chosen}")
     files = next(iter(found.values()), [])
-    numbered = _NUMBERED.fullmatch(stem_of(files[0])) if files else None
-    if numbered and int(numbered["total"]) != len(files):
-        raise UserError(f"of the {int(numbered['total'])} parts that {files[0]} is one of, {len(files)} are there")
+    part = _PART.fullmatch(stem_of(files[0])) if files else None
+    if part and int(part["total"]) != len(files):
+        raise UserError(
+            "missing-parts", f"{folder} has {len(files)} of the {int(part['total'])} parts of {files[0].name}"
+        )
     return files
 
 
-def _unpacked_name(path: Path) -> str:
-    name = path.name.lower()
-    stem, _, ending = name.rpartition(".")
-    return stem if ending in PACKED else name
+def read_table(path: Path, select: SelectColumns, header: Sequence[str] = ()) -> Iterator[Row | Problem]:
+    """Read the columns that `select` chooses; the value of a column None is None.
 
-
-def read_table(path: Path, choose: Choose, unnamed: Sequence[str] = ()) -> Iterator[Row | Problem]:
-    """The rows of a file, with the columns that `choose` wants when it is told which there are; of None, nothing.
-
-    `unnamed` are the columns of a file whose first line names none of them. A file that is damaged as a whole, or has
-    not the columns, raises UserError; a file without any row has none.
+    `header` names the columns of a file whose first line has none of these names. A file without rows yields nothing;
+    a file that is damaged, or lacks a column, raises UserError.
     """
-    reader = _READERS.get(form_of(path))
+    reader = _READERS.get(format_of(path))
     if reader is None:
-        raise UserError(f"{path} is no table that is read; its name must end in one of .{', .'.join(FORMS)}")
+        raise UserError("unknown-table-format", f"cannot read {path}; supported are .{', .'.join(FORMATS)}")
     try:
         for stream in open_streams(path, lambda _: None):
-            yield from reader(stream, choose, unnamed)
+            yield from reader(stream, select, header)
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
-        raise UserError(f"{path} is damaged or cut off ({error or type(error).__name__}); fetch it again") from None
+            raise UserError("unreadable-file", f"cannot read {path}: {error.strerror}") from None
+        raise _damaged_table(path, error or type(error).__name__) from None
 
 
-# --- one reader for each form ------------------------------------------------------------------------------
+def _damaged_table(name: object, reason: object) -> UserError:
+    return UserError("damaged-table", f"{name} is damaged or truncated ({reason}); download it again")
 
 
-def _tab_separated(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> Iterator[Row | Problem]:
-    numbered = ((number, _decoded(line)) for number, line in _whole_lines(stream))
+# --- one reader for each format ----------------------------------------------------------------------------
+
+
+def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
+    numbered = ((number, _decode(line)) for number, line in _read_lines(stream))
     rows = ((number, text.rstrip("\n").removesuffix("\r").split("\t")) for number, text in numbered)
-    return _fields(stream.name, ((number, fields) for number, fields in rows if fields != [""]), choose, unnamed)
+    return _select_fields(stream.name, ((number, row) for number, row in rows if row != [""]), select, header)
 
 
-def _comma_separated(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> Iterator[Row | Problem]:
+def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
     csv.field_size_limit(LARGEST_RECORD)
-    reader = csv.reader((_decoded(line) for _, line in _whole_lines(stream)), strict=True)
+    reader = csv.reader((_decode(line) for _, line in _read_lines(stream)), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str] | Problem]]:
         while True:
@@ -170,102 +175,108 @@ def _comma_separated(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> 
             except StopIteration:
                 return
             except csv.Error as error:
-                if "unexpected end of data" in str(error):  # all that follows was taken for one field
-                    raise UserError(f"a quote that opens in line {first:,} of {stream.name} is never closed") from None
-                for line in range(first, reader.line_num + 1):  # lines within a quote that went wrong are lost, each
-                    yield line, Problem(f"line {line:,} of {stream.name}", f"is no CSV ({error})")
+                if "unexpected end of data" in str(error):  # the rest of the file became one field
+                    raise UserError(
+                        "unclosed-quote", f"the quote that opens in line {first:,} of {stream.name} is never closed"
+                    ) from None
+                for line in range(first, reader.line_num + 1):  # every line within the malformed quote is lost
+                    yield line, Problem(f"line {line:,} of {stream.name}", f"is not valid CSV ({error})")
                 continue
             if fields:
                 yield first, fields
 
-    return _fields(stream.name, rows(), choose, unnamed)
+    return _select_fields(stream.name, rows(), select, header)
 
 
-def _fields(
-    name: str, rows: Iterable[tuple[int, list[str] | Problem]], choose: Choose, unnamed: Sequence[str]
+def _select_fields(
+    name: str, rows: Iterable[tuple[int, list[str] | Problem]], select: SelectColumns, header: Sequence[str]
 ) -> Iterator[Row | Problem]:
-    """Rows of fields, the first of which names the columns; or does not, where `unnamed` are given."""
+    """Select columns of rows whose first is the header, unless it has none of the names in `header`."""
     rows = iter(rows)
-    line, header = next(rows, (0, []))
-    if isinstance(header, Problem):
-        raise UserError(f"{header}; it must name the columns")
-    if not all(map(_is_text, header)):
-        raise UserError(f"line {line:,} of {name} {NOT_UTF8}")
-    if not header:
+    line, names = next(rows, (0, []))
+    if isinstance(names, Problem):
+        raise UserError("bad-header", f"{names}; the first line must name the columns")
+    if not all(map(_is_valid_text, names)):
+        raise UserError("bad-header", f"line {line:,} of {name} {NOT_UTF8}")
+    if not names:
         return
-    if unnamed and not set(header) & set(unnamed):
-        rows = itertools.chain([(line, header)], rows)
-        header = list(unnamed)
-    columns = _chosen(name, header, choose)
-    if twice := next((column for column in columns if column is not None and header.count(column) > 1), None):
-        raise UserError(f"{name} has {header.count(twice)} columns {twice!r}; rename all but one")
-    chosen = [None if column is None else header.index(column) for column in columns]
+    if header and not set(names) & set(header):
+        rows = itertools.chain([(line, names)], rows)
+        names = list(header)
+    columns = _select(name, names, select)
+    if repeated := next((column for column in columns if column is not None and names.count(column) > 1), None):
+        raise UserError(
+            "repeated-column", f"{name} has {names.count(repeated)} columns {repeated!r}; rename all but one"
+        )
+    indices = [None if column is None else names.index(column) for column in columns]
     for line, fields in rows:
         place = f"line {line:,} of {name}"
         if isinstance(fields, Problem):
             yield fields
-        elif len(fields) != len(header):
-            yield Torn(place, f"has {counted(len(fields), 'field')}, and there are {len(header)} columns")
+        elif len(fields) != len(names):
+            yield FieldCountProblem(place, f"has {counted(len(fields), 'field')} for {len(names)} columns")
         else:
-            values = tuple(None if number is None else fields[number] for number in chosen)
-            yield Row(place, values) if all(map(_is_text, values)) else Problem(place, NOT_UTF8)
+            values = tuple(None if index is None else fields[index] for index in indices)
+            yield Row(place, values) if all(map(_is_valid_text, values)) else Problem(place, NOT_UTF8)
 
 
-def _json_lines(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> Iterator[Row | Problem]:
+def _read_json_lines(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
     columns: Sequence[str | None] | None = None
-    for number, line in _whole_lines(stream):
+    for number, line in _read_lines(stream):
         place = f"line {number:,} of {stream.name}"
         if not line.strip():
             continue
         if columns is None and line.lstrip().startswith(b"["):
-            raise UserError(f"{stream.name} is a JSON array; write one object per line")
+            raise UserError("json-array", f"{stream.name} is a JSON array; write one object per line")
         try:
             record = json.loads(line.decode())
         except UnicodeDecodeError:
             yield Problem(place, NOT_UTF8)
             continue
         except (ValueError, RecursionError) as error:
-            yield Problem(place, f"is no JSON ({error})")
+            yield Problem(place, f"is not valid JSON ({error})")
             continue
         if not isinstance(record, dict):
-            yield Problem(place, "is no JSON object")
+            yield Problem(place, "is not a JSON object")
             continue
         if columns is None:
-            columns = _chosen(stream.name, list(record), choose)
-        absent = [column for column in columns if column is not None and column not in record]
-        if absent:
-            yield Problem(place, f"has no {absent[0]!r}")
+            columns = _select(stream.name, list(record), select)
+        missing = [column for column in columns if column is not None and column not in record]
+        if missing:
+            yield Problem(place, f"has no {missing[0]!r}")
         else:
-            yield _row(place, [None if column is None else record[column] for column in columns], columns)
+            yield _to_row(place, [None if column is None else record[column] for column in columns], columns)
 
 
-def _columnar(stream: Stream, choose: Choose, unnamed: Sequence[str]) -> Iterator[Row | Problem]:
+def _read_columnar(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
     import pyarrow as pa
 
     if stream.path is None:
-        raise UserError(f"{stream.name} is packed; unpack it, Parquet and Arrow are compressed by themselves")
-    read = _parquet if form_of(stream.path) == "parquet" else _arrow
-    place = "its beginning"
+        raise UserError(
+            "compressed-table", f"{stream.name} is compressed; decompress it, as Parquet and Arrow compress themselves"
+        )
+    read = _read_parquet if format_of(stream.path) == "parquet" else _read_arrow
+    place = "the start"
     try:
-        for row in read(stream.path, choose):
+        for row in read(stream.path, select):
             place = row.place
             yield row
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{stream.name} is damaged or cut off after {place} ({reason}); fetch it again") from None
+        raise _damaged_table(stream.name, f"after {place}: {reason}") from None
 
 
-def _parquet(path: Path, choose: Choose) -> Iterator[Row | Problem]:
+def _read_parquet(path: Path, select: SelectColumns) -> Iterator[Row | Problem]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        columns = _chosen(str(path), file.schema_arrow.names, choose)
-        wanted = [column for column in columns if column is not None]
-        yield from _batches(path, file.iter_batches(ROWS_AT_ONCE, columns=wanted), file.schema_arrow, columns)
+        columns = _select(str(path), file.schema_arrow.names, select)
+        selected = [column for column in columns if column is not None]
+        yield from _read_batches(path, file.iter_batches(BATCH_ROWS, columns=selected), file.schema_arrow, columns)
 
 
-def _arrow(path: Path, choose: Choose) -> Iterator[Row | Problem]:
-    """What `datasets` saves, a stream of Arrow's; and the file form, which others write."""
+def _read_arrow(path: Path, select: SelectColumns) -> Iterator[Row | Problem]:
+    """Arrow's stream format, which `datasets` saves, and its file format."""
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file:
@@ -273,25 +284,29 @@ def _arrow(path: Path, choose: Choose) -> Iterator[Row | Problem]:
         file.seek(0)
         reader = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
         batches = reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
-        yield from _batches(path, batches, reader.schema, _chosen(str(path), reader.schema.names, choose))
+        yield from _read_batches(path, batches, reader.schema, _select(str(path), reader.schema.names, select))
 
 
-def _batches(path: Path, batches: Iterable[Any], schema: Any, columns: Sequence[str | None]) -> Iterator[Row | Problem]:
+def _read_batches(
+    path: Path, batches: Iterable[Any], schema: Any, columns: Sequence[str | None]
+) -> Iterator[Row | Problem]:
     classes = _class_names(schema)
     number = 0
     for batch in batches:
         batch.validate(full=True)
         lists = [
-            itertools.repeat(None) if column is None else _named(batch.column(column).to_pylist(), classes.get(column))
+            itertools.repeat(None)
+            if column is None
+            else _to_class_names(batch.column(column).to_pylist(), classes.get(column))
             for column in columns
         ]
         for _, *values in zip(range(batch.num_rows), *lists, strict=False):
             number += 1
-            yield _row(f"row {number:,} of {path}", values, columns)
+            yield _to_row(f"row {number:,} of {path}", values, columns)
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
-    """The names of classes that `datasets` wrote into the schema, of each column that has such."""
+    """The class names that `datasets` wrote into the schema, by column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {
@@ -303,26 +318,28 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
         return {}
 
 
-def _named(numbers: list[Any], names: list[str] | None) -> list[Any]:
-    """Numbers of classes as their names; -1 is what `datasets` writes where there is no label."""
+def _to_class_names(indices: list[Any], names: list[str] | None) -> list[Any]:
+    """Class indices as names; `datasets` writes -1 for no label."""
     if names is None:
-        return numbers
+        return indices
     known = range(len(names))
-    return [None if number == -1 else names[number] if number in known else number for number in numbers]
+    return [None if index == -1 else names[index] if index in known else index for index in indices]
 
 
 # --- values ------------------------------------------------------------------------------------------------
 
 
-def _chosen(name: str, names: list[str], choose: Choose) -> Sequence[str | None]:
+def _select(name: str, names: list[str], select: SelectColumns) -> Sequence[str | None]:
     try:
-        return choose(names)
+        return select(names)
     except LookupError as error:
         missing, hint = error.args
-        raise UserError(f"{name} has no column {missing}, only {listed(names)}{hint}") from None
+        raise UserError(
+            "missing-column", f"{name} has no column {missing}; its columns are {listed(names)}{hint}"
+        ) from None
 
 
-def _row(place: str, values: Iterable[Any], columns: Sequence[str | None]) -> Row | Problem:
+def _to_row(place: str, values: Iterable[Any], columns: Sequence[str | None]) -> Row | Problem:
     texts: list[str | None] = []
     for value, column in zip(values, columns, strict=True):
         if isinstance(value, float) and not math.isnan(value):
@@ -334,37 +351,37 @@ def _row(place: str, values: Iterable[Any], columns: Sequence[str | None]) -> Ro
         elif isinstance(value, int):
             texts.append(str(value))
         elif not isinstance(value, str):
-            return Problem(place, f"has {type(value).__name__} in {column!r}, neither text nor number")
-        elif not _is_text(value):
-            return Problem(place, f"has no valid Unicode in {column!r}")
+            return Problem(place, f"has a {type(value).__name__} in {column!r}, not a text or a number")
+        elif not _is_valid_text(value):
+            return Problem(place, f"has invalid Unicode in {column!r}")
         else:
             texts.append(value)
     return Row(place, tuple(texts))
 
 
-def _whole_lines(stream: Stream) -> Iterator[tuple[int, bytes]]:
+def _read_lines(stream: Stream) -> Iterator[tuple[int, bytes]]:
     """Numbered lines without the byte order mark."""
     for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
-            raise UserError(f"{line}; such a line is no row")
+            raise UserError("line-too-long", f"{line}, too long for a row")
         yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
-def _decoded(line: bytes) -> str:
-    """A line as text; bytes that are none stay recognisable to `_is_text`."""
+def _decode(line: bytes) -> str:
+    """A line as text; `_is_valid_text` recognizes bytes that are not UTF-8."""
     return line.decode("utf-8", "surrogateescape")
 
 
-def _is_text(value: str | None) -> bool:
-    return value is None or value.isascii() or not _HALVES_OF_PAIRS.search(value)
+def _is_valid_text(value: str | None) -> bool:
+    return value is None or value.isascii() or not _SURROGATES.search(value)
 
 
-_NUMBERED = re.compile(r"(?P<stem>.+)-\d+-of-(?P<total>\d+)")  # as `datasets` numbers the parts of a large file
-_HALVES_OF_PAIRS = re.compile("[\ud800-\udfff]")
-_READERS: dict[str, Callable[[Stream, Choose, Sequence[str]], Iterator[Row | Problem]]] = {
-    "tsv": _tab_separated,
-    "csv": _comma_separated,
-    "jsonl": _json_lines,
-    "parquet": _columnar,
-    "arrow": _columnar,
+_PART = re.compile(r"(?P<stem>.+)-\d+-of-(?P<total>\d+)")  # as `datasets` numbers the parts of a large file
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_READERS: dict[str, Callable[[Stream, SelectColumns, Sequence[str]], Iterator[Row | Problem]]] = {
+    "tsv": _read_tsv,
+    "csv": _read_csv,
+    "jsonl": _read_json_lines,
+    "parquet": _read_columnar,
+    "arrow": _read_columnar,
 }

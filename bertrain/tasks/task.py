@@ -1,7 +1,23 @@
-"""What the trainer needs to know of a task to fine-tune for, and nothing of its files.
+"""The interface between tasks and training.
 
-A task turns files into Splits. A Split is a Block of examples as numbers (what the model reads, and the answers where
-they are known), and knows what the model's outputs are worth: its figures, and the files that hold its predictions.
+A Task finds the files of a data set and turns them into Splits. A Split holds examples as a Block of token ids with
+their targets, computes the official metrics from the model's outputs, and writes predictions. Training, evaluation and
+prediction see nothing else of a task.
+
+To add a task, write a class with these methods and name it in `registry.py`. For rows of one or two texts, subclass
+`TableTask` (table_task.py), which leaves this to write:
+
+    class ReviewTask(TableTask):
+        def __init__(self, settings: Settings, folder: Path, vocabulary: Vocabulary) -> None:
+            super().__init__(settings, vocabulary, "classify", ("bad", "good"), ("accuracy",))
+            self.files = {name: choose_files(folder, [name], self.notes) for name in ("train", "dev", "test")}
+            self.held_out_splits, self.unlabeled_splits = ["dev"], ["test"]
+
+        def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
+            row_format = RowFormat(Columns(("review",)), class_parser(self.labels))
+            return self.read_split(name, self.files[name], row_format, with_labels=with_labels)
+
+A task whose outputs fit no Head also needs a head in `model/heads.py`.
 """
 
 from __future__ import annotations
@@ -16,35 +32,38 @@ import numpy.typing as npt
 from bertrain.data.formats.block import Block
 
 Head = Literal["classify", "regress", "span"]
-Outputs = npt.NDArray[np.float32]
-"""What a model says of a whole Block, in its order: [examples, classes] for classify, [examples, 1] for regress, and
-for span [tokens of all examples, 2], the scores of an answer's beginning and of its end at each token."""
+TaskOutputs = npt.NDArray[np.float32]
+"""The model's outputs for a whole Block, in its order: logits [examples, classes] for classify, [examples, 1] for
+regress, and for span [tokens of all examples, 2], the logits of an answer's first and last token."""
 
 
 class Split(Protocol):
-    """Some examples of a task in the order of their file; or windows of them, where a text is longer than the model."""
+    """Examples of a task in the order of their file."""
 
     @property
     def name(self) -> str:
-        """What it is called in figures and file names: dev, dev_matched, test, ..."""
+        """The name used in metrics and file names: dev, dev_matched, test, ..."""
 
     @property
     def num_examples(self) -> int:
-        """Sentences (or pairs, or questions): what speed is counted in."""
+        """The number of texts, pairs or questions, in which speed is reported."""
 
     @property
     def block(self) -> Block:
-        """One row for each pass through the model. `is_random` is zero, `answers` are None where they are not known."""
+        """The model's inputs: a row per example, or several where a text is longer than the model reads at once.
 
-    def metrics(self, outputs: Outputs) -> dict[str, float]:
-        """The official metrics of what the model says; only where answers are known."""
+        `answers` holds the targets, and is None in an unlabeled split; `is_random` is zero.
+        """
 
-    def write_predictions(self, outputs: Outputs, folder: Path) -> list[Path]:
-        """Write the predictions in the task's official form; returns the files."""
+    def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
+        """Compute the official metrics of the task. The split must be labeled."""
+
+    def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
+        """Write the predictions in the official format of the task; returns the files."""
 
 
 class Task(Protocol):
-    """A task and its files."""
+    """A data set to fine-tune on, opened."""
 
     @property
     def name(self) -> str: ...
@@ -54,26 +73,23 @@ class Task(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their numbers; none where there are no classes."""
+        """Names of the classes by class index; empty for a task without classes."""
 
     @property
     def main_metric(self) -> str:
-        """The figure that one result is said to be better than another by; larger is better."""
+        """The metric that compares two results; larger is better."""
 
     @property
     def notes(self) -> list[str]:
-        """What was found and chosen, a sentence each: rows passed over, texts cut off."""
+        """Messages about the files, such as rows skipped and texts truncated; reading a split adds to them."""
 
     def training(self) -> Split: ...
 
     def held_out(self) -> Mapping[str, Split]:
-        """Splits with answers to score on, the main one first."""
+        """Labeled splits to evaluate on, the main one first."""
 
-    def unanswered(self) -> Mapping[str, Split]:
-        """Splits without answers, which are to be predicted."""
+    def to_predict(self) -> Mapping[str, Split]:
+        """The unlabeled splits; where there is none, the held-out splits, whose labels need not be known classes."""
 
-    def without_answers(self) -> Mapping[str, Split]:
-        """The splits of `held_out` to be predicted, where there are no others: their answers need not be known ones."""
-
-    def describe(self) -> dict[str, Any]:
-        """What of the task a run folder must keep to predict later without its training data: labels, and the like."""
+    def to_dict(self) -> dict[str, Any]:
+        """The part of the task that a run folder saves, to predict later without the training data."""

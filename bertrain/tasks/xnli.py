@@ -1,10 +1,8 @@
-"""XNLI: trained in one language, mostly English, and scored in fifteen."""
+"""XNLI: trained in one language, usually English, and evaluated in fifteen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bertrain.base.errors import UserError, nearest
@@ -12,104 +10,99 @@ from bertrain.config.settings import Settings
 from bertrain.data.formats.block import concatenate
 from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks.glue import TASKS, stems_of
-from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, read_class
+from bertrain.tasks.table_task import Columns, RowFormat, TableSplit, TableTask, class_parser
 from bertrain.tasks.tables import choose_files
 
 LABELS = TASKS["mnli"].labels
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 ROWS = {"dev": 2490, "test": 5010}
-"""In each language."""
+"""Published rows in each language."""
 
-MIXED = "all"
-PAIR_COLUMNS = Columns(("premise", "sentence1"), ("hypo", "sentence2", "hypothesis"), ("label", "gold_label"))
-SCORED_COLUMNS = Columns(("sentence1",), ("sentence2",), ("gold_label",), ("pairID",), ("language",))
+ALL = "all"
+LABEL_ALIASES = {"contradictory": LABELS.index("contradiction")} | {str(i): i for i in range(len(LABELS))}
+PAIRS = RowFormat(
+    Columns(("premise", "sentence1"), ("hypo", "sentence2", "hypothesis"), ("label", "gold_label")),
+    class_parser(LABELS, LABEL_ALIASES),
+    no_gold_label="-",
+)
+"""Rows in one language."""
+MULTILINGUAL_COLUMNS = Columns(("sentence1",), ("sentence2",), ("gold_label",), ("pairID",), ("language",))
 
 
-def open_xnli(settings: Settings, folder: Path, vocabulary: Vocabulary) -> TableTask:
-    """XNLI of `folder`, as its archives have it (XNLI-1.0, XNLI-MT-1.0), or as `datasets` does, a folder a language;
-    also with MNLI's training data.
+class XnliTask(TableTask):
+    """XNLI in the files of its archives (XNLI-1.0, XNLI-MT-1.0), or of `datasets`, with a folder per language.
+
+    Also takes the training data of MNLI.
     """
-    if not folder.is_dir():
-        raise UserError(f"--data {folder} is no folder; give that of xnli.dev.tsv and multinli.train.en.tsv")
-    languages = parse_languages(settings.task.languages)
-    notes: list[str] = []
-    maker = Maker(settings, vocabulary, "classify", LABELS, ("accuracy",), notes)
-    also = {"contradictory": LABELS.index("contradiction")} | {str(i): i for i in range(len(LABELS))}
-    plain = Reading(PAIR_COLUMNS, read_class(LABELS, also), undecided="-")
-    files = {split: _find_scored(folder, split, languages, notes) for split in ROWS}
-    if not any(files.values()):
-        notes.append(f"there is neither xnli.dev.tsv nor xnli.test.tsv in {folder}: nothing will be scored")
 
-    def train() -> TableSplit:
-        return maker.read("train", _find_training(folder, notes), plain, with_answers=True)
-
-    def score(split: str) -> TableSplit:
-        if MIXED in files[split]:
-            reading = replace(plain, columns=SCORED_COLUMNS, languages=languages)
-            found = maker.read(split, files[split][MIXED], reading, with_answers=True)
-        else:
-            parts = {of: maker.read(split, those, plain, with_answers=True) for of, those in files[split].items()}
-            found = _join(parts)
-        spoken = dict.fromkeys(found.languages)
-        absent = [language for language in languages if language not in spoken]
-        if absent and settings.task.languages != "all":
-            raise UserError(f"{split} of {folder} has no rows in {', '.join(absent)}; see --task.languages")
-        published = ROWS[split] * len(spoken)
-        if found.num_examples != published:
-            notes.append(
-                f"{split}: {found.num_examples:,} rows in {len(spoken)} languages of the {published:,} published"
+    def __init__(self, settings: Settings, folder: Path, vocabulary: Vocabulary) -> None:
+        super().__init__(settings, vocabulary, "classify", LABELS, ("accuracy",))
+        if not folder.is_dir():
+            raise UserError(
+                "not-a-folder",
+                f"--data {folder} is not a folder; name that of xnli.dev.tsv and multinli.train.en.tsv",
             )
-        return found
+        self.folder, self.languages = folder, parse_languages(settings.task.languages)
+        self.files = {split: self._find_files(split) for split in ROWS}
+        self.held_out_splits = [split for split in ROWS if self.files[split]]
+        if not self.held_out_splits:
+            self.notes.append(f"{folder} has neither xnli.dev.tsv nor xnli.test.tsv: there will be no evaluation")
 
-    return TableTask(
-        name=settings.task.name,
-        head="classify",
-        labels=LABELS,
-        main_metric="accuracy",
-        notes=notes,
-        load_training=train,
-        load_held_out={split: partial(score, split) for split in ROWS if files[split]},
-        load_unanswered={},
-    )
+    def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
+        if name == "train":
+            return self.read_split(name, self._find_training_files(), PAIRS, with_labels=True)
+        files = self.files[name]
+        if ALL in files:
+            multilingual = replace(PAIRS, columns=MULTILINGUAL_COLUMNS, languages=self.languages)
+            split = self.read_split(name, files[ALL], multilingual, with_labels=True)
+        else:
+            parts = {of: self.read_split(name, files[of], PAIRS, with_labels=True) for of in files}
+            split = replace(
+                next(iter(parts.values())),
+                block=concatenate([part.block for part in parts.values()]),
+                ids=[index for part in parts.values() for index in part.ids],
+                languages=[language for language, part in parts.items() for _ in part.ids],
+            )
+        found = dict.fromkeys(split.languages)
+        missing = [language for language in self.languages if language not in found]
+        if missing and self.settings.task.languages != ALL:
+            raise UserError(
+                "missing-language",
+                f"{name} of {self.folder} has no rows in {', '.join(missing)}; see --task.languages",
+            )
+        published = ROWS[name] * len(found)
+        if split.num_examples != published:
+            self.notes.append(
+                f"{name}: {split.num_examples:,} of the {published:,} published rows in {len(found)} languages"
+            )
+        return split
 
+    def _find_files(self, split: str) -> dict[str, list[Path]]:
+        """The files of a split by language; one file with several languages is under ALL."""
+        for folder in (self.folder, self.folder / "XNLI-1.0"):
+            if files := choose_files(folder, [f"xnli.{split}"], self.notes):
+                return {ALL: files}
+        found = {of: choose_files(self.folder / of, stems_of(split), self.notes) for of in self.languages}
+        return {language: files for language, files in found.items() if files}
 
-def _join(parts: Mapping[str, TableSplit]) -> TableSplit:
-    """Splits of one language each as one of many."""
-    return replace(
-        next(iter(parts.values())),
-        block=concatenate([part.block for part in parts.values()]),
-        ids=[identity for part in parts.values() for identity in part.ids],
-        languages=[language for language, part in parts.items() for _ in part.ids],
-    )
+    def _find_training_files(self) -> list[Path]:
+        """MultiNLI in one language: English, or else the only other one."""
+        root = self.folder
+        for folder in (root, root / "multinli", root / "XNLI-MT-1.0" / "multinli", root / "en", root / "MNLI"):
+            for stems in (["multinli.train.en"], ["multinli.train.*"], stems_of("train")):
+                if files := choose_files(folder, stems, self.notes):
+                    self.notes.append(f"train: using {files[0]}")
+                    return files
+        raise UserError("missing-split", f"--data {root} has neither multinli.train.en.tsv nor the train.tsv of MNLI")
 
 
 def parse_languages(text: str) -> tuple[str, ...]:
-    """The languages of `task.languages`: all of them, or those that are listed."""
-    if text == "all":
+    """The languages of the setting `task.languages`."""
+    if text == ALL:
         return LANGUAGES
     chosen = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for language in chosen:
-        if language not in LANGUAGES:
-            hint = nearest(language, list(LANGUAGES))
-            raise UserError(f"task.languages has {language!r}{hint}; XNLI is in {', '.join(LANGUAGES)}")
+    unknown = next((language for language in chosen if language not in LANGUAGES), None)
+    if unknown is not None:
+        hint = nearest(unknown, list(LANGUAGES))
+        raise UserError("unknown-language", f"task.languages has {unknown!r}{hint}; XNLI has {', '.join(LANGUAGES)}")
     return chosen
-
-
-def _find_scored(folder: Path, split: str, languages: Sequence[str], notes: list[str]) -> dict[str, list[Path]]:
-    """The files of a split: one of all languages, under MIXED, or those of each language."""
-    for place in (folder, folder / "XNLI-1.0"):
-        if found := choose_files(place, [f"xnli.{split}"], notes):
-            return {MIXED: found}
-    apart = {language: choose_files(folder / language, stems_of(split), notes) for language in languages}
-    return {language: files for language, files in apart.items() if files}
-
-
-def _find_training(folder: Path, notes: list[str]) -> list[Path]:
-    """MultiNLI in one language: English, if it is there; otherwise the only other one."""
-    places = (folder, folder / "multinli", folder / "XNLI-MT-1.0" / "multinli", folder / "en", folder / "MNLI")
-    for place in places:
-        for stems in (["multinli.train.en"], ["multinli.train.*"], stems_of("train")):
-            if found := choose_files(place, stems, notes):
-                notes.append(f"train: {found[0]}")
-                return found
-    raise UserError(f"there is no multinli.train.en.tsv, nor MNLI's train.tsv, in --data {folder}")

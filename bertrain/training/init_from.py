@@ -28,14 +28,14 @@ from bertrain.optim.optimizer import Optimizer
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
-from bertrain.weights.source import NEWEST, check_fit, fill_in, open_source, taken_from
-from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, Source, Weights, gather
+from bertrain.weights.source import NEWEST, check_shapes, copy_weights, match_parameters, open_source
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, OpenedWeights, Weights, load_tensors
 
 
 class InitWeights:
     """The weights of `--init`: each rank opens and reads them once, and only the first rank hashes them."""
 
-    def __init__(self, path: str, source: Source, fingerprint: str) -> None:
+    def __init__(self, path: str, source: OpenedWeights, fingerprint: str) -> None:
         self.path = path
         self.source = source
         self.fingerprint = fingerprint
@@ -57,7 +57,7 @@ class InitWeights:
     @cached_property
     def weights(self) -> Weights:
         """The tensors under the names of our model."""
-        return gather(replace(self.source, fingerprint=lambda: self.fingerprint))
+        return load_tensors(replace(self.source, fingerprint=lambda: self.fingerprint))
 
     def check(self, settings: Settings, data: DataSource) -> None:
         """Refuse weights that do not fit the model, the data, or the optimizer whose state is to be kept."""
@@ -66,7 +66,7 @@ class InitWeights:
             refuse_other_vocabulary(data, vocabulary.hash)
         with torch.device("meta"):
             parameters = dict(Bert(settings.model).named_parameters())
-        check_fit(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
+        check_shapes(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
         if settings.train.init_optimizer == "keep":
             self._check_optimizer(settings.optimizer.name)
             fit_moments(self.moments, parameters)
@@ -116,8 +116,8 @@ def begin_with(
     train, weights = run.settings.train, init.weights
     parameters = arena.named(arena.values)
     initialize(model, train.seed, _not_whole(parameters, weights, model.settings.vocab_size))
-    initialized = fill_in(parameters, weights, extends_positions=train.init_positions == "extend")
-    places = taken_from(parameters, weights)
+    initialized = copy_weights(parameters, weights, extends_positions=train.init_positions == "extend")
+    places = match_parameters(parameters, weights)
     console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
     initialized += _fresh_positions(parameters, weights)
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
@@ -170,7 +170,7 @@ def _fitted(key: str, tensor: Tensor, parameter: str, fresh: Tensor) -> Tensor:
 
 def _not_whole(parameters: Mapping[str, Tensor], weights: Weights, vocab_size: int) -> list[str]:
     """The parameters that the weights lack, or lack rows of; rows that pad the vocabulary do not count."""
-    places = taken_from(parameters, weights)
+    places = match_parameters(parameters, weights)
     rows = {name: len(weights.tensors[theirs]) for name, theirs in places.items()}
     needed = {name: vocab_size if name in PADDED_BY_VOCABULARY else len(one) for name, one in parameters.items()}
     return [name for name in parameters if rows.get(name, 0) < needed[name]]

@@ -15,7 +15,7 @@ from bertrain.ranks import parallel
 from bertrain.run.folder import Run
 from bertrain.tasks import registry
 from bertrain.tasks.tables import HUB
-from bertrain.tasks.task import Outputs, Split, Task
+from bertrain.tasks.task import Split, Task
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
 from bertrain.training.task_evaluator import TaskEvaluator
@@ -63,7 +63,7 @@ def predict(
     """
     _refuse_own_place(Path(data), Path(out))
     with _open_model(run, data, which, device, at_once, overrides) as model:
-        splits: Mapping[str, Split] = model.task.unanswered() or model.task.without_answers()
+        splits: Mapping[str, Split] = model.task.to_predict()
         if not splits:
             raise UserError("no-examples", f"{model.folder} has nothing to predict")
         model.print_notes()
@@ -88,7 +88,7 @@ def _refuse_own_place(data: Path, out: Path) -> None:
         )
 
 
-def _write_predictions(split: Split, outputs: Outputs, out: Path) -> list[str]:
+def _write_predictions(split: Split, outputs: TaskOutputs, out: Path) -> list[str]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         return [str(file) for file in split.write_predictions(outputs, out)]
@@ -133,6 +133,6 @@ def _open_model(
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
     opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate))
     folder = Path(data) if data is not None else opened.data
-    task = registry.open_task(opened.settings, folder, opened.vocabulary(), described=opened.task)
+    task = registry.open_task(opened.settings, folder, opened.vocabulary(), saved=opened.task)
     with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
         yield _Model(opened, task, folder, predict, ranks, step)

@@ -73,7 +73,7 @@ class ResolvedRun:
         is_new = ranks.broadcast_int(self.begun is None)
         if is_new and ranks.is_first:
             fingerprint = self.weights.fingerprint if self.weights else ""
-            description = self.task.describe() if self.task else None
+            description = self.task.to_dict() if self.task else None
             Run.create(self.folder, self.settings, self.data, self.init, fingerprint, description)
         ranks.broadcast_int(0)
         return (self.begun or Run.open(self.folder)).continued(self.settings, self.data.folder)

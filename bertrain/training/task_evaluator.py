@@ -18,7 +18,7 @@ from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
-from bertrain.tasks.task import Outputs, Split, Task
+from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
 from bertrain.training.open_data import task_data
 
@@ -55,7 +55,7 @@ class TaskEvaluator:
         return {self.main_metric: result.pop(self.main_metric), **result}
 
     @torch.no_grad()
-    def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[Outputs, dict[str, float]]:
+    def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[TaskOutputs, dict[str, float]]:
         """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
         model, at_once = self._settings.model, self._settings.evaluate.at_once
         is_span = model.head == "span"

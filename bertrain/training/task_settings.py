@@ -85,7 +85,7 @@ def expand_tasks(name: str, data: str | Path) -> list[str]:
     """`glue` as all of its tasks that `data` has a training file for; any other name as itself."""
     if name != "glue":
         return [name]
-    found = glue.tasks_in(Path(data))
+    found = glue.find_tasks(Path(data))
     usable = [f"glue/{task}" for task, is_usable in found.items() if is_usable]
     if not usable:
         raise UserError("no-examples", f"{data} has no folder of a GLUE task, such as SST-2, with a file to train on")

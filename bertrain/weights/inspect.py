@@ -1,4 +1,4 @@
-"""`bertrain weights show` and `compare`: what lies in a file of weights, and whether two hold the same."""
+"""`bertrain weights show` and `compare`: list the tensors of a file, and compare two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertrain.base.errors import UserError
 from bertrain.weights.huggingface import bert_config
-from bertrain.weights.names import for_head
+from bertrain.weights.names import adapt_to_head
 from bertrain.weights.source import open_source, read_weights
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes, is_padded
 
@@ -22,44 +22,44 @@ Verdict = Literal["equal", "close", "different", "only in A", "only in B"]
 
 @dataclass(frozen=True)
 class ShownTensor:
-    """A tensor as it lies in its file, and its name here."""
+    """A tensor in its file, and the parameter of our model that it holds."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     ours: str | None
-    """None for what has no place in our model."""
+    """None if our model has no such parameter."""
     is_skipped: bool
-    """Whether it is known and no weight: an optimizer's state, a counter, a constant."""
+    """Whether it is known not to be a weight: optimizer state, a counter, a constant."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What lies in a file or folder of weights; no tensor was read for it."""
+    """The contents of a file or folder of weights, without the values of tensors."""
 
     kind: Kind
     origin: str
     global_step: int | None
     config: dict[str, object] | None
     head: str | None
-    """What it was made for: pretrain, classify, regress or span; None where no config says."""
+    """pretrain, classify, regress or span; None without a config."""
     labels: tuple[str, ...]
-    """Names of the classes that a fine-tuned head tells apart."""
+    """Class names of a fine-tuned head."""
     words: int | None
-    """Size of the vocabulary beside it."""
+    """Size of its vocabulary."""
     parameters: int
-    """Numbers in a BERT's tensors; what lies there twice counts once, optimizer states not at all."""
+    """Number of parameters; a tensor stored twice counts once, optimizer state not at all."""
     nbytes: int
-    """Of all that lies there."""
+    """Of all tensors."""
     tensors: tuple[ShownTensor, ...]
     missing: tuple[str, ...] | None
-    """Tensors of a model with both heads that are not there, by our names; None where no config says how many."""
+    """Tensors of a model with both heads that it lacks, by our names; None without a config."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """How a tensor of ours differs between two sources."""
+    """How a tensor differs between two sources."""
 
     name: str
     verdict: Verdict
@@ -69,15 +69,15 @@ class Compared:
 
 
 def show_weights(source: str | Path) -> Shown:
-    """What lies in a run, a folder or a file of weights: tensors, config, vocabulary."""
+    """List the tensors, config and vocabulary of a run, or of a folder or file of weights."""
     opened = open_source(source)
     placed = {stored.place: stored for stored in opened.tensors if stored.place is not None}
-    whole = {place.ours for place in placed if place.third < 0}
-    counted = [stored for place, stored in placed.items() if place.third < 0 or place.ours not in whole]
+    whole = {place.parameter for place in placed if place.third < 0}
+    counted = [stored for place, stored in placed.items() if place.third < 0 or place.parameter not in whole]
     missing = None
     if opened.settings is not None:
-        thirds = Counter(place.ours for place in placed if place.third >= 0)
-        found = {for_head(place, opened.settings.head).ours for place in placed if place.third < 0}
+        thirds = Counter(place.parameter for place in placed if place.third >= 0)
+        found = {adapt_to_head(place, opened.settings.head).parameter for place in placed if place.third < 0}
         found |= {name for name, number in thirds.items() if number == 3}
         missing = tuple(name for name in expected_shapes(opened, opened.settings) if name not in found)
     return Shown(
@@ -96,7 +96,7 @@ def show_weights(source: str | Path) -> Shown:
                 shape=stored.shape,
                 dtype=stored.dtype,
                 nbytes=stored.nbytes,
-                ours=stored.place.ours if stored.place else None,
+                ours=stored.place.parameter if stored.place else None,
                 is_skipped=stored.is_skipped,
             )
             for stored in opened.tensors
@@ -106,24 +106,24 @@ def show_weights(source: str | Path) -> Shown:
 
 
 def compare_weights(a: str | Path, b: str | Path, *, tolerance: float = 0.0) -> list[Compared]:
-    """Two sources of weights, tensor by tensor after mapping to our names; padding of the vocabulary is left out.
+    """Compare two sources of weights by our tensor names, without vocabulary padding.
 
-    A tensor is equal (every value), close (no two values further apart than `tolerance`) or different.
+    A tensor is equal (every value), close (no value differs by more than `tolerance`) or different.
     """
     if not tolerance >= 0:
-        raise UserError(f"--tolerance is {tolerance}; it must be a number from 0 on")
+        raise UserError("bad-tolerance", f"--tolerance is {tolerance}; it must be 0 or more")
     one, other = read_weights(a), read_weights(b)
     names = dict.fromkeys([*one.tensors, *other.tensors])
     return [_compare(name, *_without_padding(one, other, name), tolerance) for name in names]
 
 
 def is_same(compared: list[Compared]) -> bool:
-    """Whether two sources hold the same tensors, each equal or close."""
+    """Whether two sources have the same tensors, each equal or close."""
     return all(tensor.verdict in ("equal", "close") for tensor in compared)
 
 
 def _without_padding(one: Weights, other: Weights, name: str) -> tuple[Tensor | None, Tensor | None]:
-    """A tensor of both without rows of padding: those after its vocabulary, or that the other has not."""
+    """A tensor of both sources without the rows after the smaller vocabulary, if these are padding."""
     a, b = one.tensors.get(name), other.tensors.get(name)
     if a is None or b is None or name not in PADDED_BY_VOCABULARY:
         return a, b
@@ -139,7 +139,7 @@ def _compare(name: str, a: Tensor | None, b: Tensor | None, tolerance: float) ->
     if torch.equal(a, b):
         return Compared(name, "equal", 0.0, 0.0)
     difference = (a.double() - b.double()).abs()
-    difference[(a == b) | (a.isnan() & b.isnan())] = 0.0  # infinities, and what is no number on both sides
+    difference[(a == b) | (a.isnan() & b.isnan())] = 0.0  # equal infinities, and NaN on both sides
     scale = torch.maximum(a.double().abs(), b.double().abs()).clamp(min=1e-300)
     absolute, relative = (float(part.nan_to_num(nan=math.inf).max()) for part in (difference, difference / scale))
     return Compared(name, "close" if absolute <= tolerance else "different", absolute, relative)

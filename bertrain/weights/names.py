@@ -1,7 +1,7 @@
-"""What others call our tensors: one table for TensorFlow's, Hugging Face's and NVIDIA's checkpoints.
+"""Map the tensor names of TensorFlow, Hugging Face and NVIDIA checkpoints to parameters of our model.
 
-All of them descend from google-research/bert, so one row has a tensor's name here, in TensorFlow and in PyTorch.
-Variants of PyTorch's names (older versions, fused layers, wrappers) are spelled back into the usual ones by `spell`.
+All these names descend from google-research/bert: one table has our name and PyTorch's, and TensorFlow's follows by
+rule. `normalize_names` turns variants of PyTorch's names (older versions, fused layers, wrappers) into the usual ones.
 """
 
 from __future__ import annotations
@@ -12,56 +12,46 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Place(NamedTuple):
-    """Where a tensor's values lie in our model."""
+class ParameterSlice(NamedTuple):
+    """A parameter of our model, or a third of it."""
 
-    ours: str
-    third: int
-    """0, 1, 2 for query, key and value, which are one tensor here; -1 for all of it."""
+    parameter: str
+    third: int = -1
+    """0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it."""
 
-    def within(self, tensor: Tensor) -> Tensor:
-        """These values of the whole tensor `ours`."""
+    def select(self, tensor: Tensor) -> Tensor:
+        """This slice of the whole parameter's tensor."""
         return tensor if self.third < 0 else tensor.chunk(3)[self.third]
 
+    def with_suffix(self, kind: str) -> ParameterSlice:
+        """The weight or bias of this layer."""
+        return self._replace(parameter=f"{self.parameter}.{kind}")
 
-# ours, third, TensorFlow's, PyTorch's; {} is the layer's number.
+
+# Ours and PyTorch's, without .weight and .bias; {} is the index of the layer.
 DENSE = (
-    ("layers.{}.qkv", 0, "bert/encoder/layer_{}/attention/self/query", "bert.encoder.layer.{}.attention.self.query"),
-    ("layers.{}.qkv", 1, "bert/encoder/layer_{}/attention/self/key", "bert.encoder.layer.{}.attention.self.key"),
-    ("layers.{}.qkv", 2, "bert/encoder/layer_{}/attention/self/value", "bert.encoder.layer.{}.attention.self.value"),
-    (
-        "layers.{}.attention_out",
-        -1,
-        "bert/encoder/layer_{}/attention/output/dense",
-        "bert.encoder.layer.{}.attention.output.dense",
-    ),
-    ("layers.{}.expand", -1, "bert/encoder/layer_{}/intermediate/dense", "bert.encoder.layer.{}.intermediate.dense"),
-    ("layers.{}.contract", -1, "bert/encoder/layer_{}/output/dense", "bert.encoder.layer.{}.output.dense"),
-    ("masked_words.transform", -1, "cls/predictions/transform/dense", "cls.predictions.transform.dense"),
-    ("next_sentence.pool", -1, "bert/pooler/dense", "bert.pooler.dense"),
+    (ParameterSlice("layers.{}.qkv", 0), "bert.encoder.layer.{}.attention.self.query"),
+    (ParameterSlice("layers.{}.qkv", 1), "bert.encoder.layer.{}.attention.self.key"),
+    (ParameterSlice("layers.{}.qkv", 2), "bert.encoder.layer.{}.attention.self.value"),
+    (ParameterSlice("layers.{}.attention_out"), "bert.encoder.layer.{}.attention.output.dense"),
+    (ParameterSlice("layers.{}.expand"), "bert.encoder.layer.{}.intermediate.dense"),
+    (ParameterSlice("layers.{}.contract"), "bert.encoder.layer.{}.output.dense"),
+    (ParameterSlice("masked_words.transform"), "cls.predictions.transform.dense"),
+    (ParameterSlice("next_sentence.pool"), "bert.pooler.dense"),
 )
 NORMS = (
-    ("embeddings.norm", "bert/embeddings/LayerNorm", "bert.embeddings.LayerNorm"),
-    (
-        "layers.{}.attention_norm",
-        "bert/encoder/layer_{}/attention/output/LayerNorm",
-        "bert.encoder.layer.{}.attention.output.LayerNorm",
-    ),
-    ("layers.{}.output_norm", "bert/encoder/layer_{}/output/LayerNorm", "bert.encoder.layer.{}.output.LayerNorm"),
-    ("masked_words.norm", "cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm"),
+    (ParameterSlice("embeddings.norm"), "bert.embeddings.LayerNorm"),
+    (ParameterSlice("layers.{}.attention_norm"), "bert.encoder.layer.{}.attention.output.LayerNorm"),
+    (ParameterSlice("layers.{}.output_norm"), "bert.encoder.layer.{}.output.LayerNorm"),
+    (ParameterSlice("masked_words.norm"), "cls.predictions.transform.LayerNorm"),
 )
+# Ours, TensorFlow's and PyTorch's whole names.
 SINGLE = (
     ("embeddings.words.weight", "bert/embeddings/word_embeddings", "bert.embeddings.word_embeddings.weight"),
-    (
-        "embeddings.positions.weight",
-        "bert/embeddings/position_embeddings",
-        "bert.embeddings.position_embeddings.weight",
-    ),
-    (
-        "embeddings.segments.weight",
-        "bert/embeddings/token_type_embeddings",
-        "bert.embeddings.token_type_embeddings.weight",
-    ),
+    ("embeddings.positions.weight", "bert/embeddings/position_embeddings",
+     "bert.embeddings.position_embeddings.weight"),
+    ("embeddings.segments.weight", "bert/embeddings/token_type_embeddings",
+     "bert.embeddings.token_type_embeddings.weight"),
     ("masked_words.bias", "cls/predictions/output_bias", "cls.predictions.bias"),
     ("next_sentence.classify.weight", "cls/seq_relationship/output_weights", "cls.seq_relationship.weight"),
     ("next_sentence.classify.bias", "cls/seq_relationship/output_bias", "cls.seq_relationship.bias"),
@@ -69,10 +59,10 @@ SINGLE = (
     ("answer.classify.bias", "output_bias", "classifier.bias"),
     ("answer.score.weight", "cls/squad/output_weights", "qa_outputs.weight"),
     ("answer.score.bias", "cls/squad/output_bias", "qa_outputs.bias"),
-)
-POOL, POOL_OF_ANSWERS = "next_sentence.pool.", "answer.pool."
-"""The pooler, which others count to the encoder, is the first layer of the head that reads it."""
-# Tensors that some programs write twice, or under a second name. Equal copies are passed over.
+)  # fmt: skip
+POOLER, TASK_POOLER = "next_sentence.pool.", "answer.pool."
+"""The pooler, elsewhere part of the encoder, is here the first layer of the head that reads it."""
+# Second names, under which some programs store a tensor again. Equal copies are ignored.
 COPIES = (
     ("embeddings.words.weight", "cls.predictions.decoder.weight"),
     ("masked_words.bias", "cls.predictions.decoder.bias"),
@@ -80,11 +70,11 @@ COPIES = (
     ("layers.{}.qkv.bias", "bert.encoder.layer.{}.attention.self.Bqkv"),
 )
 BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-"""Stored by some versions beside the weights; they are constants."""
+"""Constants that some versions store with the weights."""
 
 PREFIXES = ("module.", "bert_model_segment.", "heads_only_segment.")
-"""Of torch's data-parallel wrapper, and of NVIDIA's model in two segments."""
-SPELLINGS = (
+"""Of PyTorch's data-parallel wrapper, and of NVIDIA's model in two segments."""
+VARIANTS = (
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
     (r"\bdense_act\b", "dense"),
@@ -105,91 +95,88 @@ SPELLINGS = (
 """Older and fused names -> the usual ones: TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention."""
 
 
-def _tensorflow_table() -> dict[str, Place]:
-    table = {theirs: Place(ours, -1) for ours, theirs, _ in SINGLE}
-    for ours, third, theirs, _ in DENSE:
-        table[f"{theirs}/kernel"] = Place(f"{ours}.weight", third)
-        table[f"{theirs}/bias"] = Place(f"{ours}.bias", third)
-    for ours, theirs, _ in NORMS:
-        table |= {f"{theirs}/gamma": Place(f"{ours}.weight", -1), f"{theirs}/beta": Place(f"{ours}.bias", -1)}
+def _tensorflow_table() -> dict[str, ParameterSlice]:
+    table = {theirs: ParameterSlice(ours) for ours, theirs, _ in SINGLE}
+    for layers, kinds in ((DENSE, ("kernel", "bias")), (NORMS, ("gamma", "beta"))):
+        for ours, theirs in layers:
+            scope = theirs.replace("layer.{}", "layer_{}").replace(".", "/")
+            table[f"{scope}/{kinds[0]}"] = ours.with_suffix("weight")
+            table[f"{scope}/{kinds[1]}"] = ours.with_suffix("bias")
     return table
 
 
-def _torch_table() -> dict[str, Place]:
-    table = {theirs: Place(ours, -1) for ours, _, theirs in SINGLE}
-    for kind in ("weight", "bias"):
-        table |= {f"{theirs}.{kind}": Place(f"{ours}.{kind}", third) for ours, third, _, theirs in DENSE}
-        table |= {f"{theirs}.{kind}": Place(f"{ours}.{kind}", -1) for ours, _, theirs in NORMS}
-    return table
+def _torch_table() -> dict[str, ParameterSlice]:
+    layers = {
+        f"{theirs}.{kind}": ours.with_suffix(kind) for kind in ("weight", "bias") for ours, theirs in DENSE + NORMS
+    }
+    return {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE} | layers
 
 
-TENSORFLOW = _tensorflow_table()
+TENSORFLOW, TORCH = _tensorflow_table(), _torch_table()
 TRANSPOSED_IN_TENSORFLOW = "/kernel"
-"""How names end whose matrices lie there with a column for each output."""
-TORCH = _torch_table()
-TORCH_AND_COPIES = TORCH | {theirs: Place(ours, -1) for ours, theirs in COPIES}
+"""The suffix of matrices that TensorFlow stores transposed."""
+TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
 
 
-def place_in(table: dict[str, Place], name: str) -> Place | None:
-    """Where the tensor that others call `name` lies in our model, or None."""
-    number = re.search(r"(?<=[._]layer[._])\d+", name.replace("/", "."))
-    if number is None:
+def find_parameter(table: dict[str, ParameterSlice], name: str) -> ParameterSlice | None:
+    """The parameter that another program calls `name`."""
+    layer = re.search(r"(?<=[._]layer[._])\d+", name.replace("/", "."))
+    if layer is None:
         return table.get(name)
-    place = table.get(name[: number.start()] + "{}" + name[number.end() :])
-    return place and place._replace(ours=place.ours.format(int(number[0])))
+    found = table.get(name[: layer.start()] + "{}" + name[layer.end() :])
+    return found and found._replace(parameter=found.parameter.format(int(layer[0])))
 
 
-def spell(names: list[str]) -> dict[str, str]:
-    """PyTorch's names as they are in a file -> as they are in the table."""
-    spelled = {}
+def normalize_names(names: list[str]) -> dict[str, str]:
+    """PyTorch's names in a file -> the usual names."""
+    normalized = {}
     for name in names:
         usual = name
         while usual.startswith(PREFIXES):
             usual = usual.split(".", 1)[1]
-        for pattern, replacement in SPELLINGS:
+        for pattern, replacement in VARIANTS:
             usual = re.sub(pattern, replacement, usual)
-        spelled[name] = usual
-    if not any(usual.startswith("bert.") for usual in spelled.values()):  # saved without heads
-        spelled = {name: usual if usual.startswith("cls.") else f"bert.{usual}" for name, usual in spelled.items()}
-    return spelled
+        normalized[name] = usual
+    if not any(usual.startswith("bert.") for usual in normalized.values()):  # saved without heads
+        return {name: usual if usual.startswith("cls.") else f"bert.{usual}" for name, usual in normalized.items()}
+    return normalized
 
 
-def for_head(place: Place, head: str) -> Place:
-    """A place in a model with another head than pre-training's: its pooler is that head's."""
-    if head != "pretrain" and place.ours.startswith(POOL):
-        return place._replace(ours=POOL_OF_ANSWERS + place.ours.removeprefix(POOL))
+def adapt_to_head(place: ParameterSlice, head: str) -> ParameterSlice:
+    """The parameter in a model with this head, to which the pooler belongs."""
+    if head != "pretrain" and place.parameter.startswith(POOLER):
+        return place._replace(parameter=other_pooler(place.parameter))
     return place
 
 
-def other_pool(name: str) -> str:
-    """The name of a pooler's tensor in a model with the other kind of head; any other name as it is."""
-    for one, other in ((POOL, POOL_OF_ANSWERS), (POOL_OF_ANSWERS, POOL)):
+def other_pooler(name: str) -> str:
+    """The name of a pooler's parameter in a model with the other kind of head; any other name unchanged."""
+    for one, other in ((POOLER, TASK_POOLER), (TASK_POOLER, POOLER)):
         if name.startswith(one):
             return other + name.removeprefix(one)
     return name
 
 
-def absent_heads(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, ...]:
-    """How the names of tensors begin, here, that a model with this head does not have."""
+def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, ...]:
+    """The prefixes of parameters that a model with this head does not have."""
     match head:
         case "pretrain":
             return ("answer.",) if nsp else ("answer.", "next_sentence.")
         case "span":
-            return ("masked_words.", "next_sentence.", "answer.classify.", POOL_OF_ANSWERS)
+            return ("masked_words.", "next_sentence.", "answer.classify.", TASK_POOLER)
         case _:
             return ("masked_words.", "next_sentence.", "answer.score.")
 
 
-def huggingface_names(num_layers: int, *, nsp: bool = True, head: str = "pretrain") -> dict[str, Place]:
-    """For each tensor of Hugging Face's BertForPreTraining (or, without `nsp`, BertForMaskedLM), where it lies here.
+def huggingface_names(num_layers: int, *, nsp: bool = True, head: str = "pretrain") -> dict[str, ParameterSlice]:
+    """The parameter of each tensor of Hugging Face's BertForPreTraining (without `nsp`, BertForMaskedLM).
 
-    With another `head`, those of BertForSequenceClassification or BertForQuestionAnswering.
+    With another `head`, of BertForSequenceClassification or BertForQuestionAnswering.
     """
-    absent, names = absent_heads(nsp=nsp, head=head), {}
+    names = {}
     for theirs, found in TORCH.items():
-        place = for_head(found, head)
-        if place.ours.startswith(absent):
-            continue
-        for number in range(num_layers) if "{}" in theirs else (0,):
-            names[theirs.format(number)] = place._replace(ours=place.ours.format(number))
+        place = adapt_to_head(found, head)
+        if not place.parameter.startswith(unused_prefixes(nsp=nsp, head=head)):
+            for layer in range(num_layers) if "{}" in theirs else (0,):
+                names[theirs.format(layer)] = place._replace(parameter=place.parameter.format(layer))
     return names

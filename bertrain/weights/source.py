@@ -1,8 +1,9 @@
-"""Where weights come from: a run of ours, or a file or folder in somebody else's format."""
+"""Open weights at a path, a run or another format, and copy them into a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,27 +15,27 @@ from bertrain.model.bert import Bert
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.weights import huggingface, nvidia, tf1
-from bertrain.weights.companions import CONFIGS, read_json
-from bertrain.weights.names import Place, other_pool
+from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
+from bertrain.weights.names import ParameterSlice, other_pooler
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     POSITIONS,
-    Source,
-    Stored,
+    OpenedWeights,
     Weights,
-    gather,
-    in_a_sentence,
+    list_names,
+    load_tensors,
     parameter_shapes,
+    store_in_memory,
 )
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
 LAST_LAYERS = ("answer.classify.", "answer.score.")
-NEWEST = "newest"  # which checkpoint of a run, unless asked for another
+NEWEST = "newest"  # the default checkpoint of a run
 
 
 def read_weights(source: str | Path, which: str = NEWEST) -> Weights:
-    """The weights of a run's whole checkpoint, or of somebody else's file or folder, under our names."""
-    return gather(open_source(source, which=which))
+    """Read the weights of a run's checkpoint, or of a file or folder in another format, under our names."""
+    return load_tensors(open_source(source, which=which))
 
 
 def open_source(
@@ -44,92 +45,88 @@ def open_source(
     vocab: Path | None = None,
     which: str = NEWEST,
     hashes: bool = True,
-) -> Source:
-    """What lies at `source`, recognized by what is there:
+) -> OpenedWeights:
+    """Open the weights at `source`, recognized by its files:
 
-    - a run of ours: a whole checkpoint of it, `which` says: newest, best or a step
+    - a run of ours: `which` selects the newest or best checkpoint, or that of a step
     - a Hugging Face folder: safetensors or pytorch_model.bin, in one file or in several
     - a TensorFlow 1 checkpoint: its prefix, any of its files, or a folder with one
-    - a file of PyTorch's, NVIDIA's for example, or a folder with one
+    - a PyTorch file, such as NVIDIA's, or a folder with one
 
-    `config` and `vocab` stand in for the bert_config.json (or config.json) and the vocab.txt beside the weights.
+    `config` and `vocab` replace the bert_config.json (or config.json) and the vocab.txt beside the weights.
     Without `hashes` the files of a run's checkpoint are checked by their sizes alone.
     """
     path = Path(source)
-    opened = _open_others(path, config, vocab)
+    opened = _open_foreign(path)
     if opened is None:
         if config or vocab:
             raise UserError(
-                f"{path} is a run, which knows its config and its vocabulary; leave --config and --vocab out"
+                "conflicting-options",
+                f"{path} is a run, which has its own config and vocabulary; drop --config and --vocab",
             )
         return _open_run(path, which, hashes)
     if which != NEWEST:
-        raise UserError(f"--checkpoint {which} chooses among those of a run, and {path} is none")
-    return opened
+        raise UserError("not-a-run", f"--checkpoint {which} selects a checkpoint of a run, but {path} is not a run")
+    weights, folder = opened
+    return replace(weights, settings=find_model_settings(folder, config), vocabulary=find_vocabulary(folder, vocab))
 
 
-def _open_others(path: Path, config: Path | None, vocab: Path | None) -> Source | None:
-    """What lies there in somebody else's format; None for a folder that can only be a run."""
+def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
+    """Weights in another format, and the folder of their config; None for a folder that can only be a run."""
     try:
         files = huggingface.find_files(path)
         prefix = tf1.find_prefix(path)
-        is_there = path.exists()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UserError(f"cannot open {path}: {error.strerror or error}") from None
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, a folder without permission
+        raise UserError("unreadable-file", f"cannot open {path}: {error.strerror or error}") from None
     if files:
-        return huggingface.open_files(files, config=config, vocab=vocab)
+        return huggingface.open_files(files), files[0].parent
     if prefix is not None:
-        return tf1.open_checkpoint(prefix, config=config, vocab=vocab)
-    if not is_there:
-        raise UserError(f"no run and no weights at {path}")
+        return tf1.open_checkpoint(prefix), prefix.parent
+    if not exists:
+        raise UserError("missing-weights", f"there are no weights and no run at {path}")
     if path.is_file():
-        return _open_file(path, config, vocab)
+        return _open_file(path), path.parent
     if not path.is_dir():
-        raise UserError(f"{path} is neither a file nor a folder")
+        raise UserError("not-a-folder", f"{path} is neither a file nor a folder")
     pickles = sorted(file for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
     if len(pickles) > 1:
         names = ", ".join(file.name for file in pickles)
-        raise UserError(f"{path} holds several files of PyTorch's ({names}); name one of them")
+        raise UserError("ambiguous-weights", f"{path} has several PyTorch files ({names}); name one")
     if pickles:
-        return _open_file(pickles[0], config, vocab)
-    _refuse_no_run(path)
-    return None
+        return _open_file(pickles[0]), path
+    if (path / CONFIGS[1]).is_file():
+        if "model_type" in read_json(path / CONFIGS[1]):
+            raise UserError("missing-weights", f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights")
+        return None
+    if any(tf1.is_part(file) for file in path.iterdir()):
+        raise UserError("missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index")
+    raise UserError("missing-weights", f"there are no weights and no run in {path}")
 
 
-def _refuse_no_run(folder: Path) -> None:
-    """Refuse a folder in which there is nothing of a run."""
-    described = folder / CONFIGS[1]
-    if described.is_file():
-        if "model_type" in read_json(described):
-            raise UserError(f"{folder} has the {CONFIGS[1]} of a Hugging Face folder, and no weights beside it")
-    elif any(tf1.is_part(file) for file in folder.iterdir()):
-        raise UserError(f"{folder} has parts of a TensorFlow checkpoint, and no .index among them")
-    else:
-        raise UserError(f"no run and no weights in {folder}")
-
-
-def _open_file(path: Path, config: Path | None, vocab: Path | None) -> Source:
+def _open_file(path: Path) -> OpenedWeights:
     if path.suffix == ".safetensors":
-        return huggingface.open_files([path], config=config, vocab=vocab)
+        return huggingface.open_files([path])
     if path.suffix in PICKLE_SUFFIXES:
-        return nvidia.open_file(path, config=config, vocab=vocab)
+        return nvidia.open_file(path)
     if tf1.is_part(path):
-        raise UserError(f"{path} is part of a TensorFlow checkpoint whose .index does not lie beside it")
+        raise UserError("missing-parts", f"{path} is part of a TensorFlow checkpoint, but its .index is missing")
     raise UserError(
-        f"{path} is no file of weights by its name; known are .safetensors, {', '.join(PICKLE_SUFFIXES)} and the "
-        ".index of a TensorFlow checkpoint"
+        "unknown-format",
+        f"{path} has no suffix of a weight file: .safetensors, {', '.join(PICKLE_SUFFIXES)}, or the .index of a "
+        "TensorFlow checkpoint",
     )
 
 
-def _open_run(folder: Path, which: str, hashes: bool) -> Source:
+def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
     run = Run.open(folder)
     chosen, _ = checkpoint.choose(run.checkpoints, which, hashes=hashes)
     tensors = checkpoint.read_weights(chosen)
-    return Source(
+    return OpenedWeights(
         kind="run",
         origin=str(chosen),
         fingerprint=partial(checkpoint.weights_digest, chosen),
-        tensors=tuple(_stored(name, tensor) for name, tensor in tensors.items()),
+        tensors=tuple(store_in_memory(name, tensor, ParameterSlice(name)) for name, tensor in tensors.items()),
         settings=run.settings.model,
         vocabulary=run.vocabulary(),
         global_step=checkpoint.read_progress(chosen).step,
@@ -137,68 +134,61 @@ def _open_run(folder: Path, which: str, hashes: bool) -> Source:
     )
 
 
-def _stored(name: str, tensor: Tensor) -> Stored:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Stored(name, tuple(tensor.shape), dtype, tensor.nbytes, read=lambda: tensor, place=Place(name, -1))
-
-
 def build_model(weights: Weights) -> Bert:
-    """The model with these weights, ready to predict; every tensor must be there."""
+    """Build the model with these weights, in evaluation mode; refuses incomplete weights."""
     refuse_incomplete(weights)
     model = Bert(weights.settings)
     model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
     return model.eval()
 
 
-_KINDS = {"pretrain": "pre-training", "classify": "classifying", "regress": "regressing", "span": "span"}
-
-
 def refuse_incomplete(weights: Weights) -> None:
-    """Refuse weights without a head, or with holes."""
+    """Refuse weights that lack a head or another tensor."""
     missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
         raise UserError(
-            f"{weights.origin} lacks {counted(len(missing), 'tensor')} of a {_KINDS[weights.settings.head]} model: "
-            f"{in_a_sentence(missing)}"
+            "missing-tensors",
+            f"{weights.origin} lacks {counted(len(missing), 'tensor')} of a model with the head "
+            f"{weights.settings.head!r}: {list_names(missing)}",
         )
 
 
-def fill_in(parameters: dict[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> list[str]:
-    """Copy weights into a model's parameters by name; returns the names that the source does not have.
+def copy_weights(parameters: dict[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> list[str]:
+    """Copy weights into a model's parameters by name; returns the names of parameters that they lack.
 
-    Rows that pad the vocabulary stay as they are, and so do positions beyond those of the source, which may have fewer
-    if `extends_positions`. A tensor of another shape is refused, before any is copied.
+    Rows of vocabulary padding are unchanged, and so are further positions, which the weights may lack if
+    `extends_positions`. A tensor of another shape is refused before any is copied.
     """
-    check_fit(parameters, weights, extends_positions=extends_positions)
-    places = taken_from(parameters, weights)
-    for name, theirs in places.items():
+    check_shapes(parameters, weights, extends_positions=extends_positions)
+    names = match_parameters(parameters, weights)
+    for name, theirs in names.items():
         tensor = weights.tensors[theirs]
         parameters[name][: len(tensor)].copy_(tensor[: len(parameters[name])])
-    return [name for name in parameters if name not in places]
+    return [name for name in parameters if name not in names]
 
 
-def taken_from(parameters: Mapping[str, Tensor], weights: Weights) -> dict[str, str]:
-    """For each parameter that the source has, the name it has there.
+def match_parameters(parameters: Mapping[str, Tensor], weights: Weights) -> dict[str, str]:
+    """The name in the weights of each parameter that they have.
 
-    A pooler passes from one kind of head to the other; the last layer of a head for other classes is not taken.
+    The pooler of one kind of head serves the other; the last layer of a head for other classes is not used.
     """
-    places = {}
+    names = {}
     for name, parameter in parameters.items():
-        theirs = name if name in weights.tensors else other_pool(name)
+        theirs = name if name in weights.tensors else other_pooler(name)
         is_other_head = name.startswith(LAST_LAYERS) and theirs in weights.tensors
         if theirs in weights.tensors and not (is_other_head and weights.tensors[theirs].shape != parameter.shape):
-            places[name] = theirs
-    return places
+            names[name] = theirs
+    return names
 
 
-def check_fit(parameters: Mapping[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> None:
-    """Refuse weights of other shapes than a model's parameters, or of no tensor in common with them."""
-    places = taken_from(parameters, weights)
-    if not places:
-        raise UserError(f"{weights.origin} holds no tensor of a BERT by any name known here")
+def check_shapes(parameters: Mapping[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> None:
+    """Refuse weights of other shapes than a model's parameters, or without any of them."""
+    names = match_parameters(parameters, weights)
+    if not names:
+        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor of BERT by a known name")
     wrong = {
         name: f"{name} is {tuple(weights.tensors[theirs].shape)}, not {tuple(parameters[name].shape)}"
-        for name, theirs in places.items()
+        for name, theirs in names.items()
         if not _fits(name, parameters[name], weights.tensors[theirs], weights, extends_positions)
     }
     if wrong:
@@ -206,7 +196,9 @@ def check_fit(parameters: Mapping[str, Tensor], weights: Weights, *, extends_pos
         positions = weights.tensors.get(POSITIONS)
         if list(wrong) == [POSITIONS] and positions is not None and len(positions) < len(parameters[POSITIONS]):
             advice = "; to initialize the other positions, use --train.init_positions extend"
-        raise UserError(f"the weights of {weights.origin} do not fit: {in_a_sentence(list(wrong.values()))}{advice}")
+        raise UserError(
+            "shape-mismatch", f"the weights of {weights.origin} do not fit: {list_names(list(wrong.values()))}{advice}"
+        )
 
 
 def _fits(name: str, parameter: Tensor, tensor: Tensor, weights: Weights, extends_positions: bool) -> bool:

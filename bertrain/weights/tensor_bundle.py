@@ -1,13 +1,11 @@
-"""TensorFlow's checkpoints without TensorFlow: the tensor bundle of `.index` and `.data-00000-of-00001`.
+"""Read TensorFlow checkpoints (tensor bundles: `.index` and `.data-00000-of-00001`) without TensorFlow.
 
-The index is a sorted table of LevelDB's form: blocks of keys and values, each block with a checksum and maybe
-compressed by snappy, and at the end a footer that says where the block of blocks is. The first key is empty and holds
-the bundle's header; every other key is the name of a tensor, its value a protocol buffer with the type, the shape, and
-where in which data file its bytes lie. TensorFlow's default is not to compress; MLPerf's model.ckpt-28252.index is (it
-has 17,371 bytes for 1,197 tensors, which take about 47,000 otherwise).
+The index is a sorted table in LevelDB's format: blocks of keys and values, each with a checksum and possibly compressed
+by snappy (as in MLPerf's model.ckpt-28252.index), and a footer that locates the index block. The empty key has the
+header of the bundle; every other key is the name of a tensor, and its value a protocol buffer with type, shape, data
+file and offset.
 
-Everything is checked before it is believed: a file can make this module raise UserError, and never use much more
-memory than the file has bytes.
+Every value is checked: a damaged file raises UserError, and never takes much more memory than its size.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from bertrain.base.errors import UserError
 from bertrain.data.formats.tfrecord import masked_checksum, read_varint, wire_fields
 
 FOOTER_BYTES, MAGIC = 48, 0xDB4775248B80FB57
-TRAILER = struct.Struct("<BI")  # of a block: how it is compressed, and its checksum
+TRAILER = struct.Struct("<BI")  # of a block: compression and checksum
 PLAIN, SNAPPY = 0, 1
-LONGEST_SHOWN = 100  # characters of a name in a sentence
-SNAPPY_AT_MOST = 22  # times its size a block can become: three bytes copy up to 64
-UNFOLDED_AT_MOST = 64  # times its size an index can become; names share their beginnings, so few bytes could spell many
+NAME_LIMIT = 100  # characters of a name in a message
+SNAPPY_LIMIT = 22  # the largest compression ratio of a block: three bytes copy up to 64
+EXPANSION_LIMIT = 64  # the largest ratio of all keys to the file: keys share prefixes, so few bytes can spell many
 
 # Numbers of tensorflow/core/framework/types.proto. The last three have no fixed size and hold no weights.
 NUMPY_TYPES = {
@@ -53,13 +51,13 @@ NUMPY_TYPES = {
 OTHER_TYPES = {7: "string", 20: "resource", 21: "variant"}
 
 
-class _DamagedError(Exception):
-    """What is wrong with a bundle, in words, without saying which."""
+class _DamageError(Exception):
+    """Says how a bundle is damaged."""
 
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """A tensor of a bundle: what it is, and where its bytes lie."""
+    """Type, shape and location of a tensor."""
 
     name: str
     dtype: str
@@ -72,7 +70,7 @@ class BundleEntry:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A checkpoint of TensorFlow: its index, read and checked; tensors are read when asked for."""
+    """A checkpoint whose index is read and checked."""
 
     prefix: Path
     num_shards: int
@@ -86,44 +84,44 @@ class Bundle:
         return self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.num_shards:05d}")
 
     def read(self, name: str) -> Tensor:
-        """One tensor, its checksum verified."""
+        """Read a tensor and verify its checksum."""
         entry = self.entries[name]
         path = self.data_file(entry.shard)
         if entry.dtype in OTHER_TYPES.values():
-            raise UserError(f"{name} of {self.prefix} is of type {entry.dtype}, which holds no numbers")
+            raise UserError("unsupported-tensor", f"{name} of {self.prefix} is of type {entry.dtype}, not numeric")
         end = entry.offset + entry.nbytes
         try:
             with open(path, "rb") as stream:
                 available = path.stat().st_size
                 if end > available:
-                    raise UserError(f"{path} is cut off: {name} ends at byte {end}, and the file has {available}")
+                    raise UserError("damaged-weights", f"{path} is truncated: {name} ends at byte {end} of {available}")
                 stream.seek(entry.offset)
                 data = stream.read(entry.nbytes)
         except OSError as error:
-            raise UserError(f"cannot read {path}, where {name} lies: {error.strerror or error}") from None
+            raise UserError("unreadable-file", f"cannot read {name} in {path}: {error.strerror or error}") from None
         if masked_checksum(data) != entry.checksum:
-            raise UserError(f"{path} is damaged: the checksum of {name} is wrong")
+            raise UserError("damaged-weights", f"{path} is damaged: the checksum of {name} is wrong; download it again")
         return _to_tensor(data, entry)
 
 
 def index_of(prefix: Path) -> Path:
-    """The index of the checkpoint that TensorFlow knows as `prefix`."""
+    """The index file of the checkpoint `prefix`."""
     return prefix.with_name(prefix.name + ".index")
 
 
 def open_bundle(prefix: Path) -> Bundle:
-    """The checkpoint at `prefix` (TensorFlow's way to name the files that begin so)."""
+    """Open the checkpoint whose file names start with `prefix`."""
     index = index_of(prefix)
     try:
         content = index.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {index}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {index}: {error.strerror or error}") from None
     try:
         table = _read_table(content)
         num_shards = _parse_header(table.pop(b"", b""))
         entries = [_parse_entry(key, value, num_shards) for key, value in table.items()]
-    except (_DamagedError, ValueError) as error:
-        raise UserError(f"{index} is no TensorFlow checkpoint, or a damaged one: {error}") from None
+    except (_DamageError, ValueError) as error:
+        raise UserError("damaged-weights", f"{index} is damaged, or not a TensorFlow checkpoint: {error}") from None
     return Bundle(prefix, num_shards, {entry.name: entry for entry in entries})
 
 
@@ -131,54 +129,54 @@ def open_bundle(prefix: Path) -> Bundle:
 
 
 def _read_table(content: bytes) -> dict[bytes, bytes]:
-    """Keys and values of a sorted table, whose keys must ascend."""
+    """Keys and values of a sorted table."""
     if len(content) < FOOTER_BYTES:
-        raise _DamagedError(f"it has {len(content)} bytes, and its footer alone has {FOOTER_BYTES}")
+        raise _DamageError(f"it has {len(content)} bytes, fewer than the {FOOTER_BYTES} of the footer")
     footer = content[-FOOTER_BYTES:]
     if int.from_bytes(footer[-8:], "little") != MAGIC:
-        raise _DamagedError("it does not end with the mark of a sorted table")
+        raise _DamageError("it does not end with the magic number of a sorted table")
     place = 0
-    for _ in range(2):  # of the block about blocks, which is unused, and of the one before it
+    for _ in range(2):  # skip the handle of the metaindex block
         _, place = read_varint(footer, place)
     offset, size = _parse_handle(footer[place:-8])
     table: dict[bytes, bytes] = {}
-    last, end, unfolded = b"", 0, 0
+    last, end, expanded = b"", 0, 0
     for _, handle in _block_entries(_read_block(content, offset, size)):
         offset, size = _parse_handle(handle)
         if offset < end:
-            raise _DamagedError("its blocks overlap")
+            raise _DamageError("its blocks overlap")
         end = offset + size
         for key, value in _block_entries(_read_block(content, offset, size)):
             if table and key <= last:
-                raise _DamagedError("its names are not in order")
-            unfolded += len(key) + len(value)
-            if unfolded > UNFOLDED_AT_MOST * len(content):
-                raise _DamagedError("its names are far longer than it is")
+                raise _DamageError("its keys are not sorted")
+            expanded += len(key) + len(value)
+            if expanded > EXPANSION_LIMIT * len(content):
+                raise _DamageError("its keys are too long for its size")
             table[key] = value
             last = key
     return table
 
 
 def _parse_handle(data: bytes) -> tuple[int, int]:
-    """Where a block is, and its size without the trailer."""
+    """Offset and size of a block, without its trailer."""
     offset, place = read_varint(data, 0)
     size, _ = read_varint(data, place)
     return offset, size
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
-    """A block's content, its checksum verified, decompressed."""
+    """Verify and decompress a block."""
     end = offset + size
     if end + TRAILER.size > len(content):
-        raise _DamagedError("a block reaches beyond its end")
+        raise _DamageError("a block ends after the file")
     compression, checksum = TRAILER.unpack_from(content, end)
     if masked_checksum(content[offset : end + 1]) != checksum:
-        raise _DamagedError("the checksum of a block is wrong")
+        raise _DamageError("the checksum of a block is wrong")
     block = content[offset:end]
     if compression == PLAIN:
         return block
     if compression != SNAPPY:
-        raise _DamagedError(f"a block is compressed in a way unknown here ({compression})")
+        raise _DamageError(f"a block has the unknown compression {compression}")
     return _decompress(block)
 
 
@@ -186,48 +184,48 @@ def _decompress(block: bytes) -> bytes:
     import pyarrow as pa
 
     size, _ = read_varint(block, 0)
-    if size > SNAPPY_AT_MOST * len(block):
-        raise _DamagedError("a compressed block promises more than it can hold")
+    if size > SNAPPY_LIMIT * len(block):
+        raise _DamageError("a compressed block claims an impossible size")
     try:
         return pa.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
     except (pa.ArrowException, OSError):
-        raise _DamagedError("a compressed block cannot be decompressed") from None
+        raise _DamageError("a compressed block cannot be decompressed") from None
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block; a key says how many of its bytes are those of the key before it."""
+    """Keys and values of a block; each key shares a prefix with the one before."""
     if len(block) < 4:
-        raise _DamagedError("a block is too short")
+        raise _DamageError("a block is too short")
     num_restarts = int.from_bytes(block[-4:], "little")
-    end = len(block) - 4 - 4 * num_restarts  # restarts are for searching, which nobody does here
+    end = len(block) - 4 - 4 * num_restarts  # restart points serve binary search only
     if end < 0:
-        raise _DamagedError("a block is too short")
+        raise _DamageError("a block is too short")
     key, place = b"", 0
     while place < end:
         shared, place = read_varint(block, place)
         own, place = read_varint(block, place)
         length, place = read_varint(block, place)
         if shared > len(key) or place + own + length > end:
-            raise _DamagedError("a name or a value is longer than it can be")
+            raise _DamageError("a key or a value ends after its block")
         key = key[:shared] + block[place : place + own]
         place += own
         yield key, block[place : place + length]
         place += length
 
 
-# --- its values -----------------------------------------------------------------------------------------
+# --- the values of the table ----------------------------------------------------------------------------
 
 
 def _parse_header(message: bytes) -> int:
-    """The number of data files; refuses bundles of another byte order or of a later version."""
+    """The number of data files; refuses big-endian bundles."""
     if not message:
-        raise _DamagedError("it has no header")
+        raise _DamageError("it has no header")
     fields = {number: (wire, content) for number, wire, content in wire_fields(message)}
     num_shards, endianness = _integer(fields.get(1)), _integer(fields.get(2))
     if endianness:
-        raise _DamagedError("its bytes are in big-endian order, which is not read here")
+        raise _DamageError("it is big-endian, which is not supported")
     if not 0 < num_shards < 100_000:
-        raise _DamagedError(f"it speaks of {num_shards} data files")
+        raise _DamageError(f"it claims {num_shards} data files")
     return num_shards
 
 
@@ -243,20 +241,18 @@ def _parse_entry(key: bytes, message: bytes, num_shards: int) -> BundleEntry:
         else:
             fields[number] = (wire, content)
     name = key.decode("utf-8", "backslashreplace")
-    shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
+    shown = name if len(name) <= NAME_LIMIT else f"{name[:NAME_LIMIT]}..."
     if has_slices:
-        raise _DamagedError(
-            f"{shown!r} is stored in slices, as a partitioned training stores its variables; save it whole first"
-        )
+        raise _DamageError(f"{shown!r} is stored in slices (a partitioned variable), which is not supported")
     type_number, shard, offset, nbytes = (_integer(fields.get(number)) for number in (1, 3, 4, 5))
     checksum_wire, checksum = fields.get(6, (5, b"\0\0\0\0"))
     dtype = NUMPY_TYPES.get(type_number) or OTHER_TYPES.get(type_number)
     if dtype is None:
-        raise _DamagedError(f"{shown!r} is of a type unknown here ({type_number})")
+        raise _DamageError(f"{shown!r} has the unknown type {type_number}")
     if shard >= num_shards or checksum_wire != 5:
-        raise _DamagedError(f"what it says of {shown!r} contradicts itself")
+        raise _DamageError(f"its entry of {shown!r} is inconsistent")
     if type_number in NUMPY_TYPES and nbytes != math.prod(shape) * item_bytes(dtype):
-        raise _DamagedError(f"{shown!r} of shape {shape} and type {dtype} cannot have {nbytes} bytes")
+        raise _DamageError(f"{shown!r} of shape {shape} and type {dtype} cannot have {nbytes} bytes")
     return BundleEntry(name, dtype, shape, shard, offset, nbytes, int.from_bytes(checksum, "little"))
 
 
@@ -267,22 +263,22 @@ def _parse_shape(message: bytes) -> tuple[int, ...]:
             fields = {inner: (kind, value) for inner, kind, value in wire_fields(content)}
             dimensions.append(_integer(fields.get(1)))
         elif number == 3 and wire == 0 and _integer((wire, content)):
-            raise _DamagedError("a tensor has no shape")
+            raise _DamageError("a tensor has no shape")
     if len(dimensions) > 254:
-        raise _DamagedError(f"a tensor has {len(dimensions)} dimensions")
+        raise _DamageError(f"a tensor has {len(dimensions)} dimensions")
     return tuple(dimensions)
 
 
 def _integer(field: tuple[int, bytes] | None) -> int:
-    """A field that is a number from 0 on; 0 where it is left out, as protocol buffers do."""
+    """A non-negative integer field; 0 if it is absent, as in protocol buffers."""
     if field is None:
         return 0
     wire, content = field
     if wire != 0:
-        raise _DamagedError("a number is no number")
+        raise _DamageError("a field is not an integer")
     value, _ = read_varint(content, 0)
     if value >= 1 << 63:
-        raise _DamagedError("a size is negative")
+        raise _DamageError("a size is negative")
     return value
 
 

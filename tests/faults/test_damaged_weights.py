@@ -40,12 +40,11 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "damaged"))
 
 
-def refusal(source: Path) -> str:
-    with pytest.raises(UserError) as refused:
+def check_refused(code: str, source: Path, *named: object) -> None:
+    """Reading `source` is refused with this code, in one line that names these values."""
+    with helpers.refused(code, *named) as caught:
         read_weights(source)
-    sentence = str(refused.value)
-    assert "\n" not in sentence
-    return sentence
+    assert "\n" not in str(caught.value)
 
 
 def resave(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -77,9 +76,7 @@ def test_a_pickle_that_wants_to_run_something_is_refused_and_runs_nothing(how: s
         path.write_bytes(pickle.dumps(content["args"], protocol=2))
     else:
         torch.save(content, path, _use_new_zipfile_serialization=how == "archive")
-    sentence = refusal(folder)
-    assert "posix.mkdir" in sentence
-    assert "could run anything, so it is refused" in sentence
+    check_refused("unsafe-pickle", folder, path, "posix.mkdir")
     assert not mark.exists()
     pickle.loads(pickle.dumps(content["args"]))
     assert mark.exists(), "the same pickle, opened plainly, does run"
@@ -89,7 +86,7 @@ def test_a_few_bytes_that_describe_a_huge_tensor_are_refused(folder: Path) -> No
     huge = torch.zeros(1).expand(1 << 20, 1 << 20)
     (folder / "model.safetensors").unlink()
     torch.save({"bert.embeddings.word_embeddings.weight": huge}, folder / "pytorch_model.bin")
-    assert "is more than the file holds" in refusal(folder)
+    check_refused("damaged-weights", folder, (1 << 20, 1 << 20))
 
 
 @pytest.mark.parametrize("is_archive", [True, False])
@@ -102,15 +99,16 @@ def test_damaged_pickles(is_archive: bool, folder: Path) -> None:
     content = path.read_bytes()
     for length in (0, 1, 2, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        assert str(path) in refusal(folder)
+        with pytest.raises(UserError, match=str(path)):
+            read_weights(folder)
     if is_archive:  # only archives have checksums
         for part in (words.numpy().tobytes(), b"bert.pooler"):  # of the data, and of the program that describes it
             place = content.index(part) + 5
             path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-            assert "is damaged: the checksum of its part" in refusal(folder)
+            check_refused("damaged-weights", folder, path, "checksum")
     for odd in ([torch.zeros(2)], {1: torch.zeros(2)}, {"model": {1: torch.zeros(2)}}, {"text": "only"}):
         torch.save(odd, path)
-        assert "tensors by name" in refusal(folder)
+        check_refused("no-state-dict", folder, path)
 
 
 @settings(max_examples=60)
@@ -137,54 +135,60 @@ def test_damaged_safetensors(folder: Path) -> None:
     content = path.read_bytes()
     for length in (0, 7, 100, len(content) - 1):
         path.write_bytes(content[:length])
-        assert "cannot be read" in refusal(folder)
+        check_refused("damaged-weights", folder, path)
 
 
 def test_what_lies_beside_the_weights(folder: Path) -> None:
     config, vocabulary, tokenizer = (folder / name for name in ("config.json", "vocab.txt", "tokenizer_config.json"))
     described = json.loads(config.read_text())
-    for changes, sentence in (
-        ({"model_type": "roberta"}, "describes a 'roberta', which is another model than BERT"),
-        ({"hidden_act": "relu"}, "asks for the activation 'relu'"),
-        ({"position_embedding_type": "relative_key"}, "positions; BERT's are absolute"),
-        ({"num_attention_heads": 3}, "not a multiple of"),
-        ({"hidden_size": "wide"}, "is a whole number"),
-        ({"num_hidden_layers": 10**9}, "a model of 1,000,000,000 layers, 4 wide, which cannot be right"),
-        ({"hidden_size": 2**40}, "2 layers, 1,099,511,627,776 wide, which cannot be right"),
-        ({"hidden_size": 2**70}, "wide, which cannot be right"),
+    for changes, code, *named in (
+        ({"model_type": "roberta"}, "not-bert", config, "roberta"),
+        ({"position_embedding_type": "relative_key"}, "not-bert", config, "relative_key"),
+        ({"num_hidden_layers": 10**9}, "bad-config", "1,000,000,000"),
+        ({"hidden_size": 2**40}, "bad-config", "1,099,511,627,776"),
+        ({"hidden_size": 2**70}, "bad-config", folder),
     ):
         config.write_text(json.dumps(described | changes))
-        assert sentence in refusal(folder)
+        check_refused(code, folder, *named)
+    for changes in ({"hidden_act": "relu"}, {"num_attention_heads": 3}, {"hidden_size": "wide"}):
+        config.write_text(json.dumps(described | changes))
+        with pytest.raises(UserError, match=str(*changes.values())):
+            read_weights(folder)
     for content in (b"\xff\xfe{}", b"{", b"[]", b"[" * 100_000):
         config.write_bytes(content)
-        assert str(config) in refusal(folder)
+        with pytest.raises(UserError, match=str(config)):
+            read_weights(folder)
     config.unlink()
-    assert "no bert_config.json (or config.json) lies beside" in refusal(folder)
+    check_refused("missing-config", folder, folder)
     config.write_text(json.dumps(described))
 
     words = vocabulary.read_bytes()
     vocabulary.write_bytes(words + b"\xff\n")
-    assert "is not UTF-8 text" in refusal(folder)
+    with pytest.raises(UserError, match=str(vocabulary)):
+        read_weights(folder)
     vocabulary.write_bytes(words + b"more\n")
-    assert "has 16 words, and its model 15" in refusal(folder)
+    check_refused("vocabulary-mismatch", folder, 16, 15)
     vocabulary.write_bytes(words)
     tokenizer.write_bytes(b"\xff")
-    assert "is not JSON in UTF-8" in refusal(folder)
+    check_refused("bad-json", folder, tokenizer)
 
 
 def test_weights_of_another_shape_are_named_one_and_all(folder: Path) -> None:
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"vocab_size": 30522, "intermediate_size": 8}))
     (folder / "vocab.txt").unlink()
-    sentence = refusal(folder)
-    assert "bert.embeddings.word_embeddings.weight is (15, 4), not (30522, 4)" in sentence
-    assert "bert.encoder.layer.1.intermediate.dense.weight is (16, 4), not (8, 4)" in sentence
-    assert "cls.predictions.bias is (15,), not (30522,)" in sentence
+    check_refused(
+        "shape-mismatch",
+        folder,
+        "bert.embeddings.word_embeddings.weight is (15, 4), not (30522, 4)",
+        "bert.encoder.layer.1.intermediate.dense.weight is (16, 4), not (8, 4)",
+        "cls.predictions.bias is (15,), not (30522,)",
+    )
     (folder / "bert_config.json").write_text(json.dumps(described | {"intermediate_size": 8}))
     for path in GOOGLE.glob("bert_model.ckpt.*"):
         shutil.copy(path, folder)
-    sentence = refusal(folder / "bert_model.ckpt")
-    assert "bert/encoder/layer_0/intermediate/dense/kernel is (4, 16), not (4, 8)" in sentence
+    expected = "bert/encoder/layer_0/intermediate/dense/kernel is (4, 16), not (4, 8)"
+    check_refused("shape-mismatch", folder / "bert_model.ckpt", expected)
 
 
 def test_weights_that_are_not_whole(folder: Path, tmp_path: Path) -> None:
@@ -195,37 +199,37 @@ def test_weights_that_are_not_whole(folder: Path, tmp_path: Path) -> None:
         f"bert.encoder.layer.1.attention.self.{part}.weight" for part in ("query", "value")
     )
     for make in (import_weights, export):
-        with pytest.raises(UserError, match=r"lacks 1 tensor of .*: layers\.1\.qkv\.weight"):
+        with helpers.refused("missing-tensors", "1 tensor", "layers.1.qkv.weight"):
             make(folder, tmp_path / "out")  # type: ignore[operator]
     assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_is_not_tied_is_another_model(folder: Path) -> None:
     resave(folder, lambda tensors: tensors.update({"cls.predictions.decoder.weight": torch.zeros(15, 4)}))
-    assert "are one tensor in a BERT and differ there" in refusal(folder)
+    check_refused("untied-weights", folder, "cls.predictions.decoder.weight")
 
 
 def test_integers_are_no_weights(folder: Path) -> None:
     resave(folder, lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.zeros(4, dtype=torch.int64)}))
-    assert "bert.pooler.dense.bias is of type I64" in refusal(folder)
+    check_refused("shape-mismatch", folder, "bert.pooler.dense.bias", "I64")
 
 
 def test_the_verbs_end_in_a_sentence(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"nothing")
     done = helpers.bertrain("weights", "show", folder, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("bertrain: ")
+    assert "[damaged-weights]" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     (tmp_path / "notes.txt").write_text("notes")
-    for source, sentence in (
-        (tmp_path / "notes.txt", "is no file of weights by its name"),
-        (tmp_path / "nowhere", "no run and no weights at"),
-        (tmp_path, "no run and no weights in"),
+    for source, code in (
+        (tmp_path / "notes.txt", "unknown-format"),
+        (tmp_path / "nowhere", "missing-weights"),
+        (tmp_path, "missing-weights"),
     ):
-        assert sentence in refusal(source)
+        check_refused(code, source, source)
     for name in ("a.pt", "b.pt"):
         (tmp_path / name).write_bytes(b"")
-    assert "holds several files of PyTorch's (a.pt, b.pt); name one" in refusal(tmp_path)
+    check_refused("ambiguous-weights", tmp_path, "a.pt, b.pt")
 
 
 @pytest.mark.parametrize("to", ["huggingface", "nvidia"])
@@ -234,7 +238,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(to: str, tmp_path: Path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
-        with pytest.raises(UserError, match=r"could not write .*; nothing was left there"):
+        with pytest.raises(UserError, match=str(tmp_path / "out")):
             export(GOOGLE, tmp_path / "out", to=to)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -244,9 +248,9 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(to: str, tmp_path: Path)
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for to in ("huggingface", "nvidia"):
-        with pytest.raises(UserError, match="could not write"):
+        with pytest.raises(UserError, match=str(tmp_path / "file" / "out")):
             export(GOOGLE, tmp_path / "file" / "out", to=to)
-    with pytest.raises(UserError, match="not an empty folder"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         export(GOOGLE, tmp_path, to="nvidia")
-    with pytest.raises(UserError, match="has no vocabulary to export"):
+    with helpers.refused("missing-vocabulary", MLPERF):
         export(MLPERF, tmp_path / "out")

@@ -49,7 +49,7 @@ def twin_of(model: Bert) -> Any:
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
             place = huggingface_names(settings.num_layers, head=settings.head)[name]
-            parameter.copy_(place.within(ours[place.ours]))
+            parameter.copy_(place.select(ours[place.parameter]))
     return twin.train()
 
 
@@ -111,12 +111,12 @@ def test_heads_equal_those_of_transformers(tmp_path: Path, head: str) -> None:
     compared = set()
     for name, parameter in twin.named_parameters():
         place = names[name]
-        gradient = place.within(gradients[place.ours])  # type: ignore[arg-type]
-        if name.endswith("key.bias") or place.ours in whole_model.vanishing(settings):  # zero, up to rounding
+        gradient = place.select(gradients[place.parameter])  # type: ignore[arg-type]
+        if name.endswith("key.bias") or place.parameter in whole_model.vanishing(settings):  # zero, up to rounding
             assert float((gradient - parameter.grad).abs().max()) <= 1e-6 * total
         else:
             assert helpers.relative_error(gradient, parameter.grad) <= TOLERANCE, name
-        compared.add(place.ours)
+        compared.add(place.parameter)
     assert compared == set(gradients)
 
 
@@ -168,4 +168,4 @@ def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path) 
     names, weights = huggingface_names(model.settings.num_layers, head="classify"), helpers.final_weights(opened.folder)
     for name, parameter in twin.named_parameters():
         if not name.endswith("key.bias"):  # its gradient is zero, up to rounding, which Adam makes large
-            assert helpers.relative_error(names[name].within(weights[names[name].ours]), parameter) <= 1e-3, name
+            assert helpers.relative_error(names[name].select(weights[names[name].parameter]), parameter) <= 1e-3, name

@@ -14,11 +14,11 @@ from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.text.tokenizer import Vocabulary, build_pipeline
-from bertrain.tasks.squad.answers import Candidate, _answers_to
+from bertrain.tasks.squad.answers import Candidate, rank_answers
 from bertrain.tasks.squad.files import find_file, read_squad
 from bertrain.tasks.squad.task import SquadSplit, SquadTask
-from bertrain.tasks.squad.windows import nearest_occurrence
-from tests.helpers import SHARED_DATA
+from bertrain.tasks.squad.windows import find_nearest
+from tests.helpers import SHARED_DATA, refused
 from tests.plain_squad import PlainWindow, plain_answers, plain_windows
 
 SAMPLE = Path(__file__).parents[1] / "data" / "squad"
@@ -80,9 +80,9 @@ WIDE_STRIDE = {"data__max_seq_length": 96, "task__doc_stride": 500}
 
 @pytest.mark.parametrize("n_best", [1, 2, 20])
 def test_the_best_text_is_known_though_no_answer_comes_before_it(n_best: int) -> None:
-    answers = _answers_to("q", [Candidate("Paris", 4.0, 5.0)], range(1), Candidate("", 5.0, 4.5), n_best)
+    answers = rank_answers("q", [Candidate("Paris", 4.0, 5.0)], range(1), Candidate("", 5.0, 4.5), n_best)
     assert answers.null_odds == 0.5
-    assert (answers.given(0.0), answers.given(1.0)) == ("", "Paris")
+    assert (answers.prediction(0.0), answers.prediction(1.0)) == ("", "Paris")
 
 
 @pytest.mark.parametrize("version", ["v1.1", "v2.0"])
@@ -203,9 +203,9 @@ def test_an_answer_that_stands_elsewhere_is_found_there(tmp_path: Path) -> None:
     tokens_before_context = 6  # [CLS] what is it ? [SEP]
     assert (split.block.answers - tokens_before_context).tolist() == [[4, 4], [0, 0], [6, 6], [2, 2]]
     assert any(note.startswith("3 answers") for note in task.notes)
-    assert nearest_occurrence("ab ab ab", "ab", 4) == 3
-    assert nearest_occurrence("ab ab ab", "ab", 5) == 6
-    assert nearest_occurrence("ab", "c", 0) == -1
+    assert find_nearest("ab ab ab", "ab", 4) == 3
+    assert find_nearest("ab ab ab", "ab", 5) == 6
+    assert find_nearest("ab", "c", 0) == -1
 
 
 def test_tables_are_read_as_the_official_form_is(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_tables_are_read_as_the_official_form_is(tmp_path: Path) -> None:
         for path in (lines, table):
             read = read_squad(path, version)  # type: ignore[arg-type]
             assert (read.contexts, read.questions) == (official.contexts, official.questions)
-            assert read.is_answered
+            assert read.has_answers
 
 
 def test_which_file_is_taken(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_which_file_is_taken(tmp_path: Path) -> None:
     assert found("validation-00000-of-00001.parquet", "train-00000-of-00001.parquet")
     assert found("dev.jsonl", "developers.json", "dev.txt") == "dev.jsonl"
     assert found("dev-v2.0.json") is None
-    with pytest.raises(UserError, match="more than one file"):
+    with refused("ambiguous-files", tmp_path, "dev-a.json", "dev-b.json"):
         found("dev-a.json", "dev-b.json")
 
 
@@ -266,14 +266,14 @@ def test_a_file_without_answers_is_to_be_predicted(tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     task = open_task(file)
     assert not task.held_out()
-    assert list(task.unanswered()) == ["questions"]
-    split = task.unanswered()["questions"]
+    assert list(task.to_predict()) == ["questions"]
+    split = task.to_predict()["questions"]
     assert split.block.answers is None
     assert split.num_examples == 65
     outputs = np.zeros((len(split.block.tokens), 2), np.float32)
     predictions = json.loads(split.write_predictions(outputs, tmp_path / "out")[0].read_text())
     assert len(predictions) == 65
-    with pytest.raises(UserError, match="no file to train on"):
+    with refused("missing-split", "train-v1.1.json", file):
         task.training()
 
 

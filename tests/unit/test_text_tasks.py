@@ -16,24 +16,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.errors import UserError
 from bertrain.config.settings import DataSettings, Settings, TaskSettings
 from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
 from bertrain.tasks import metrics
+from bertrain.tasks.classify import sort_labels
+from bertrain.tasks.encode import CHUNK_ROWS, encode_texts, truncate_pairs
 from bertrain.tasks.glue import TASKS
-from bertrain.tasks.own import sorted_labels
 from bertrain.tasks.registry import open_task, task_names
-from bertrain.tasks.sentences import ROWS_AT_ONCE, cut_pairs, encode_texts
 from bertrain.tasks.task import Task
-from tests.helpers import SHARED_DATA
+from tests.helpers import SHARED_DATA, refused
 
 SAMPLES = Path(__file__).parents[1] / "data"
 GLUE = SAMPLES / "glue"
 VOCABULARY = Vocabulary.load()
 
 
-def open_named(name: str, folder: Path, *, described: dict[str, Any] | None = None, **task: Any) -> Task:
-    return open_task(Settings(task=TaskSettings(name=name, **task)), folder, VOCABULARY, described=described)
+def open_named(name: str, folder: Path, *, saved: dict[str, Any] | None = None, **task: Any) -> Task:
+    return open_task(Settings(task=TaskSettings(name=name, **task)), folder, VOCABULARY, saved=saved)
 
 
 def said_for_sure(answers: Any, num_classes: int) -> np.ndarray:
@@ -49,7 +48,7 @@ def test_pairs_are_cut_from_the_longer_one(length_a: int, length_b: int, room: i
     expected = [length_a, length_b]
     while sum(expected) > room:
         expected[0 if expected[0] > expected[1] else 1] -= 1
-    kept = cut_pairs(np.array([length_a]), np.array([length_b]), room)
+    kept = truncate_pairs(np.array([length_a]), np.array([length_b]), room)
     assert [int(each[0]) for each in kept] == expected
 
 
@@ -79,7 +78,7 @@ def test_examples_are_those_of_transformers(longest: int) -> None:
 
 def test_many_examples_are_as_few() -> None:
     words = ["a", "the house", "some more words", "unbelievable"]
-    count = ROWS_AT_ONCE + 3
+    count = CHUNK_ROWS + 3
     first, second = [words[i % 4] for i in range(count)], [words[i % 3] for i in range(count)]
     block, num_cut = encode_texts(VOCABULARY, first, second, 5)
     tokens = Tokenizer(VOCABULARY).encode(words)
@@ -97,7 +96,7 @@ def test_many_examples_are_as_few() -> None:
 def test_figures_by_hand() -> None:
     answers, predictions = np.array([1, 1, 1, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1])
     hits, misses, alarms, rejects = 3, 1, 1, 1
-    found = metrics.score(["accuracy", "f1", "matthews", "f1_macro"], answers, predictions)
+    found = metrics.compute_metrics(["accuracy", "f1", "matthews", "f1_macro"], answers, predictions)
     f1 = 2 * hits / (2 * hits + misses + alarms)
     other = 2 * rejects / (2 * rejects + misses + alarms)
     assert found["accuracy"] == pytest.approx(4 / 6)
@@ -109,7 +108,7 @@ def test_figures_by_hand() -> None:
 
 def test_correlations_by_hand() -> None:
     answers, predictions = np.array([0.0, 1.0, 2.0, 5.0]), np.array([1.0, 2.0, 9.0, 4.0], dtype=np.float32)
-    found = metrics.score(["pearson", "spearmanr"], answers, predictions)
+    found = metrics.compute_metrics(["pearson", "spearmanr"], answers, predictions)
     assert found["pearson"] == pytest.approx(np.corrcoef(answers, predictions)[0, 1])
     ranks = np.array([1, 2, 4, 3])
     assert found["spearmanr"] == pytest.approx(1 - 6 * ((np.array([1, 2, 3, 4]) - ranks) ** 2).sum() / (4 * 15))
@@ -119,24 +118,25 @@ def test_correlations_by_hand() -> None:
 @pytest.mark.parametrize("predicted", [0, 1])
 def test_figures_of_a_model_that_always_says_the_same(predicted: int) -> None:
     answers = np.array([0, 1, 1, 0])
-    found = metrics.score(list(metrics.FIGURES), answers, np.full(4, predicted))
+    found = metrics.compute_metrics(list(metrics.METRICS), answers, np.full(4, predicted))
     assert all(np.isfinite(value) for value in found.values())
     assert found["matthews"] == found["pearson"] == found["spearmanr"] == 0
-    assert metrics.score(["pearson"], np.array([1.0]), np.array([2.0])) == {"pearson": 0}
+    assert metrics.compute_metrics(["pearson"], np.array([1.0]), np.array([2.0])) == {"pearson": 0}
     same = np.full(4, predicted)
-    assert all(map(np.isfinite, metrics.score(list(metrics.FIGURES), same, same).values()))
+    assert all(map(np.isfinite, metrics.compute_metrics(list(metrics.METRICS), same, same).values()))
     nearly = 1e8 + np.array([0.0, 0.0, 1e-8, 0.0])
-    assert all(map(np.isfinite, metrics.score(["pearson", "spearmanr"], answers, nearly).values()))
+    assert all(map(np.isfinite, metrics.compute_metrics(["pearson", "spearmanr"], answers, nearly).values()))
 
 
 def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    for module in ("sklearn", "sklearn.metrics"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "meta_path", [])
-    with pytest.raises(UserError, match=r"need scikit-learn; install it with: pip install 'bertrain\[finetune\]'"):
+    with refused("missing-library", "scikit-learn", "bertrain[finetune]"):
         open_named("glue/sst2", GLUE)
-    task = open_named("glue/sst2", GLUE, described={})  # to predict, it is not needed
-    assert task.unanswered()["test"].num_examples == 8
-    with pytest.raises(UserError, match="need scikit-learn"):
+    task = open_named("glue/sst2", GLUE, saved={})  # to predict, it is not needed
+    assert task.to_predict()["test"].num_examples == 8
+    with refused("missing-library", "scikit-learn"):
         task.held_out()["dev"].metrics(said_for_sure([0] * 12, 2))
 
 
@@ -148,7 +148,7 @@ SAMPLED = [name for name in TASKS if name != "qqp"]
 @pytest.mark.parametrize("name", SAMPLED)
 def test_tasks_of_glue_read_their_samples(name: str) -> None:
     task = open_named(f"glue/{name}", GLUE)
-    assert task.main_metric == TASKS[name].figure_names[0]
+    assert task.main_metric == TASKS[name].metric_names[0]
     assert (task.head == "regress") == (task.labels == ())
     main, *_ = task.held_out().values()
     assert main.block.answers is not None
@@ -160,9 +160,9 @@ def test_tasks_of_glue_read_their_samples(name: str) -> None:
         outputs = answers[:, None]
         assert answers.dtype.kind == "f"
     assert main.metrics(outputs)[task.main_metric] == pytest.approx(1)
-    assert any("rows of the" in note for note in task.notes)  # a sample is not what was published
-    for split in task.unanswered().values():
-        assert split.block.answers is None
+    assert any("published" in note for note in task.notes)  # a sample is not what was published
+    for split_name, split in task.to_predict().items():
+        assert (split.block.answers is None) == (split_name not in task.held_out())
     by_folder = open_named(f"glue/{name}", GLUE / TASKS[name].folder)
     same, *_ = by_folder.held_out().values()
     assert np.array_equal(same.block.tokens, main.block.tokens)
@@ -186,7 +186,7 @@ def test_cola_as_datasets_saves_it_is_cola(way: str) -> None:
     for a, b in (
         (ours.training(), theirs.training()),
         (ours.held_out()["dev"], theirs.held_out()["dev"]),
-        (ours.unanswered()["test"], theirs.unanswered()["test"]),
+        (ours.to_predict()["test"], theirs.to_predict()["test"]),
     ):
         assert np.array_equal(a.block.tokens, b.block.tokens)
         assert (a.block.answers is None) == (b.block.answers is None)
@@ -200,22 +200,22 @@ def test_row_counts_are_the_published_ones() -> None:
         if not (SHARED_DATA / "glue" / known.folder).is_dir():
             continue
         task = open_named(f"glue/{name}", SHARED_DATA / "glue")
-        splits = {**task.held_out(), **task.unanswered()}
+        splits = {**task.held_out(), **task.to_predict()}
         if any((SHARED_DATA / "glue" / known.folder).glob("train.*")):
             splits["train"] = task.training()
         for split, found in splits.items():
             assert found.num_examples == known.rows[split], (name, split)
             checked.append((name, split))
-        assert not any("rows of the" in note for note in task.notes)
+        assert not any("published" in note for note in task.notes)
     assert len(checked) == 6 * 3 + 2 + 1  # six whole tasks, QNLI without train, MNLI's matched dev set
 
 
 def test_a_short_file_of_glue_is_noted(tmp_path: Path) -> None:
     task = open_named("glue/mnli", GLUE)
     assert task.training().num_examples == 24
-    assert any("train_subset_10k.tsv has 24 rows of the 392,702 published" in note for note in task.notes)
-    assert any("there is no dev_mismatched" in note for note in task.notes)
-    with pytest.raises(UserError, match=r"there is no train file of glue/qnli in .*QNLI"):
+    assert any("train_subset_10k.tsv" in note and "392,702" in note for note in task.notes)
+    assert any("dev_mismatched" in note for note in task.notes)
+    with refused("missing-split", "train", "glue/qnli", GLUE / "QNLI"):
         open_named("glue/qnli", GLUE).training()
 
 
@@ -232,7 +232,7 @@ def test_files_of_the_authors_are_read_too(tmp_path: Path) -> None:
     answers = task.training().block.answers
     assert answers is not None
     assert answers[:, 0].tolist() == [0, 1]
-    assert "train: left out 1 row whose label people did not agree on" in task.notes
+    assert any("train: " in note and " 1 row " in note for note in task.notes)
     for part in ("train", "test"):
         shutil.copy(GLUE / "MRPC/train.tsv", mrpc / f"msr_paraphrase_{part}.txt")
     task = open_named("glue/mrpc", mrpc)
@@ -251,7 +251,7 @@ def test_quora_is_read_as_everybody_does(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
     task = open_named("glue/qqp", tmp_path)
     assert task.training().num_examples == 2
-    assert any("left out 2 rows, torn in two" in note for note in task.notes)
+    assert any(" 2 rows " in note for note in task.notes)
 
 
 SUBMITTED = {
@@ -267,7 +267,7 @@ SUBMITTED = {
 
 @pytest.mark.parametrize("name", SUBMITTED)
 def test_submissions_have_glues_form(name: str, tmp_path: Path) -> None:
-    split = open_named(f"glue/{name}", GLUE).unanswered()["test"]
+    split = open_named(f"glue/{name}", GLUE).to_predict()["test"]
     outputs = np.full((8, 1), 7.5, np.float32) if name == "stsb" else said_for_sure([1] * 8, 2)
     (path,) = split.write_predictions(outputs, tmp_path)
     file, label = SUBMITTED[name]
@@ -283,7 +283,7 @@ def test_submissions_of_mnli_and_predictions_with_answers(tmp_path: Path) -> Non
     for place in ("MNLI/test_matched", "MNLI/test_mismatched", "diagnostic/diagnostic"):
         (tmp_path / "glue" / f"{place}.tsv").write_text(rows)
     task = open_named("glue/mnli", tmp_path / "glue")
-    written = [split.write_predictions(said_for_sure([2], 3), tmp_path)[0] for split in task.unanswered().values()]
+    written = [split.write_predictions(said_for_sure([2], 3), tmp_path)[0] for split in task.to_predict().values()]
     assert [path.name for path in written] == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
     assert written[0].read_text() == "index\tprediction\n5\tcontradiction\n"
     (dev,) = open_named("glue/sst2", GLUE).held_out().values()
@@ -292,18 +292,18 @@ def test_submissions_of_mnli_and_predictions_with_answers(tmp_path: Path) -> Non
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no task 'glue/mnl'; did you mean 'glue/mnli'\?"):
+    with refused("unknown-task", "'glue/mnl'", "did you mean 'glue/mnli'?"):
         open_named("glue/mnl", GLUE)
-    with pytest.raises(UserError, match="is the folder of another task; give that of CoLA"):
+    with refused("other-task", GLUE / "SST-2", "CoLA"):
         open_named("glue/cola", GLUE / "SST-2")
-    with pytest.raises(UserError, match=r"nothing of glue/rte in .*, nor a folder RTE"):
+    with refused("missing-data", tmp_path, "glue/rte", "RTE"):
         open_named("glue/rte", tmp_path)
-    with pytest.raises(UserError, match="there is no --data"):
+    with refused("missing-data", "--data", tmp_path / "absent"):
         open_named("glue/rte", tmp_path / "absent")
-    with pytest.raises(UserError, match="is no folder"):
+    with refused("not-a-folder", "dev.tsv"):
         open_named("glue/rte", GLUE / "RTE/dev.tsv")
     shutil.copy(GLUE / "SST-2/train.tsv", tmp_path / "train.tsv")
-    with pytest.raises(UserError, match=r"train.tsv has no column 'sentence1' or .*, only 'sentence', 'label'"):
+    with refused("missing-column", "train.tsv", "'sentence1'", "'sentence', 'label'"):
         open_named("glue/rte", tmp_path).training()
     assert len(set(task_names())) == len(task_names()) == 13
 
@@ -311,12 +311,12 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 def test_wrong_rows_of_glue_stop_or_are_counted(tmp_path: Path) -> None:
     rows = ["sentence\tlabel", "good film\t1", "bad film\t7", "\t1", "worse\t0", "no label\t"]
     (tmp_path / "train.tsv").write_text("\n".join(rows))
-    with pytest.raises(UserError, match=r"line 3 of .*train.tsv has the label '7', .*; mend it, or .*--on-error skip"):
+    with refused("bad-row", f"line 3 of {tmp_path / 'train.tsv'}", "'7'", "--on-error skip"):
         open_named("glue/sst2", tmp_path).training()
     task = open_named("glue/sst2", tmp_path, on_error="skip")
     assert task.training().num_examples == 2
     assert task.training().ids == ["0", "3"]  # rows keep their number in the file
-    assert any("train: passed over 3 rows; the first: line 3 of" in note for note in task.notes)
+    assert any("3 rows" in note and "line 3 of" in note for note in task.notes)
 
 
 def test_texts_that_were_cut_are_counted() -> None:
@@ -324,7 +324,7 @@ def test_texts_that_were_cut_are_counted() -> None:
     task = open_task(settings, GLUE, VOCABULARY)
     block = task.training().block
     assert block.lengths.max() == 40
-    assert any(" rows of 24 to 40 tokens (--data.max_seq_length)" in note for note in task.notes)
+    assert any("24" in note and "40" in note and "--data.max_seq_length" in note for note in task.notes)
 
 
 # --- XNLI --------------------------------------------------------------------------------------------------
@@ -356,9 +356,9 @@ def test_xnli_is_scored_by_language(tmp_path: Path) -> None:
     assert (last["id"], last["language"], last["label"]) == ("encontradiction", "en", "entailment")
     only = open_named("xnli", tmp_path, languages="de").held_out()["test"]
     assert set(only.metrics(said_for_sure([0, 1, 2], 3))) == {"accuracy", "accuracy_de"}
-    with pytest.raises(UserError, match="has no rows in fr"):
+    with refused("missing-language", "fr"):
         open_named("xnli", tmp_path, languages="de,fr").held_out()
-    with pytest.raises(UserError, match=r"task.languages has 'dee'; did you mean 'de'\?"):
+    with refused("unknown-language", "task.languages", "did you mean 'de'?"):
         open_named("xnli", tmp_path, languages="dee")
 
 
@@ -380,11 +380,11 @@ def test_xnli_as_datasets_has_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_xnli_trains_on_mnli_where_that_is_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no multinli.train.en.tsv, nor MNLI's train.tsv"):
+    with refused("missing-split", tmp_path, "multinli.train.en.tsv", "train.tsv"):
         open_named("xnli", tmp_path).training()
     task = open_named("xnli", GLUE)
     assert task.training().num_examples == 24
-    assert any("neither xnli.dev.tsv nor xnli.test.tsv" in note for note in task.notes)
+    assert any("xnli.dev.tsv" in note for note in task.notes)
 
 
 # --- a user's own tables -----------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def test_own_table_of_classes(tmp_path: Path) -> None:
     assert task.training().block.answers[:, 0].tolist() == [1, 0, 1]
     assert set(task.training().block.segment_b - task.training().block.lengths) == {0}
     assert list(task.held_out()) == ["dev"]
-    assert list(task.unanswered()) == ["test"]
+    assert list(task.to_predict()) == ["test"]
     (path,) = task.held_out()["dev"].write_predictions(np.array([[0.0, np.log(3)]], np.float32), tmp_path)
     record = json.loads(path.read_text())
     assert record["id"] == "x"
@@ -417,7 +417,7 @@ def test_own_table_of_pairs_and_numbers(tmp_path: Path) -> None:
     assert (training.block.segment_b < training.block.lengths).all()
     assert training.metrics(training.block.answers) == pytest.approx({"pearson": 1, "spearmanr": 1})
     assert not task.held_out()
-    assert any("no held-out part" in note for note in task.notes)
+    assert any("dev.csv" in note for note in task.notes)
     (path,) = training.write_predictions(training.block.answers, tmp_path)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"id": "0", "number": 1.5},
@@ -434,9 +434,9 @@ def test_what_lies_beside_a_training_file_is_taken_and_said(tmp_path: Path) -> N
 
 
 def test_labels_are_in_the_order_of_numbers_where_they_are_numbers() -> None:
-    assert sorted_labels(["10", "9", "-1"]) == ("-1", "9", "10")
-    assert sorted_labels(["10", "9", "x"]) == ("10", "9", "x")
-    assert sorted_labels(["inf", "1"]) == ("1", "inf")
+    assert sort_labels(["10", "9", "-1"]) == ("-1", "9", "10")
+    assert sort_labels(["10", "9", "x"]) == ("10", "9", "x")
+    assert sort_labels(["inf", "1"]) == ("1", "inf")
 
 
 def test_names_of_classes_are_those_that_datasets_saved() -> None:
@@ -444,40 +444,44 @@ def test_names_of_classes_are_those_that_datasets_saved() -> None:
     task = open_named("classify", folder, text="sentence")
     assert task.labels == ("acceptable", "unacceptable")
     assert list(task.held_out()) == ["dev"]
-    assert list(task.unanswered()) == ["test"]
+    assert list(task.to_predict()) == ["test"]
     alone = open_named("classify", folder / "train", text="sentence")  # one Dataset, saved by itself
     assert np.array_equal(alone.training().block.tokens, task.training().block.tokens)
 
 
 def test_a_trained_model_needs_no_training_data(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\na,yes\nb,no\n")
-    described = json.loads(json.dumps(open_named("classify", tmp_path).describe()))
+    saved = json.loads(json.dumps(open_named("classify", tmp_path).to_dict()))
     (tmp_path / "train.csv").unlink()
     (tmp_path / "new.csv").write_text("text\nc\n")
-    task = open_named("classify", tmp_path / "new.csv", described=described)
+    task = open_named("classify", tmp_path / "new.csv", saved=saved)
     assert task.labels == ("no", "yes")
     assert not task.held_out()
-    (path,) = task.unanswered()["new"].write_predictions(said_for_sure([1], 2), tmp_path)
+    (path,) = task.to_predict()["new"].write_predictions(said_for_sure([1], 2), tmp_path)
     assert path.name == "new.jsonl"
     (tmp_path / "new.csv").write_text("text,label\nc,yes\n")
-    scored = open_named("classify", tmp_path / "new.csv", described=described)
+    scored = open_named("classify", tmp_path / "new.csv", saved=saved)
     assert scored.held_out()["new"].metrics(said_for_sure([1], 2))["accuracy"] == 1
 
 
 OWN_MISTAKES = {
-    "an unknown label": ("text,label\na,x\nb,y\n", "text,label\na,x\nb,z\n", r"line 3 of .*dev.csv has the label 'z'"),
-    "one label": ("text,label\na,x\nb,x\n", "", "only the label 'x' in column 'label' of .*train.csv"),
-    "no label": ("text,label\na,\nb,\n", "", r"line 2 of .*train.csv has no label"),
-    "two columns": ("text,label,text\na,x,c\nb,y,d\n", "", r"train.csv has 2 columns 'text'; rename all but one"),
-    "no such column": ("words,label\na,x\nb,y\n", "", r"has no column 'text', only 'words', 'label'; name yours with"),
-    "no label column": ("text,class\na,x\nb,y\n", "", r"has no column 'label', only 'text', 'class'; name yours"),
-    "an empty text": ("text,label\na,x\n  ,y\n", "", r"line 3 of .*train.csv has an empty text"),
+    "an unknown label": (
+        "text,label\na,x\nb,y\n",
+        "text,label\na,x\nb,z\n",
+        ("bad-row", "line 3 of ", "dev.csv", "'z'"),
+    ),
+    "one label": ("text,label\na,x\nb,x\n", "", ("one-label", "'x'", "'label'", "train.csv")),
+    "no label": ("text,label\na,\nb,\n", "", ("bad-row", "line 2 of ", "train.csv")),
+    "two columns": ("text,label,text\na,x,c\nb,y,d\n", "", ("repeated-column", "train.csv", "2 columns 'text'")),
+    "no such column": ("words,label\na,x\nb,y\n", "", ("missing-column", "'text'", "'words', 'label'", "--task.text")),
+    "no label column": ("text,class\na,x\nb,y\n", "", ("missing-column", "'label'", "'text', 'class'", "--task.label")),
+    "an empty text": ("text,label\na,x\n  ,y\n", "", ("bad-row", "line 3 of ", "train.csv")),
 }
 
 
 @pytest.mark.parametrize("case", OWN_MISTAKES)
 def test_mistakes_in_own_tables_are_named(case: str, tmp_path: Path) -> None:
-    training, dev, sentence = OWN_MISTAKES[case]
+    training, dev, expected = OWN_MISTAKES[case]
     (tmp_path / "train.csv").write_text(training)
     if dev:
         (tmp_path / "dev.csv").write_text(dev)
@@ -487,7 +491,7 @@ def test_mistakes_in_own_tables_are_named(case: str, tmp_path: Path) -> None:
         task.training()
         task.held_out()
 
-    with pytest.raises(UserError, match=sentence):
+    with refused(*expected):
         read_all()
 
 
@@ -495,28 +499,28 @@ def test_rows_passed_over_bring_no_labels(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\n,oops\n")
     assert open_named("classify", tmp_path, on_error="skip").labels == ("x", "y")
     (tmp_path / "train.csv").write_text("text,label\na,x\n,y\n")
-    with pytest.raises(UserError, match="there is only the label 'x' in column 'label'"):
+    with refused("one-label", "'x'", "'label'"):
         open_named("classify", tmp_path, on_error="skip")
 
 
 def test_own_data_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no train, dev or test in it"):
+    with refused("missing-data", tmp_path):
         open_named("classify", tmp_path)
     (tmp_path / "a.xlsx").touch()
-    with pytest.raises(UserError, match="is no table that is read"):
+    with refused("unknown-table-format", "a.xlsx"):
         open_named("classify", tmp_path / "a.xlsx")
     (tmp_path / "dev.csv").write_text("text,label\na,x\n")
-    with pytest.raises(UserError, match="no train file"):
+    with refused("missing-split", "train.csv"):
         open_named("classify", tmp_path)
     (tmp_path / "train-00000-of-00002.jsonl").write_text('{"text": "a", "label": 1}\n')
-    with pytest.raises(UserError, match=r"of the 2 parts that .* is one of, 1 are there"):
+    with refused("missing-parts", tmp_path, "train-00000-of-00002.jsonl", 1, 2):
         open_named("classify", tmp_path)
 
 
 def test_two_files_for_one_part_are_noted(tmp_path: Path) -> None:
     for ending, separator in (("csv", ","), ("tsv", "\t")):
         (tmp_path / f"train.{ending}").write_text(f"text{separator}label\na{separator}x\nb{separator}y\n")
-    assert any("has train.csv and train.tsv; took the first" in note for note in open_named("classify", tmp_path).notes)
+    assert any("train.csv" in note and "train.tsv" in note for note in open_named("classify", tmp_path).notes)
 
 
 def test_settings_of_another_length_give_other_blocks(tmp_path: Path) -> None:

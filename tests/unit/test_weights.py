@@ -105,8 +105,7 @@ def test_a_model_saved_by_transformers_begins_a_run(
     settings = resolve("bert-tiny", list(overrides.items()))
     pretrain(settings, run.parent / "data", tmp_path / "run", init=str(tmp_path / "theirs"))
     said = capsys.readouterr().out
-    assert "beginning with the weights of" in said
-    assert "  rounded from 64 bits to 32: 39 tensors\n" in said
+    assert "39 tensors" in said
     fresh = ["masked_words.transform.weight", "masked_words.transform.bias", "masked_words.norm.weight"]
     fresh += ["masked_words.norm.bias", "masked_words.bias", "next_sentence.classify.weight"]
     (line,) = [line for line in said.splitlines() if "initialized afresh:" in line]
@@ -136,12 +135,12 @@ def test_weights_without_heads_or_of_another_kind_are_refused_where_they_cannot_
 
     BertModel.from_pretrained(exported).save_pretrained(tmp_path / "headless")
     (tmp_path / "headless" / "vocab.txt").write_bytes((exported / "vocab.txt").read_bytes())
-    with pytest.raises(UserError, match=r"lacks 5 tensors of a pre-training model: masked_words\.bias"):
+    with helpers.refused("missing-tensors", "5 tensors", "masked_words.bias"):
         export(tmp_path / "headless", tmp_path / "out")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_bytes((exported / "config.json").read_bytes())
     save_file({"conv.weight": torch.zeros(3)}, tmp_path / "other" / "model.safetensors")
-    with pytest.raises(UserError, match="holds no tensor of a BERT"):
+    with helpers.refused("no-bert-tensors", tmp_path / "other"):
         pretrain(helpers.tiny_settings(), run.parent / "data", tmp_path / "run", init=str(tmp_path / "other"))
     assert read_weights(tmp_path / "other").left_over == ("conv.weight",)
 
@@ -166,17 +165,17 @@ def test_fill_mask_says_the_same_of_run_and_export(run: Path, exported: Path) ->
 
 
 def test_what_is_refused(run: Path, exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no \[MASK\]"):
+    with helpers.refused("no-mask", "no mask here"):
         fill_mask(run, ["no mask here"])
-    with pytest.raises(UserError, match="word pieces long; the model reads 64"):
+    with helpers.refused("sentence-too-long", 64):
         fill_mask(run, ["[MASK] " * 100])
-    with pytest.raises(UserError, match="no run and no weights"):
+    with helpers.refused("missing-weights", tmp_path / "none"):
         fill_mask(tmp_path / "none", ["[MASK]"])
-    with pytest.raises(UserError, match="not an empty folder"):
+    with pytest.raises(UserError, match=str(exported)):
         export(run, exported)
-    with pytest.raises(UserError, match="--to is one of huggingface"):
+    with helpers.refused("unknown-format", "--to", "onnx", "huggingface"):
         export(run, tmp_path / "x", to="onnx")
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2}))
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(UserError, match="cannot be read"):
+    with helpers.refused("damaged-weights", tmp_path / "model.safetensors"):
         read_weights(tmp_path)

@@ -1,7 +1,7 @@
-"""From the scores of each token to answers: the best spans of all windows of a question, and whether to give any.
+"""Predict answers from the logits of each token: the best spans over all windows of a question.
 
-A span begins at a token that no other window shows more context of, as in Google's BERT, so that no answer counts
-twice. In v2.0 a question may have no answer: how much better [CLS] scores than the best span decides that.
+A span starts only in the window that gives its first token the most context, as in Google's BERT, so that no answer
+counts twice. In v2.0, [CLS] stands for no answer; the null odds are its score minus that of the best span.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import numpy as np
 from bertrain.base.files import write_atomically
 from bertrain.data.formats.block import flat_ranges
 from bertrain.data.formats.masking import Ints
+from bertrain.tasks.metrics import softmax
 from bertrain.tasks.squad.files import Collection, Version
 from bertrain.tasks.squad.windows import Windows
-from bertrain.tasks.task import Outputs
+from bertrain.tasks.task import TaskOutputs
 
-WINDOWS_AT_ONCE = 1024  # n_best^2 spans of each, and a rectangle of all their tokens
+CHUNK_WINDOWS = 1024  # processed together: each takes n_best^2 spans, and as many tokens as the longest
 
 Floats = np.ndarray
 
 
 class Candidate(NamedTuple):
-    """A possible answer, and the scores of its first and last token. No text: the question has no answer."""
+    """A possible answer and the logits of its first and last token; an empty text stands for no answer."""
 
     text: str
     start: float
@@ -40,41 +41,41 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """What the model says of a question: candidates, the best first, and the odds that it has no answer (v2.0)."""
+    """The predicted answers to a question, the best first, and the null odds (v2.0)."""
 
     id: str
     candidates: list[Candidate]
-    best: str  # of those with a text
+    best: str  # the best text that is not empty
     null_odds: float | None
 
-    def given(self, null_threshold: float) -> str:
-        """The answer, or none where the odds of that exceed the threshold."""
+    def prediction(self, null_threshold: float) -> str:
+        """The best text, or an empty one where the null odds exceed the threshold."""
         return "" if self.null_odds is not None and self.null_odds > null_threshold else self.best
 
 
 def find_answers(
     collection: Collection,
     windows: Windows,
-    outputs: Outputs,
+    outputs: TaskOutputs,
     version: Version,
     *,
     n_best: int,
     max_answer_length: int,
 ) -> list[Answers]:
-    """The answers to each question, by the scores of all tokens of its windows."""
+    """The best answers to each question over all its windows."""
     spans = _Spans.join(
         [
-            _best_spans(windows, outputs, slice(first, first + WINDOWS_AT_ONCE), n_best, max_answer_length)
-            for first in range(0, len(windows.question), WINDOWS_AT_ONCE)
+            _best_spans(windows, outputs, slice(first, first + CHUNK_WINDOWS), n_best, max_answer_length)
+            for first in range(0, len(windows.question), CHUNK_WINDOWS)
         ]
     )
     spans = spans.take(np.lexsort((-(spans.start + spans.end), windows.question[spans.window])))
     per_question = np.bincount(windows.question[spans.window], minlength=len(collection.questions))
-    texts = _Texts(collection, windows, spans)
+    texts = _SpanTexts(collection, windows, spans)
     nulls = _null_candidates(windows, outputs) if version == "v2.0" else [None] * len(collection.questions)
     ends = np.cumsum(per_question)
     return [
-        _answers_to(question.id, texts, range(end - count, end), null, n_best)
+        rank_answers(question.id, texts, range(end - count, end), null, n_best)
         for question, end, count, null in zip(
             collection.questions, ends.tolist(), per_question.tolist(), nulls, strict=True
         )
@@ -83,10 +84,10 @@ def find_answers(
 
 @dataclass(frozen=True)
 class _Spans:
-    """Candidates of many windows in flat arrays."""
+    """Candidates of all windows in flat arrays."""
 
     window: Ints
-    first: Ints  # tokens of the window
+    first: Ints  # index of its first token in the window
     last: Ints
     start: Floats
     end: Floats
@@ -102,8 +103,8 @@ class _Spans:
         return self.window, self.first, self.last, self.start, self.end
 
 
-def _best_spans(windows: Windows, outputs: Outputs, chosen: slice, n_best: int, max_answer_length: int) -> _Spans:
-    """Spans between the `n_best` first and the `n_best` last tokens of some windows that can be answers."""
+def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, n_best: int, max_answer_length: int) -> _Spans:
+    """The valid spans between the `n_best` first and the `n_best` last tokens of each of some windows."""
     block = windows.block
     lengths, offsets = block.lengths[chosen], block.offsets[:-1][chosen]
     begins = block.segment_b[chosen].astype(np.int64)
@@ -113,23 +114,23 @@ def _best_spans(windows: Windows, outputs: Outputs, chosen: slice, n_best: int, 
     tokens = flat_ranges(offsets, lengths)
     scores[:, inside] = outputs[tokens].T
     most_context[inside] = windows.has_most_context[tokens]
-    # Stable: of equal scores the earlier token comes first.
+    # Stable: of equal logits the earlier token comes first.
     best = np.argsort(-scores, axis=2, kind="stable")[:, :, :n_best]
     first, last = best[0][:, :, None], best[1][:, None, :]
     ends = (begins + windows.counts[chosen])[:, None, None]
-    can_be_answer = (
+    is_valid = (
         np.take_along_axis(most_context, best[0], axis=1)[:, :, None]
         & (last >= first)
         & (last < first + max_answer_length)
         & (last < ends)
     )
-    window, row, column = np.nonzero(can_be_answer)
+    window, row, column = np.nonzero(is_valid)
     first, last = best[0][window, row], best[1][window, column]
     return _Spans(chosen.start + window, first, last, scores[0][window, first], scores[1][window, last])
 
 
-class _Texts:
-    """The characters that each span stands for, cut out of its paragraph when asked for."""
+class _SpanTexts:
+    """Slices the text of a span from its paragraph on demand."""
 
     def __init__(self, collection: Collection, windows: Windows, spans: _Spans) -> None:
         paragraph = windows.context[spans.window]
@@ -146,18 +147,18 @@ class _Texts:
         return Candidate(text, self._start[number], self._end[number])
 
 
-def _null_candidates(windows: Windows, outputs: Outputs) -> list[Candidate | None]:
-    """Of each question, [CLS] in the window that makes least of it."""
+def _null_candidates(windows: Windows, outputs: TaskOutputs) -> list[Candidate | None]:
+    """The [CLS] of each question in the window that scores it lowest."""
     at_cls = outputs[windows.block.offsets[:-1]].astype(np.float64)
     order = np.lexsort((at_cls.sum(axis=1), windows.question))
     (firsts,) = np.nonzero(np.diff(windows.question[order], prepend=-1))
     return [Candidate("", start, end) for start, end in at_cls[order[firsts]].tolist()]
 
 
-def _answers_to(identifier: str, spans: _Texts, own: range, null: Candidate | None, n_best: int) -> Answers:
-    """The first `n_best` candidates of different text, no answer among them in its place."""
+def rank_answers(identifier: str, spans: _SpanTexts, numbers: range, null: Candidate | None, n_best: int) -> Answers:
+    """The first `n_best` candidates of different text, with no answer ranked among them."""
     found: dict[str, Candidate] = {}
-    for number in own:
+    for number in numbers:
         candidate = spans[number]
         if null is not None and null.score > candidate.score:
             found.setdefault("", null)
@@ -166,7 +167,7 @@ def _answers_to(identifier: str, spans: _Texts, own: range, null: Candidate | No
         found.setdefault(candidate.text, candidate)
     if null is not None:
         found.setdefault("", null)
-    best = next((spans[number] for number in own if spans[number].text), None)  # though it may not be among the first
+    best = next((spans[number] for number in numbers if spans[number].text), None)  # it may not be among the first
     odds = None if null is None else null.score - (best.score if best else 0.0)
     return Answers(identifier, list(found.values()) or [Candidate("", 0.0, 0.0)], best.text if best else "", odds)
 
@@ -175,9 +176,9 @@ def _answers_to(identifier: str, spans: _Texts, own: range, null: Candidate | No
 
 
 def write_answers(answers: Sequence[Answers], folder: Path, *, null_threshold: float) -> list[Path]:
-    """Write predictions.json, nbest_predictions.json and, in v2.0, null_odds.json in the official form."""
+    """Write predictions.json, nbest_predictions.json and, in v2.0, null_odds.json in the official format."""
     contents: dict[str, dict[str, Any]] = {
-        "predictions.json": {one.id: one.given(null_threshold) for one in answers},
+        "predictions.json": {one.id: one.prediction(null_threshold) for one in answers},
         "nbest_predictions.json": {one.id: _with_probabilities(one.candidates) for one in answers},
     }
     if any(one.null_odds is not None for one in answers):
@@ -189,9 +190,8 @@ def write_answers(answers: Sequence[Answers], folder: Path, *, null_threshold: f
 
 
 def _with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
-    scores = np.array([one.score for one in candidates])
-    weights = np.exp(scores - scores.max())
+    probabilities = softmax(np.array([candidate.score for candidate in candidates])).tolist()
     return [
         {"text": one.text, "probability": probability, "start_logit": one.start, "end_logit": one.end}
-        for one, probability in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
+        for one, probability in zip(candidates, probabilities, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""SQuAD's files: questions on paragraphs, with the answers that people marked there.
+"""Read SQuAD's files: questions about paragraphs, with the answers that annotators marked there.
 
-Two forms are read: the official JSON (articles, their paragraphs, questions on each), and tables as Hugging Face
-`datasets` saves them (JSON Lines or Parquet, a question in each row). Both become the same Collection.
+Two formats are read: the official JSON (articles, their paragraphs, the questions about each), and tables as Hugging
+Face `datasets` saves them (JSON lines or Parquet, a question per row). Both become a Collection.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
-from bertrain.tasks.tables import HUB
+from bertrain.tasks.tables import HUB, SKIP_HINT
 
 Version = Literal["v1.1", "v2.0"]
-"""v1.1: every question is answered by its paragraph; v2.0: some are not."""
+"""In v2.0, some questions have no answer in their paragraph."""
 
-ENDINGS = (".json", ".jsonl", ".parquet")
-FORM_OF_JSON = '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
+SUFFIXES = (".json", ".jsonl", ".parquet")
+JSON_FORMAT = '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
 
 
 class Answer(NamedTuple):
-    """A piece of the context, and the character it begins at."""
+    """A span of the context, and the index of its first character."""
 
     text: str
     start: int
@@ -32,241 +32,219 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question on a paragraph. No answers: it has none there, or, in a file without answers, none is known."""
+    """A question about a paragraph. Without answers, it is unanswerable or, in an unlabeled file, to be predicted."""
 
     id: str
     text: str
-    context: int  # the paragraph's place in the Collection
+    context: int  # index of the paragraph in the Collection
     answers: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Questions of a file in its order, and the paragraphs they are about."""
+    """The questions of a file in its order, and their paragraphs."""
 
     path: Path
     contexts: list[str]
     questions: list[Question]
-    is_answered: bool  # false: a file to be predicted, of which no answer is known
-    problems: list[str]  # what was passed over, a sentence each
+    has_answers: bool  # false for an unlabeled file, which is to be predicted
+    problems: list[str]  # a sentence for each question skipped
 
 
-class Row(NamedTuple):
-    """One question as it stands in the file, unchecked."""
+class RawQuestion(NamedTuple):
+    """A question as the file has it, unchecked."""
 
-    place: str  # what a message calls it where it has no id
+    place: str  # names it in messages if it has no id
     context: Any
-    question: dict[str, Any]  # id, question, answers, is_impossible
+    fields: dict[str, Any]  # id, question, answers, is_impossible
 
 
-class _DamageError(Exception):
-    """What is wrong with one row; it ends the reading, or the row is passed over."""
+class _BadQuestionError(Exception):
+    """Says why a question is unusable."""
 
 
-Complain = Callable[[str], None]
-"""Takes a sentence about a damaged row: ends the reading, or notes that it was passed over."""
+ReportProblem = Callable[[str], None]
+"""Takes a sentence about an unusable question; raises UserError, or notes that it is skipped."""
 
 
 def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"] = "stop") -> Collection:
-    """Read a file of questions. Damaged ones end it, or are passed over; a file that does not fit `version` ends it."""
+    """Read a file of questions. Stops at an unusable question or skips it; refuses a file of another version."""
     contexts: dict[str, int] = {}
     questions: dict[str, Question] = {}
     problems: list[str] = []
 
-    def complain(sentence: str) -> None:
+    def report_problem(sentence: str) -> None:
         if on_error == "stop":
-            raise UserError(f"{sentence}; mend it, or pass over such rows with --on-error skip")
+            raise UserError("bad-question", f"{sentence}; {SKIP_HINT}")
         problems.append(sentence)
 
-    are_known: set[bool] = set()
-    for row in _rows(path, complain):
+    labeled: set[bool] = set()
+    for raw in _read_questions(path, report_problem):
         try:
-            question = _question(row, contexts, questions)
-        except _DamageError as damage:
-            complain(f"{path}: {_name(row)} {damage}")
+            question = _parse_question(raw, contexts, questions)
+        except _BadQuestionError as error:
+            report_problem(f"{path}: {_name_question(raw)} {error}")
             continue
-        _refuse_other_version(path, question, row.question, version)
-        are_known.add(_is_known(row.question, version))
+        if version == "v1.1" and raw.fields.get("is_impossible"):
+            raise UserError(
+                "other-squad-version",
+                f"{path}: question {question.id} has is_impossible, which squad/v1.1 does not have; use squad/v2.0",
+            )
+        if version == "v2.0":  # an empty list of answers is a label
+            labeled.add(raw.fields.get("answers") is not None or bool(raw.fields.get("is_impossible")))
+        else:
+            labeled.add(bool(question.answers))
         questions[question.id] = question
     if not questions:
-        raise UserError(f"{path} holds no question that can be used; it should be SQuAD's JSON, {FORM_OF_JSON}")
-    if len(are_known) > 1:
-        unknown = next(one.id for one in questions.values() if not one.answers)
+        raise UserError("no-usable-question", f"{path} has no usable question; the format of SQuAD is {JSON_FORMAT}")
+    if len(labeled) > 1:
+        unanswered = next(question.id for question in questions.values() if not question.answers)
         raise UserError(
-            f"{path}: question {unknown} has no answers while others do; squad/{version} wants a file with all of them "
-            "or, to be predicted, with none"
+            "partly-answered",
+            f"{path}: question {unanswered} has no answers, but others have; for squad/{version}, either all questions "
+            "have answers, or none has and they are predicted",
         )
-    return Collection(path, list(contexts), list(questions.values()), are_known.pop(), problems)
+    return Collection(path, list(contexts), list(questions.values()), labeled.pop(), problems)
 
 
-# --- one question, checked -----------------------------------------------------------------------------------
+# --- checks of a question ------------------------------------------------------------------------------------
 
 
-def _question(row: Row, contexts: dict[str, int], known: dict[str, Question]) -> Question:
-    """The question of a row; its context takes its place among `contexts`."""
-    identifier = _text(row.question, "id")
+def _parse_question(raw: RawQuestion, contexts: dict[str, int], known: dict[str, Question]) -> Question:
+    """Check a question, and add its context to `contexts`."""
+    identifier = _parse_text(raw.fields, "id")
     if identifier in known:
-        raise _DamageError("has the id of another question before it")
-    text = _text(row.question, "question")
-    context = _text({"context": row.context}, "context")
-    answers = _answers(row.question.get("answers"))
-    if row.question.get("is_impossible") and answers:
-        raise _DamageError("says is_impossible, and has answers")
+        raise _BadQuestionError("has the id of an earlier question")
+    text = _parse_text(raw.fields, "question")
+    context = _parse_text({"context": raw.context}, "context")
+    answers = _parse_answers(raw.fields.get("answers"))
+    if raw.fields.get("is_impossible") and answers:
+        raise _BadQuestionError("has is_impossible and answers")
     return Question(identifier, text, contexts.setdefault(context, len(contexts)), answers)
 
 
-def _text(fields: dict[str, Any], name: str) -> str:
+def _parse_text(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     if value is None:
-        raise _DamageError(f"has no {name!r}")
+        raise _BadQuestionError(f"has no {name!r}")
     if not isinstance(value, str):
-        raise _DamageError(f"has a {name!r} that is no text")
+        raise _BadQuestionError(f"has a {name!r} that is not a text")
     if not any(character.isprintable() and not character.isspace() for character in value):
-        raise _DamageError(f"has an empty {name!r}")
-    if not _is_unicode(value):  # no tokenizer takes it
-        raise _DamageError(f"has half of a character (a lone surrogate) in its {name!r}")
-    return value
-
-
-def _is_unicode(text: str) -> bool:
+        raise _BadQuestionError(f"has an empty {name!r}")
     try:
-        text.encode()
+        value.encode()  # no tokenizer takes a lone surrogate
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _answers(given: Any) -> tuple[Answer, ...]:
-    """Answers as SQuAD has them, a list of objects, or as a table does, an object of lists."""
-    if given is None:
-        return ()
-    if isinstance(given, dict):
-        texts, starts = given.get("text"), given.get("answer_start")
-        if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
-            raise _DamageError("has 'answers' without as many 'text' as 'answer_start'")
-        given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise _DamageError("has 'answers' that are no list of texts and places")
-    return tuple(Answer(_text(one, "text"), _start(one.get("answer_start"))) for one in given)
-
-
-def _start(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise _DamageError("has an answer whose 'answer_start' is no place in a text")
+        raise _BadQuestionError(f"has invalid Unicode (a lone surrogate) in {name!r}") from None
     return value
 
 
-def _is_known(fields: dict[str, Any], version: Version) -> bool:
-    """Whether the file says what the answer is: in v2.0 that may be none at all."""
-    if version == "v2.0":
-        return fields.get("answers") is not None or bool(fields.get("is_impossible"))
-    return bool(fields.get("answers")) and bool(_answers(fields["answers"]))
+def _parse_answers(answers: Any) -> tuple[Answer, ...]:
+    """Answers as a list of objects, as in SQuAD, or as an object of lists, as in tables."""
+    if answers is None:
+        return ()
+    if isinstance(answers, dict):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
+            raise _BadQuestionError("has 'answers' whose 'text' and 'answer_start' differ in length")
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list) or not all(isinstance(answer, dict) for answer in answers):
+        raise _BadQuestionError("has 'answers' that are not a list of objects")
+    return tuple(Answer(_parse_text(answer, "text"), _parse_start(answer.get("answer_start"))) for answer in answers)
 
 
-def _refuse_other_version(path: Path, question: Question, fields: dict[str, Any], version: Version) -> None:
-    if version == "v1.1" and fields.get("is_impossible"):
-        raise UserError(
-            f"{path}: question {question.id} says is_impossible, which squad/v1.1 does not know; the task for this "
-            "file is squad/v2.0"
-        )
+def _parse_start(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise _BadQuestionError("has an answer whose 'answer_start' is not an index of a character")
+    return value
 
 
-def _name(row: Row) -> str:
-    identifier = row.question.get("id")
+def _name_question(raw: RawQuestion) -> str:
+    identifier = raw.fields.get("id")
     if isinstance(identifier, str) and identifier.strip() and identifier.isprintable():
-        return f"question {shortened(identifier)}"
-    return row.place
+        return f"question {shorten(identifier)}"
+    return raw.place
 
 
-def shortened(text: str) -> str:
-    """As much of a text as a message can hold."""
+def shorten(text: str) -> str:
+    """A text cut to fit in a message."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# --- the rows of each form -----------------------------------------------------------------------------------
+# --- readers of each format ----------------------------------------------------------------------------------
 
 
-def _rows(path: Path, complain: Complain) -> Iterator[Row]:
+def _read_questions(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
     if not path.is_file():
-        raise UserError(f"there is no file {path}")
+        raise UserError("missing-data", f"there is no file {path}")
     if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    text = _read_text(path)
-    return _line_rows(path, text, complain) if path.suffix == ".jsonl" else _article_rows(path, text, complain)
+        return _read_parquet(path)
+    return (_read_json_lines if path.suffix == ".jsonl" else _read_articles)(path, report_problem)
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start:,} is not); save it as UTF-8") from None
-
-
-def read_json(text: str, place: str) -> Any:
-    """The value of a JSON text; what is wrong with it is said with line and column."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place} is no JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
-        raise UserError(f"{place} is no JSON that can be read: {error}") from None
+        raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
 
 
 def read_json_file(path: Path) -> Any:
     """The value in a JSON file."""
-    return read_json(_read_text(path), str(path))
+    text = _read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; deep nesting
+        reason = str(error)
+    raise UserError("bad-json", f"{path} is not valid JSON: {reason}")
 
 
-def _article_rows(path: Path, text: str, complain: Complain) -> Iterator[Row]:
-    """The questions of SQuAD's own form."""
-    content = read_json(text, str(path))
+def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
+    """The questions of the official format."""
+    content = read_json_file(path)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise UserError(
-            f"{path} has no list 'data' at its top, so it is not SQuAD's JSON, {FORM_OF_JSON}; a table of questions, "
-            "an object a line, should be called .jsonl"
+            "not-squad",
+            f"{path} has no list 'data' as in SQuAD's JSON, {JSON_FORMAT}; name a file of one object per line .jsonl",
         )
+
+    def list_of(parent: Any, name: str, place: str) -> list[Any]:
+        children = parent.get(name) if isinstance(parent, dict) else None
+        if isinstance(children, list):
+            return children
+        report_problem(f"{path}: {place} has no list {name!r}")
+        return []
+
     for a, article in enumerate(content["data"], start=1):
-        place = f"article {a}"
-        for p, paragraph in enumerate(_parts(article, "paragraphs", path, place, complain), start=1):
+        for p, paragraph in enumerate(list_of(article, "paragraphs", f"article {a}"), start=1):
             place = f"paragraph {p} of article {a}"
-            for q, question in enumerate(_parts(paragraph, "qas", path, place, complain), start=1):
-                place = f"question {q} of paragraph {p} of article {a}"
-                if isinstance(question, dict):
-                    yield Row(place, paragraph.get("context"), question)
+            for q, fields in enumerate(list_of(paragraph, "qas", place), start=1):
+                if isinstance(fields, dict):
+                    yield RawQuestion(f"question {q} of {place}", paragraph.get("context"), fields)
                 else:
-                    complain(f"{path}: {place} is no object")
+                    report_problem(f"{path}: question {q} of {place} is not an object")
 
 
-def _parts(whole: Any, name: str, path: Path, place: str, complain: Complain) -> list[Any]:
-    parts = whole.get(name) if isinstance(whole, dict) else None
-    if isinstance(parts, list):
-        return parts
-    complain(f"{path}: {place} has no list {name!r}")
-    return []
-
-
-def _line_rows(path: Path, text: str, complain: Complain) -> Iterator[Row]:
-    """The questions of a table, an object in each line."""
-    for number, line in enumerate(text.split("\n"), start=1):
+def _read_json_lines(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        place = f"line {number}"
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
             column = f" (column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-            complain(f"{path}: {place} is no JSON{column}")
+            report_problem(f"{path}: line {number} is not valid JSON{column}")
             continue
         if isinstance(fields, dict):
-            yield Row(place, fields.get("context"), fields)
+            yield RawQuestion(f"line {number}", fields.get("context"), fields)
         else:
-            complain(f"{path}: {place} is no object")
+            report_problem(f"{path}: line {number} is not an object")
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    """The questions of a Parquet table."""
+def _read_parquet(path: Path) -> Iterator[RawQuestion]:
     import pyarrow
     import pyarrow.parquet
 
@@ -276,31 +254,29 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=4096):
                 for fields in batch.to_pylist():
                     number += 1
-                    yield Row(f"row {number}", fields.get("context"), fields)
+                    yield RawQuestion(f"row {number}", fields.get("context"), fields)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is no Parquet file that can be read: {what}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError("damaged-table", f"cannot read the Parquet file {path}: {reason}") from None
 
 
-# --- which file is which -------------------------------------------------------------------------------------
+# --- finding files -------------------------------------------------------------------------------------------
 
 
-def find_file(folder: Path, kinds: tuple[str, ...], version: Version) -> Path | None:
-    """The one file of a folder whose name begins with one of `kinds` (train; dev, validation; test), if there is one.
+def find_file(folder: Path, prefixes: tuple[str, ...], version: Version) -> Path | None:
+    """The file of a split, whose name starts with one of `prefixes` (train; dev, validation; test).
 
-    Of several, those count that name the version, and the official name (train-v1.1.json) comes before others. Where
-    there is none, a folder `data` is looked into, as in `find_tables`.
+    Prefers files that name the version, and among them the official name (train-v1.1.json). If there is none, it
+    searches the folder `data`, like `find_tables`.
     """
-    found = sorted(
-        path for path in folder.iterdir() if path.suffix in ENDINGS and re.match(rf"({'|'.join(kinds)})\b", path.name)
-    )
+    pattern = re.compile(rf"({'|'.join(prefixes)})\b")
+    found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and pattern.match(path.name))
     other = "v2.0" if version == "v1.1" else "v1.1"
     found = [path for path in found if version in path.name] or [path for path in found if other not in path.name]
-    official = [path for path in found if path.name in {f"{kind}-{version}.json" for kind in kinds}]
-    found = official or found
+    found = [path for path in found if path.name in {f"{prefix}-{version}.json" for prefix in prefixes}] or found
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise UserError(f"{folder} has more than one file to choose from for squad/{version}: {names}; keep one there")
+        raise UserError("ambiguous-files", f"{folder} has several files for squad/{version}: {names}; keep one of them")
     if not found and (folder / HUB).is_dir():
-        return find_file(folder / HUB, kinds, version)
+        return find_file(folder / HUB, prefixes, version)
     return found[0] if found else None

@@ -1,7 +1,7 @@
 """Exact match and F1 of answers, as SQuAD's two official scripts define them.
 
-An answer counts for what is left of it without case, punctuation, articles and the width of spaces; of several right
-answers the nearest counts. The scripts of v1.1 and v2.0 differ where nothing is left, and in the names of figures.
+Answers are compared after normalization: lower case, no punctuation, no articles, single spaces. Of several correct
+answers the closest counts. The scripts of v1.1 and v2.0 differ for empty answers and in the names of the metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Scores = dict[str, float]
-"""What each question's prediction is worth, from 0 to 1, in the order of the file."""
+"""The score of each question from 0 to 1, by id, in the order of the file."""
 
 
 def score_squad(
@@ -29,10 +29,10 @@ def score_squad(
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The figures of the official script, in percent. A question without a prediction is wrong, and is counted.
+    """The metrics of the official script, in percent. A question without a prediction counts as wrong.
 
-    `null_odds` (v2.0) say how likely it is that a question has no answer: beyond `null_threshold` its prediction counts
-    as none, and the thresholds are found that would have been best.
+    `null_odds` (v2.0) score each question for having no answer: above `null_threshold` its prediction counts as empty.
+    With them, the best thresholds are found too.
     """
     exact, f1 = {}, {}
     for question in collection.questions:
@@ -42,36 +42,36 @@ def score_squad(
         exact[question.id], f1[question.id] = (0.0, 0.0) if given is None else score_answer(given, truths, version)
     counts = {"total": len(exact), "missing": sum(identifier not in predictions for identifier in exact)}
     if version == "v1.1":
-        return {"exact_match": 100.0 * _added_up(exact) / len(exact), "f1": 100.0 * _added_up(f1) / len(f1)} | counts
+        return {"exact_match": 100.0 * _plain_sum(exact) / len(exact), "f1": 100.0 * _plain_sum(f1) / len(f1)} | counts
 
     answerable = {question.id: bool(question.answers) for question in collection.questions}
-    figures = _figures_with_and_without_answer(exact, f1, answerable, null_odds or {}, null_threshold) | counts
+    metrics = _metrics_by_answerability(exact, f1, answerable, null_odds or {}, null_threshold) | counts
     if null_odds is not None:
         for name, scores in (("exact", exact), ("f1", f1)):
             best, threshold = best_threshold(scores, predictions, null_odds, answerable)
-            figures |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
-    return figures
+            metrics |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    return metrics
 
 
 def normalize(answer: str) -> str:
-    """What of an answer is compared: lower case, without ASCII punctuation and articles, single spaces."""
+    """An answer in lower case, without ASCII punctuation and articles, with single spaces."""
     return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
 
 
 def score_answer(given: str, truths: Some[str], version: Version) -> tuple[float, float]:
-    """Exact match and F1 of a normalized answer against the normalized true ones; none of these: it has no answer.
+    """Exact match and F1 of a normalized answer against the normalized true ones, none for an unanswerable question.
 
-    In v2.0 a true answer of which nothing is left does not count, and two empty answers are the same.
+    In v2.0, a true answer that normalizes to nothing does not count, and two empty answers match.
     """
     if version == "v1.1":
-        return float(given in truths), max(map(_overlap, [given] * len(truths), truths), default=0.0)
+        return float(given in truths), max(map(_word_f1, [given] * len(truths), truths), default=0.0)
     truths = [truth for truth in truths if truth] or [""]
     if not given or truths == [""]:
         return float(given in truths), float(given in truths)
-    return float(given in truths), max(map(_overlap, [given] * len(truths), truths))
+    return float(given in truths), max(map(_word_f1, [given] * len(truths), truths))
 
 
-def _overlap(given: str, truth: str) -> float:
+def _word_f1(given: str, truth: str) -> float:
     """F1 of the words of two normalized answers."""
     given_words, true_words = given.split(), truth.split()
     common = (Counter(given_words) & Counter(true_words)).total()
@@ -81,19 +81,19 @@ def _overlap(given: str, truth: str) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-def _added_up(scores: Scores) -> float:
-    """Their plain sum, one after another: Python's own is more exact from 3.12 on, and differs in the last digit."""
+def _plain_sum(scores: Scores) -> float:
+    """The sum in order; sum() compensates since Python 3.12, and differs from the official script in the last digit."""
     total = 0.0
     for score in scores.values():
         total += score
     return total
 
 
-def _figures_with_and_without_answer(
+def _metrics_by_answerability(
     exact: Scores, f1: Scores, answerable: Mapping[str, bool], null_odds: Mapping[str, float], threshold: float
 ) -> dict[str, float]:
-    """v2.0's figures: of all questions, and of those with and without an answer apart."""
-    figures: dict[str, float] = {}
+    """The metrics of v2.0: of all questions, and of the answerable and unanswerable ones."""
+    metrics: dict[str, float] = {}
     withheld = {identifier for identifier in exact if null_odds.get(identifier, 0.0) > threshold}
     parts = {"": list(exact)}
     for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
@@ -103,18 +103,18 @@ def _figures_with_and_without_answer(
             continue
         for name, scores in (("exact", exact), ("f1", f1)):
             counted = {one: float(not answerable[one]) if one in withheld else scores[one] for one in part}
-            figures[prefix + name] = 100.0 * _added_up(counted) / len(part)
+            metrics[prefix + name] = 100.0 * _plain_sum(counted) / len(part)
         if prefix:
-            figures[prefix + "total"] = len(part)
-    return figures
+            metrics[prefix + "total"] = len(part)
+    return metrics
 
 
 def best_threshold(
     scores: Scores, predictions: Mapping[str, str], null_odds: Mapping[str, float], answerable: Mapping[str, bool]
 ) -> tuple[float, float]:
-    """The best figure that withholding the less likely answers could have reached, and the threshold that reaches it.
+    """The best possible metric over all null thresholds, and that threshold.
 
-    From withholding all answers on, one after another is given, the surest first.
+    Starts from all predictions withheld, and adds them in the order of their null odds.
     """
     current = best = float(sum(not answerable[identifier] for identifier in scores))
     threshold = 0.0

@@ -1,4 +1,4 @@
-"""SQuAD: find the answer to a question in a paragraph (v1.1), or say that it is not there (v2.0)."""
+"""SQuAD: find the answer to a question in a paragraph (v1.1), or predict that it is not there (v2.0)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from bertrain.config.settings import Settings, TaskSettings
 from bertrain.data.formats.block import Block
 from bertrain.data.text.tokenizer import Vocabulary
 from bertrain.tasks.squad.answers import Answers, find_answers, write_answers
-from bertrain.tasks.squad.files import Collection, Version, find_file, read_squad, shortened
+from bertrain.tasks.squad.files import Collection, Version, find_file, read_squad, shorten
 from bertrain.tasks.squad.scoring import score_squad
-from bertrain.tasks.squad.windows import Located, Texts, Windows, locate_answers, make_windows, tokenize
-from bertrain.tasks.task import Head, Outputs, Split
+from bertrain.tasks.squad.windows import AnswerSpans, TokenizedTexts, Windows, locate_answers, make_windows, tokenize
+from bertrain.tasks.tables import SKIP_HINT
+from bertrain.tasks.task import Head, Split, TaskOutputs
+
+PREFIXES = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
+"""How the file names of each split start."""
+SINGLE = "single"
+"""The key of a file given by itself; its split has the name of the file, and is never trained on."""
 
 
 def squad_version(task: str) -> Version:
-    """The version that a task's name, such as squad/v1.1, asks for."""
-    for version in get_args(Version):
-        if task == f"squad/{version}":
-            return version
-    names = [f"squad/{version}" for version in get_args(Version)]
-    raise UserError(f"there is no task {task!r}; SQuAD's are {' and '.join(names)}{nearest(task, names)}")
+    """The version in a task name such as squad/v1.1."""
+    names: dict[str, Version] = {f"squad/{version}": version for version in get_args(Version)}
+    if task not in names:
+        raise UserError(
+            "unknown-task", f"there is no task {task!r}{nearest(task, list(names))}; use {' or '.join(names)}"
+        )
+    return names[task]
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,8 @@ class SquadSplit:
     def block(self) -> Block:
         return self.windows.block
 
-    def answers(self, outputs: Outputs) -> list[Answers]:
-        """The answers to each question, in the order of the file."""
+    def answers(self, outputs: TaskOutputs) -> list[Answers]:
+        """The predicted answers to each question, in the order of the file."""
         return find_answers(
             self.collection,
             self.windows,
@@ -59,31 +66,31 @@ class SquadSplit:
             max_answer_length=self.settings.max_answer_length,
         )
 
-    def metrics(self, outputs: Outputs) -> dict[str, float]:
-        """The official script's figures, in percent; in v2.0 also those that the best threshold would have reached."""
+    def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
+        """The metrics of the official script, in percent; in v2.0 also those at the best null threshold."""
         answers = self.answers(outputs)
-        given = {one.id: one.given(self.settings.null_threshold) for one in answers}
-        figures = score_squad(self.collection, given, self.version)
+        predictions = {answer.id: answer.prediction(self.settings.null_threshold) for answer in answers}
+        metrics = score_squad(self.collection, predictions, self.version)
         if self.version == "v2.0":
-            best = {one.id: one.best for one in answers}
-            odds = {one.id: one.null_odds for one in answers if one.null_odds is not None}
-            sought = score_squad(self.collection, best, self.version, null_odds=odds)
-            figures |= {name: value for name, value in sought.items() if name.startswith("best_")}
-        return {name: value for name, value in figures.items() if not name.endswith(("total", "missing"))}
+            best = {answer.id: answer.best for answer in answers}
+            odds = {answer.id: answer.null_odds for answer in answers if answer.null_odds is not None}
+            at_best = score_squad(self.collection, best, self.version, null_odds=odds)
+            metrics |= {name: value for name, value in at_best.items() if name.startswith("best_")}
+        return {name: value for name, value in metrics.items() if not name.endswith(("total", "missing"))}
 
-    def write_predictions(self, outputs: Outputs, folder: Path) -> list[Path]:
+    def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
         """Write predictions.json, nbest_predictions.json and, in v2.0, null_odds.json."""
         return write_answers(self.answers(outputs), folder, null_threshold=self.settings.null_threshold)
 
 
 @dataclass
 class SquadTask:
-    """SQuAD v1.1 or v2.0 and its files, each of which is read when it is first asked for."""
+    """SQuAD v1.1 or v2.0 and its files, each read when it is first used."""
 
     name: str
     settings: Settings
     vocabulary: Vocabulary
-    files: dict[str, Path]  # train, dev and test, those that there are
+    files: dict[str, Path]  # train, dev, test, or SINGLE
     notes: list[str] = field(default_factory=list)
 
     head: Head = "span"
@@ -92,19 +99,19 @@ class SquadTask:
 
     @staticmethod
     def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> SquadTask:
-        """The task that `settings` name, with the files of a folder; or with one file, to score on or to predict."""
+        """Open the files of a folder; or a single file, to evaluate on or to predict."""
         version = squad_version(settings.task.name)
         if folder.is_file():
-            return SquadTask(settings.task.name, settings, vocabulary, {"one": folder})
+            return SquadTask(settings.task.name, settings, vocabulary, {SINGLE: folder})
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; --data names SQuAD's files")
-        kinds = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
-        found = {kind: find_file(folder, names, version) for kind, names in kinds.items()}
-        files = {kind: path for kind, path in found.items() if path is not None}
+            raise UserError("missing-data", f"--data {folder} does not exist; name the folder of SQuAD's files")
+        found = {split: find_file(folder, prefixes, version) for split, prefixes in PREFIXES.items()}
+        files = {split: path for split, path in found.items() if path is not None}
         if not files:
             raise UserError(
-                f"{folder} has no file for squad/{version}: train-{version}.json, dev-{version}.json, or others whose "
-                "names begin with train, dev (or validation) and test, and end in .json, .jsonl or .parquet"
+                "missing-data",
+                f"{folder} has no file for squad/{version}, such as train-{version}.json and dev-{version}.json; names "
+                "start with train, dev, validation or test and end in .json, .jsonl or .parquet",
             )
         return SquadTask(settings.task.name, settings, vocabulary, files)
 
@@ -116,99 +123,102 @@ class SquadTask:
         return self._training
 
     def held_out(self) -> Mapping[str, Split]:
-        return self._splits_to_predict(is_answered=True)
+        return {split.name: split for split in self._others if split.collection.has_answers}
 
-    def unanswered(self) -> Mapping[str, Split]:
-        return self._splits_to_predict(is_answered=False)
+    def to_predict(self) -> Mapping[str, Split]:
+        unlabeled = {split.name: split for split in self._others if not split.collection.has_answers}
+        return unlabeled or self.held_out()
 
-    def without_answers(self) -> Mapping[str, Split]:
-        return self.held_out()
-
-    def describe(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"version": self.version}
 
     @cached_property
     def _training(self) -> SquadSplit:
         if "train" not in self.files:
             raise UserError(
-                f"--data has no file to train on, such as train-{self.version}.json; it has "
-                f"{', '.join(str(path) for path in self.files.values())}"
+                "missing-split",
+                f"--data has no training file, such as train-{self.version}.json; it has "
+                f"{', '.join(str(path) for path in self.files.values())}",
             )
-        split = self._read("train", "train", is_training=True)
-        if not split.collection.is_answered:
-            raise UserError(f"{self.files['train']} has no answers to learn from")
+        split = self._read("train", "train")
+        if not split.collection.has_answers:
+            raise UserError("no-answers", f"{self.files['train']} has no answers to train on")
         return split
 
     @cached_property
     def _others(self) -> list[SquadSplit]:
-        names = {kind: path.stem if kind == "one" else kind for kind, path in self.files.items() if kind != "train"}
-        return [self._read(kind, name, is_training=False) for kind, name in names.items()]
+        return [
+            self._read(key, path.stem if key == SINGLE else key) for key, path in self.files.items() if key != "train"
+        ]
 
-    def _splits_to_predict(self, *, is_answered: bool) -> dict[str, Split]:
-        return {split.name: split for split in self._others if split.collection.is_answered is is_answered}
-
-    def _read(self, kind: str, name: str, *, is_training: bool) -> SquadSplit:
-        """Read a file and cut it into windows, noting what was taken and what was odd."""
-        task, data, path = self.settings.task, self.settings.data, self.files[kind]
-        collection = read_squad(path, self.version, on_error=task.on_error)
+    def _read(self, key: str, name: str) -> SquadSplit:
+        """Read a file and cut it into windows; adds to `notes`."""
+        task, data = self.settings.task, self.settings.data
+        collection = read_squad(self.files[key], self.version, on_error=task.on_error)
         paragraphs = tokenize(collection.contexts, self.vocabulary)
-        collection, located = self._usable(collection, paragraphs, is_training=is_training)
+        collection, spans = self._drop_unusable(collection, paragraphs, is_training=key == "train")
         queries = tokenize([question.text for question in collection.questions], self.vocabulary)
         windows = make_windows(
             collection,
             paragraphs,
             queries,
-            located.spans if collection.is_answered else None,
+            spans.spans if collection.has_answers else None,
             self.vocabulary,
             max_seq_length=data.max_seq_length,
             doc_stride=task.doc_stride,
             max_query_length=task.max_query_length,
         )
-        self._note(name, collection, windows, located, int(np.sum(queries.counts > task.max_query_length)))
+        self._add_notes(name, collection, windows, spans, int(np.sum(queries.counts > task.max_query_length)))
         return SquadSplit(name, self.version, collection, windows, task)
 
-    def _usable(self, collection: Collection, paragraphs: Texts, *, is_training: bool) -> tuple[Collection, Located]:
-        """Without the questions that cannot be used, or an error for the first of them.
+    def _drop_unusable(
+        self, collection: Collection, paragraphs: TokenizedTexts, *, is_training: bool
+    ) -> tuple[Collection, AnswerSpans]:
+        """Drop the unusable questions, or stop at the first.
 
-        An answer that is not in its paragraph cannot be learnt, but can be scored: it is its text that counts.
+        An answer that is not in its paragraph cannot be trained on, but it can be scored, as scoring compares texts.
         """
-        located = locate_answers(collection, paragraphs)
+        spans = locate_answers(collection, paragraphs)
         usable, problems = [], list(collection.problems)
         for number, question in enumerate(collection.questions):
             if not paragraphs.counts[question.context]:
-                what = "has a context without a word in it"
-            elif is_training and not located.is_usable[number]:
-                what = f"has the answer {shortened(question.answers[0].text)!r}, which does not stand in its context"
+                problem = "has a context without a token"
+            elif is_training and not spans.is_usable[number]:
+                problem = f"has the answer {shorten(question.answers[0].text)!r}, which is not in its context"
             else:
                 usable.append(number)
                 continue
-            sentence = f"{collection.path}: question {question.id} {what}"
+            sentence = f"{collection.path}: question {question.id} {problem}"
             if self.settings.task.on_error == "stop":
-                raise UserError(f"{sentence}; mend it, or pass over such rows with --on-error skip")
+                raise UserError("bad-question", f"{sentence}; {SKIP_HINT}")
             problems.append(sentence)
         if not usable:
-            raise UserError(f"{collection.path} has no question that can be used; the first: {problems[0]}")
+            raise UserError(
+                "no-usable-question", f"{collection.path} has no usable question; the first problem: {problems[0]}"
+            )
         questions = [collection.questions[number] for number in usable]
-        kept = replace(located, spans=located.spans[usable], is_usable=located.is_usable[usable])
+        kept = replace(spans, spans=spans.spans[usable], is_usable=spans.is_usable[usable])
         return replace(collection, questions=questions, problems=problems), kept
 
-    def _note(self, name: str, collection: Collection, windows: Windows, located: Located, num_cut: int) -> None:
-        path, num_questions = collection.path, len(collection.questions)
+    def _add_notes(
+        self, name: str, collection: Collection, windows: Windows, spans: AnswerSpans, num_truncated: int
+    ) -> None:
+        path, task = collection.path, self.settings.task
+        num_missing = int(np.sum(~spans.is_usable))
+        is_like_v1 = (
+            self.version == "v2.0" and collection.has_answers and all(one.answers for one in collection.questions)
+        )
         self.notes.append(
-            f"{name}: {num_questions:,} questions on {len(collection.contexts):,} paragraphs of {path}, in "
-            f"{len(windows.question):,} windows of at most {self.settings.data.max_seq_length} tokens"
+            f"{name}: {len(collection.questions):,} questions about {len(collection.contexts):,} paragraphs of {path}, "
+            f"in {len(windows.question):,} windows of at most {self.settings.data.max_seq_length} tokens"
         )
         if collection.problems:
-            self.notes.append(f"{len(collection.problems):,} passed over; the first: {collection.problems[0]}")
-        if located.num_moved:
-            self.notes.append(
-                f"{located.num_moved:,} answers of {path} do not stand where it says, and were found elsewhere in "
-                "their paragraphs"
-            )
-        if missing := int(np.sum(~located.is_usable)):
-            self.notes.append(f"{missing:,} answers of {path} stand nowhere in their paragraphs; scored all the same")
-        if num_cut:
-            cut = self.settings.task.max_query_length
-            self.notes.append(f"{num_cut:,} questions of {path} were cut off after {cut} tokens")
-        if self.version == "v2.0" and collection.is_answered and all(one.answers for one in collection.questions):
+            self.notes.append(f"skipped {len(collection.problems):,}; the first: {collection.problems[0]}")
+        if spans.num_moved:
+            self.notes.append(f"{spans.num_moved:,} answers of {path} were found elsewhere than at their answer_start")
+        if num_missing:
+            self.notes.append(f"{num_missing:,} answers of {path} are not in their paragraphs; they are scored as text")
+        if num_truncated:
+            self.notes.append(f"truncated {num_truncated:,} questions of {path} to {task.max_query_length} tokens")
+        if is_like_v1:
             self.notes.append(f"every question of {path} has an answer, as in squad/v1.1")

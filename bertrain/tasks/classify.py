@@ -1,0 +1,136 @@
+"""The task `classify`: the user's own tables of one or two texts per row, and a class or a number to predict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from bertrain.base.errors import UserError
+from bertrain.config.settings import Settings
+from bertrain.data.text.records import Problem
+from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.tasks.table_task import (
+    Columns,
+    RowFormat,
+    TableSplit,
+    TableTask,
+    class_parser,
+    find_column,
+    parse_number,
+    read_rows,
+)
+from bertrain.tasks.tables import BadRows, choose_files, format_of, read_table, stem_of
+
+STEMS = {
+    "train": ("train", "training", "train_*", "data"),
+    "dev": ("dev", "validation", "valid", "val", "eval"),
+    "test": ("test",),
+}
+"""File names of each split, without suffix."""
+
+HINT = "; name yours with --task.text, --task.text_pair and --task.label"
+MANY_LABELS = 100
+ROWS_SEARCHED = 1000  # for a label, to tell whether a file is labeled
+
+
+class ClassifyTask(TableTask):
+    """Tables in a folder (train, dev, test), or a single file.
+
+    The labels are those of the training data, or those that a trained model `saved`. With these, a single file is not
+    trained on but predicted, and evaluated if it has labels.
+    """
+
+    def __init__(self, settings: Settings, data: Path, vocabulary: Vocabulary, saved: Mapping[str, Any] | None) -> None:
+        task, self.data = settings.task, data
+        if task.target == "number":
+            super().__init__(settings, vocabulary, "regress", (), ("pearson", "spearmanr"))
+        else:
+            super().__init__(settings, vocabulary, "classify", (), ("accuracy", "f1_macro"))
+        self.columns = Columns((task.text,), (task.text_pair,) if task.text_pair else (), (task.label,), hint=HINT)
+        self.files = find_files(data, self.notes, is_trained=saved is not None)
+        if saved is not None:
+            self.labels = tuple(saved["labels"])
+        elif self.head == "classify":
+            self.labels = self._find_labels()
+        others = [split for split in self.files if split != "train"]
+        self.held_out_splits = [
+            split for split in others if any(islice(_read_labels(self.files[split], self.columns), ROWS_SEARCHED))
+        ]
+        self.unlabeled_splits = [split for split in others if split not in self.held_out_splits]
+        if not self.held_out_splits and saved is None:
+            self.notes.append(f"{data} has no held-out labels, such as a dev.csv: there will be no evaluation")
+
+    def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
+        if name not in self.files:
+            raise UserError("missing-split", f"--data {self.data} has no {name}.csv, .tsv, .jsonl or .parquet")
+        parse_label = parse_number if self.head == "regress" else class_parser(self.labels)
+        return self.read_split(name, self.files[name], RowFormat(self.columns, parse_label), with_labels=with_labels)
+
+    def _find_labels(self) -> tuple[str, ...]:
+        """The labels of the usable rows of the training data."""
+        if "train" not in self.files:
+            raise UserError("missing-split", f"--data {self.data} has no train file, such as train.csv")
+        counts: Counter[str] = Counter()
+
+        def count(label: str) -> float:
+            counts[label] += 1
+            return 0.0
+
+        bad_rows = BadRows(self.settings.task.on_error)
+        read_rows(self.files["train"], RowFormat(self.columns, count), bad_rows, with_labels=True)
+        labels = sort_labels(counts)
+        place = f"column {self.columns.label[0]!r} of {self.files['train'][0]}"
+        if len(labels) < 2:
+            raise UserError("one-label", f"{place} has only the label {labels[0]!r}; training needs two or more")
+        if len(labels) > MANY_LABELS and len(labels) > sum(counts.values()) / 2:
+            self.notes.append(f"nearly every label in {place} is different; for numbers, set --task.target number")
+        return labels
+
+
+def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels in the order of class indices: by value if all are numbers, else by text."""
+    try:
+        values = {label: float(label) for label in labels}
+        if all(map(math.isfinite, values.values())):
+            return tuple(sorted(values, key=lambda label: (values[label], label)))
+    except ValueError:
+        pass
+    return tuple(sorted(set(labels)))
+
+
+def find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, list[Path]]:
+    """The files of each split in a folder, or of a single file."""
+    if data.is_dir():
+        found = {split: choose_files(data, stems, notes) for split, stems in STEMS.items()}
+        if not any(found.values()):
+            raise UserError(
+                "missing-data", f"--data {data} has no train, dev or test file in .csv, .tsv, .jsonl or .parquet"
+            )
+        return {split: files for split, files in found.items() if files}
+    if not format_of(data):
+        raise UserError("unknown-table-format", f"cannot read --data {data}; use .csv, .tsv, .jsonl or .parquet")
+    if is_trained:
+        notes.append(f"reading all of {data} as the split {stem_of(data)}, including rows used for training")
+        return {stem_of(data): [data]}
+    found = {"train": [data]}
+    if stem_of(data) == "train":
+        beside = {split: choose_files(data.parent, STEMS[split], notes) for split in ("dev", "test")}
+        notes += [f"{split}: using {files[0]}, beside {data.name}" for split, files in beside.items() if files]
+        found |= {split: files for split, files in beside.items() if files}
+    return found
+
+
+def _read_labels(files: Iterable[Path], columns: Columns) -> Iterator[str]:
+    """The label of each readable row; "" where there is none."""
+
+    def select(names: list[str]) -> list[str | None]:
+        return [find_column(names, columns.label, columns.hint, required=False)]
+
+    for path in files:
+        for row in read_table(path, select):
+            if not isinstance(row, Problem):
+                yield (row.values[0] or "").strip()

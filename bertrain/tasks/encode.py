@@ -1,0 +1,67 @@
+"""Tokenize texts, or pairs of texts, into a Block: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertrain.data.formats.block import Block, Values, concatenate, flat_ranges, offsets_of
+from bertrain.data.formats.masking import Ints
+from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+
+CHUNK_ROWS = 16384  # tokenized together: the indices of their tokens take some 20 MB
+
+
+def encode_texts(
+    vocabulary: Vocabulary, first: Sequence[str], second: Sequence[str] | None, max_seq_length: int
+) -> tuple[Block, int]:
+    """Encode the texts, and count those truncated to `max_seq_length` tokens.
+
+    The longer text of a pair loses its last token until the pair fits; of two of equal length, the second.
+    """
+    tokenizer = Tokenizer(vocabulary)
+    blocks: list[Block] = []
+    num_truncated = 0
+    for start in range(0, max(len(first), 1), CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        encoded = [_encode(tokenizer, texts[rows]) for texts in (first, second) if texts is not None]
+        lengths = [counts for _, counts in encoded]
+        if second is None:
+            kept = [np.minimum(lengths[0], max_seq_length - 2)]
+        else:
+            kept = list(truncate_pairs(lengths[0], lengths[1], max_seq_length - 3))
+        num_truncated += int((np.sum(kept, axis=0) < np.sum(lengths, axis=0)).sum())
+        blocks.append(_join(vocabulary, [(*text, keep) for text, keep in zip(encoded, kept, strict=True)]))
+    return concatenate(blocks), num_truncated
+
+
+def truncate_pairs(lengths_a: Ints, lengths_b: Ints, max_length: int) -> tuple[Ints, Ints]:
+    """The lengths of both texts after shortening the longer one, token by token, to `max_length` together."""
+    kept_a = np.minimum(lengths_a, np.maximum(max_length - lengths_b, (max_length + 1) // 2))
+    kept_b = np.minimum(lengths_b, np.maximum(max_length - lengths_a, max_length // 2))
+    return kept_a, kept_b
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
+    """The tokens of all texts, concatenated, and the length of each text."""
+    encoded = [tokenizer.encode_raw(text) for text in texts]
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // tokenizer.dtype.itemsize
+    return np.frombuffer(b"".join(encoded), tokenizer.dtype), lengths
+
+
+def _join(vocabulary: Vocabulary, parts: list[tuple[Values, Ints, Ints]]) -> Block:
+    """[CLS], then the kept tokens of each part, each followed by [SEP]."""
+    lengths = np.sum([kept + 1 for _, _, kept in parts], axis=0) + 1
+    offsets = offsets_of(lengths)
+    tokens = np.empty(offsets[-1], parts[0][0].dtype)
+    position = offsets[:-1]
+    tokens[position] = vocabulary.id_of("[CLS]")
+    position = position + 1
+    for words, counts, kept in parts:
+        tokens[flat_ranges(position, kept)] = words[flat_ranges(offsets_of(counts)[:-1], kept)]
+        position = position + kept
+        tokens[position] = vocabulary.id_of("[SEP]")
+        position = position + 1
+    segment_b = parts[0][2] + 2  # without a second text, this is the length
+    return Block(tokens, lengths, segment_b, np.zeros(len(lengths), np.uint8))

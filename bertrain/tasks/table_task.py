@@ -1,0 +1,289 @@
+"""Tasks whose examples are table rows of one or two texts with a class or a number: GLUE, XNLI, the user's own.
+
+A subclass of TableTask says where its files are, which columns it reads and how it parses a label.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertrain.base.errors import UserError
+from bertrain.base.files import write_atomically
+from bertrain.base.formatting import counted
+from bertrain.config.settings import Settings
+from bertrain.data.formats.block import Block
+from bertrain.data.text.records import Problem, listed
+from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.tasks.encode import encode_texts
+from bertrain.tasks.metrics import compute_metrics, predictions_of, softmax
+from bertrain.tasks.tables import BadRows, FieldCountProblem, Row, read_table
+from bertrain.tasks.task import Head, TaskOutputs
+
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to read, each by its possible names; the first that exists is used."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+    index: tuple[str, ...] = ("index", "idx", "id")
+    language: tuple[str, ...] = ()
+    hint: str = ""
+    """What the user can do about a missing column."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How rows of a file become examples."""
+
+    columns: Columns
+    parse_label: Callable[[str], float]
+    """The target that a label stands for; raises ValueError with the reason."""
+    header: tuple[str, ...] = ()
+    """The columns of files without a header line."""
+    languages: tuple[str, ...] = ()
+    """The languages to keep of a file in several."""
+    no_gold_label: str = ""
+    """The label of rows that annotators did not agree on; they are left out, as is usual."""
+    is_lenient: bool = False
+    """As is usual for QQP, leaves out rows split in two by a line feed, and keeps empty texts."""
+
+
+@dataclass
+class TextRows:
+    """The rows of some files, column by column."""
+
+    first: list[str] = field(default_factory=list)
+    second: list[str] = field(default_factory=list)
+    targets: list[float] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    languages: list[str] = field(default_factory=list)
+    num_split: int = 0
+    num_without_gold_label: int = 0
+
+    def add(self, row: Row, number: int, row_format: RowFormat, *, with_labels: bool) -> None:
+        """Add a row, unless `row_format` leaves it out; raises ValueError for an unusable one."""
+        first, second, label, index, language = row.values
+        if row_format.no_gold_label and label == row_format.no_gold_label:
+            self.num_without_gold_label += 1
+            return
+        if row_format.languages and language not in row_format.languages:
+            return
+        has_second = bool(row_format.columns.second)
+        if not row_format.is_lenient:
+            if not (first and first.strip()):
+                raise ValueError("has an empty text")
+            if has_second and not (second and second.strip()):
+                raise ValueError("has an empty second text")
+        if with_labels:
+            if label is None or not label.strip():
+                raise ValueError("has no label")
+            self.targets.append(row_format.parse_label(label.strip()))
+        self.ids.append(str(number) if index is None else index)
+        self.first.append(first or "")
+        if has_second:
+            self.second.append(second or "")
+        if row_format.languages:
+            self.languages.append(language or "")
+
+
+def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *, with_labels: bool) -> TextRows:
+    """Read the rows of some files, in order."""
+    columns, rows = row_format.columns, TextRows()
+
+    def select(names: list[str]) -> list[str | None]:
+        return [
+            find_column(names, columns.first, columns.hint),
+            find_column(names, columns.second, columns.hint),
+            find_column(names, columns.label, columns.hint) if with_labels else None,
+            find_column(names, columns.index, required=False),
+            find_column(names, columns.language, columns.hint),
+        ]
+
+    found = chain.from_iterable(read_table(path, select, row_format.header) for path in files)
+    for number, row in enumerate(found):
+        if row_format.is_lenient and isinstance(row, FieldCountProblem):
+            rows.num_split += 1
+        elif isinstance(row, Problem):
+            bad_rows.add(row)
+        else:
+            try:
+                rows.add(row, number, row_format, with_labels=with_labels)
+            except ValueError as error:
+                bad_rows.add(Problem(row.place, str(error)))
+    if not rows.first:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        reason = f": {bad_rows.first}" if bad_rows.first else ""
+        raise UserError("no-usable-row", f"{files[0]}{more} has no usable row{reason}")
+    return rows
+
+
+def find_column(names: list[str], candidates: tuple[str, ...], hint: str = "", *, required: bool = True) -> str | None:
+    """The first of the candidates among a file's columns."""
+    found = next((name for name in candidates if name in names), None)
+    if found is None and candidates and required:
+        raise LookupError(" or ".join(map(repr, candidates)), hint)
+    return found
+
+
+def class_parser(labels: Sequence[str], aliases: Mapping[str, int] | None = None) -> Callable[[str], float]:
+    """A function from a label, or an alias, to its class index."""
+    indices = {**(aliases or {}), **{label: index for index, label in enumerate(labels)}}
+
+    def parse_class(label: str) -> float:
+        if label not in indices:
+            raise ValueError(f"has the unknown label {label!r}; the labels are {listed(list(labels))}")
+        return indices[label]
+
+    return parse_class
+
+
+def parse_number(label: str) -> float:
+    """The value of a numeric label."""
+    try:
+        value = float(label)
+    except ValueError:
+        raise ValueError(f"has the label {label!r}, which is not a number") from None
+    if not abs(value) <= LARGEST_NUMBER:
+        raise ValueError(f"has the label {label!r}, which is not finite")
+    return value
+
+
+# --- splits and tasks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableSplit:
+    """A Split of encoded rows."""
+
+    task: TableTask
+    name: str
+    block: Block
+    ids: list[str]
+    languages: list[str]
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.block)
+
+    def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
+        """The metrics by name; of several languages their mean, followed by those of each language: accuracy_de."""
+        assert self.block.answers is not None
+        targets, predictions = self.block.answers[:, 0], predictions_of(outputs, self.task.head)
+        if not self.languages:
+            return compute_metrics(self.task.metric_names, targets, predictions)
+        languages = np.array(self.languages)
+        by_language = {
+            language: compute_metrics(
+                self.task.metric_names, targets[languages == language], predictions[languages == language]
+            )
+            for language in dict.fromkeys(self.languages)
+        }
+        means = {
+            name: float(np.mean([metrics[name] for metrics in by_language.values()])) for name in self.task.metric_names
+        }
+        return means | {
+            f"{name}_{language}": value for language, metrics in by_language.items() for name, value in metrics.items()
+        }
+
+    def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
+        return [self.task.write_split(self, outputs, folder)]
+
+
+class TableTask:
+    """A Task of table rows. A split is read when it is first used, which adds to `notes`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        vocabulary: Vocabulary,
+        head: Head,
+        labels: tuple[str, ...],
+        metric_names: tuple[str, ...],
+    ) -> None:
+        """`metric_names` starts with the main metric."""
+        self.settings, self.vocabulary = settings, vocabulary
+        self.head: Head = head
+        self.labels, self.metric_names = labels, metric_names
+        self.notes: list[str] = []
+        self.held_out_splits: Sequence[str] = ()
+        self.unlabeled_splits: Sequence[str] = ()
+        self._loaded: dict[tuple[str, bool], TableSplit] = {}
+
+    def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
+        """Read the files of a split; see `read_split`."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return self.settings.task.name
+
+    @property
+    def main_metric(self) -> str:
+        return self.metric_names[0]
+
+    def training(self) -> TableSplit:
+        return self._load("train", with_labels=True)
+
+    def held_out(self) -> Mapping[str, TableSplit]:
+        return {name: self._load(name, with_labels=True) for name in self.held_out_splits}
+
+    def to_predict(self) -> Mapping[str, TableSplit]:
+        return {name: self._load(name, with_labels=False) for name in self.unlabeled_splits or self.held_out_splits}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "head": self.head, "labels": list(self.labels)}
+
+    def _load(self, name: str, *, with_labels: bool) -> TableSplit:
+        key = (name, with_labels)
+        if key not in self._loaded:
+            self._loaded[key] = self.load_split(name, with_labels=with_labels)
+        return self._loaded[key]
+
+    def read_split(self, name: str, files: Sequence[Path], row_format: RowFormat, *, with_labels: bool) -> TableSplit:
+        """Read and encode the rows of some files, and note the rows that were left out or truncated."""
+        bad_rows = BadRows(self.settings.task.on_error)
+        rows = read_rows(files, row_format, bad_rows, with_labels=with_labels)
+        max_length = self.settings.data.max_seq_length
+        block, num_truncated = encode_texts(self.vocabulary, rows.first, rows.second or None, max_length)
+        for count, verb, reason in (
+            (bad_rows.count, "skipped", f"; the first: {bad_rows.first}"),
+            (rows.num_split, "left out", " split in two by a line feed, as is usual"),
+            (rows.num_without_gold_label, "left out", " without a gold label"),
+            (num_truncated, "truncated", f" of {len(block):,} to {max_length} tokens (--data.max_seq_length)"),
+        ):
+            if count:
+                self.notes.append(f"{name}: {verb} {counted(count, 'row')}{reason}")
+        if with_labels:
+            dtype = np.float32 if self.head == "regress" else np.int64
+            block = dataclasses.replace(block, answers=np.array(rows.targets, dtype=dtype)[:, None])
+        return TableSplit(self, name, block, rows.ids, rows.languages)
+
+    def write_split(self, split: TableSplit, outputs: TaskOutputs, folder: Path) -> Path:
+        """Write a JSON object per row: its id, and its number, or its label and the probability of each label."""
+        predictions, probabilities = predictions_of(outputs, self.head).tolist(), softmax(outputs).round(6).tolist()
+        lines = []
+        for row, (index, prediction) in enumerate(zip(split.ids, predictions, strict=True)):
+            record: dict[str, Any] = {"id": index}
+            if split.languages:
+                record["language"] = split.languages[row]
+            if self.head == "regress":
+                record["number"] = prediction
+            else:
+                record["label"] = self.labels[prediction]
+                record["probabilities"] = dict(zip(self.labels, probabilities[row], strict=True))
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+        path = folder / f"{split.name}.jsonl"
+        write_atomically(path, "".join(lines))
+        return path
