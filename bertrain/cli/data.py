@@ -159,7 +159,7 @@ def data_vocab(
 
     Example: bertrain data vocab articles.txt --size 8000 --out vocab.txt
     """
-    from bertrain.data.text.tokenizer import train_vocabulary
+    from bertrain.data.text.vocabulary_training import train_vocabulary
 
     is_there = out.exists()
     vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)

@@ -15,7 +15,7 @@ import numpy as np
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.config.settings import Settings
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, read_class, read_number
 from bertrain.tasks.tables import choose_files

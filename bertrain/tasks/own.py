@@ -13,7 +13,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.data.text.records import Problem
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.rows import Columns, Maker, Reading, TableSplit, TableTask, gather, pick, read_class, read_number
 from bertrain.tasks.tables import Flaws, choose_files, form_of, read_table, stem_of
 

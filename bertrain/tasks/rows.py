@@ -21,7 +21,7 @@ from bertrain.base.files import write_atomically
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
 from bertrain.data.text.records import Problem, listed
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.sentences import encode_texts
 from bertrain.tasks.tables import Flaws, Row, Torn, read_table

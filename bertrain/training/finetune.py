@@ -22,7 +22,7 @@ from bertrain.base.errors import UserError, nearest
 from bertrain.base.files import write_atomically
 from bertrain.config.resolve import named_in, override, resolve
 from bertrain.config.settings import ModelSettings, Settings
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.bert import Bert
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.ranks import parallel

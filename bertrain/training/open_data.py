@@ -11,7 +11,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource, open_data
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
 from bertrain.tasks import registry

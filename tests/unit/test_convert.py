@@ -21,7 +21,7 @@ from bertrain.data.formats.inspect import inspect_data, lines_of, parse_rows
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.verify import verify
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from tests import helpers
 
 MASKED = ("hdf5-fixed", "hdf5-varlength", "tfrecord")  # in these each record is one row

@@ -23,7 +23,8 @@ from bertrain.data.prepare.assembly import block_of_pairs
 from bertrain.data.prepare.examples import Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.documents import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers
 
 documents_of_tokens = st.lists(

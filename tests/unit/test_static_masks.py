@@ -17,7 +17,7 @@ from bertrain.data.feed.loader import Loader, room_for_static_masks
 from bertrain.data.formats.convert import convert
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.reports import history
 from bertrain.training.evaluate import evaluate
 from bertrain.training.pretrain import pretrain, resume

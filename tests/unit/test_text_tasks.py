@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
 from bertrain.config.settings import DataSettings, Settings, TaskSettings
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.glue import TASKS
 from bertrain.tasks.own import sorted_labels

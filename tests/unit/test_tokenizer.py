@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
 from bertrain.data.text import tokenizer as tokenizer_module
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary, build_pipeline, train_vocabulary
+from bertrain.data.text.tokenizer import Tokenizer, build_pipeline
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary_training import train_vocabulary
 from tests import plain_reference
 
 NASTY = [
@@ -85,7 +89,7 @@ def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vocabularies_beyond_65535_words() -> None:
-    words = (*tokenizer_module.SPECIAL_WORDS, *(f"w{n}" for n in range(70_000)))
+    words = (*SPECIAL_WORDS, *(f"w{n}" for n in range(70_000)))
     assert Tokenizer(Vocabulary(words, lower_case=True)).encode(["w0 w69999"]) == [[5, 70_004]]
 
 
@@ -113,3 +117,17 @@ def test_a_vocabulary_is_written_whole_whatever_the_bytes(tmp_path: Path, capsys
         train_vocabulary([tmp_path / "wide.txt"], tmp_path / "vocab.txt", size=300)
     with pytest.raises(UserError, match="no folder"):
         train_vocabulary([sample], tmp_path / "none" / "vocab.txt", size=300)
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("bertrain.data.text.vocabulary", {"pyarrow", "tokenizers", "bertrain.data.text.documents"}),
+        ("bertrain.reports.watch", {"mwparserfromhell", "bertrain.data.text.wikipedia"}),
+    ],
+)
+def test_a_module_does_not_load_what_it_does_not_need(module: str, unwanted: set[str]) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert module in loaded
+    assert not unwanted & set(loaded)

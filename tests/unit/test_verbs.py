@@ -16,7 +16,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.resolve import recipe_names
 from bertrain.data.feed.batching import POLICIES
 from bertrain.data.formats.shards import Shards
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers
 
 

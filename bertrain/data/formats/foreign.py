@@ -30,7 +30,7 @@ from bertrain.data.formats.index import (
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import VOCABULARY
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 OPEN_FILES = 256  # HDF5 files held open at once
 

@@ -31,7 +31,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"

@@ -15,7 +15,7 @@ from bertrain.base.errors import UserError
 from bertrain.data.formats.block import Block
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import MANIFEST, Shards
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 
 class DataSource(Protocol):

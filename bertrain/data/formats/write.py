@@ -21,7 +21,7 @@ from bertrain.base.files import file_digest, new_folder, refuse_occupied, write_
 from bertrain.data.formats.block import Block, Masks, Values, in_batches
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow counts them in 32 bits
 Histogram = Counter[int]

@@ -25,7 +25,7 @@ from bertrain.data.formats.write import Histogram, finish_folder, shard_name
 from bertrain.data.prepare.engines import make_units
 from bertrain.data.prepare.units import Plan, Summary, unit_folder
 from bertrain.data.text.documents import Span, check_readable, find_inputs, plan_units
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 SHORT_SEQ_PROB, MAX_PREDICTIONS, MASKED_LM_PROB = 0.1, 76, 0.15
 LOCK, WHOLE = "lock", "whole"

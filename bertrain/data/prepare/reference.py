@@ -19,7 +19,7 @@ import numpy as np
 from bertrain.data.formats.block import EXAMPLES_AT_ONCE, Block, Masks, in_batches
 from bertrain.data.prepare.assembly import block_of_pairs, spool
 from bertrain.data.prepare.examples import Pair, TokenText, pairs_of_document
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 OTHER_DOCUMENT_TRIALS = 10
 KEPT = -1  # in place of a word: leave what stands there

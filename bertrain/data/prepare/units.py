@@ -32,7 +32,8 @@ from bertrain.data.prepare.assembly import block_of_pairs
 from bertrain.data.prepare.examples import SINGLE_SPECIAL_TOKENS, Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.prepare.reference import reference_rows
 from bertrain.data.text.documents import Span, read_lines
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 
 PLAN, SUMMARY = "plan.json", "unit.json"
 SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
