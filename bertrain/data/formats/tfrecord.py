@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.data.formats.block import Block, flat_ranges
+from bertrain.base.protobuf import decode_varints, encode_field, encode_varints, wire_fields
+from bertrain.data.formats.block import Block
 from bertrain.data.formats.layouts import FIXED, GRAPHCORE, WEIGHTS, BadRecord, Fields, Shape, to_fixed
 from bertrain.data.formats.masking import Ints
 
@@ -144,86 +145,13 @@ def _submessages(data: bytes) -> Iterator[tuple[int, bytes]]:
         yield number, content
 
 
-def wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Field number, wire type and content of each field of a message; a varint's content is its bytes."""
-    place = 0
-    while place < len(data):
-        key, place = read_varint(data, place)
-        wire = key & 7
-        begin = place
-        if wire == 0:
-            _, place = read_varint(data, place)
-        elif wire == 2:
-            size, begin = read_varint(data, place)
-            place = begin + size
-        elif wire in (1, 5):
-            place += 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire} is unknown")
-        if place > len(data):
-            raise ValueError("a field is longer than its message")
-        yield key >> 3, wire, data[begin:place]
-
-
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number of 7 bits to the byte, lowest first, and the place after it."""
-    value = shift = 0
-    for byte in data[place : place + 10]:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return value, place + shift // 7
-    raise ValueError("a number is cut off, or has too many bytes")
-
-
-def decode_varints(data: bytes) -> Ints:
-    """All numbers of a run of varints; negative ones take ten bytes."""
-    raw = np.frombuffer(data, dtype=np.uint8)
-    is_last = raw < 128
-    if is_last.all():
-        return raw.astype(np.int64)
-    ends = np.flatnonzero(is_last) + 1
-    if not is_last[-1]:
-        raise ValueError("a number is cut off")
-    starts = np.concatenate([[0], ends[:-1]])
-    sizes = ends - starts
-    if sizes.max() > 10:
-        raise ValueError("a number has too many bytes")
-    shifts = 7 * flat_ranges(np.zeros(len(sizes), dtype=np.int64), sizes)
-    shifted = (raw & 127).astype(np.uint64) << shifts.astype(np.uint64)
-    return np.add.reduceat(shifted, starts).view(np.int64)
-
-
-def encode_varints(values: npt.NDArray) -> bytes:
-    """Numbers from 0 on as a run of varints."""
-    values = values.astype(np.uint64)
-    sizes = np.ones(len(values), dtype=np.int64)
-    for bits in range(7, 64, 7):
-        sizes += values >= np.uint64(1 << bits)
-    within = flat_ranges(np.zeros(len(sizes), dtype=np.int64), sizes)
-    groups = np.repeat(values, sizes) >> (7 * within).astype(np.uint64) & np.uint64(127)
-    more = within < np.repeat(sizes, sizes) - 1
-    return (groups.astype(np.uint8) | (more.astype(np.uint8) << 7)).tobytes()
-
-
 def encode_example(features: dict[str, Feature]) -> bytes:
     """A tf.train.Example of these features."""
     entries = []
     for name, (is_float, content) in features.items():
-        feature = _field(2 if is_float else 3, _field(1, content))
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
-    return _field(1, b"".join(entries))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
-    head = bytearray([number << 3 | 2])
-    size = len(content)
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + content
+        feature = encode_field(2 if is_float else 3, encode_field(1, content))
+        entries.append(encode_field(1, encode_field(1, name.encode()) + encode_field(2, feature)))
+    return encode_field(1, b"".join(entries))
 
 
 def rows_of(values: npt.NDArray) -> list[Feature]:
