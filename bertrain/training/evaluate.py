@@ -33,7 +33,8 @@ def check_held_out(settings: Settings, shards: DataSource) -> None:
     if settings.task.name:
         open_task(shards.folder, settings, shards.vocabulary).held_out()
     if settings.evaluate.data:
-        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size")
+        quiet = not parallel.is_first_process()
+        held_out = open_data(settings.evaluate.data, vocab=settings.data.vocab, verify="size", quiet=quiet)
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, shards.vocabulary.hash)
 
@@ -54,7 +55,8 @@ def evaluate(
     if opened.settings.task.name:
         raise UserError(f"{run} was fine-tuned for {opened.settings.task.name}; its figures are `evaluate_task`'s")
     train = replace(opened.settings.train, device=device)
-    shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify)
+    quiet = not parallel.is_first_process()
+    shards = open_data(data, vocab=opened.vocabulary(), verify=opened.settings.data.verify, quiet=quiet)
     refuse_other_vocabulary(shards, opened.vocabulary_hash)
     chosen, warnings = checkpoint.choose(opened.checkpoints, which)
     for warning in warnings:

@@ -12,7 +12,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.ranks.parallel import Ranks
+from bertrain.ranks.parallel import Ranks, is_first_process
 from bertrain.run.folder import Run
 from bertrain.tasks import registry
 from bertrain.tasks.data import TaskData
@@ -28,7 +28,7 @@ _opened: dict[tuple[object, ...], Task] = {}
 def open_examples(folder: str | Path, settings: Settings, words: Vocabulary | None, *, verify: str) -> DataSource:
     """The examples to train on; a task is tokenized with `words`, prepared data bring their own."""
     if not settings.task.name:
-        return open_data(folder, vocab=settings.data.vocab, verify=verify)
+        return open_data(folder, vocab=settings.data.vocab, verify=verify, quiet=not is_first_process())
     assert words is not None
     return task_data(open_task(folder, settings, words).training(), folder, settings, words)
 

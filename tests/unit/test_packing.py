@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -187,8 +188,21 @@ def test_what_cannot_be_packed(lengths: list[int], options: dict, sentence: str)
 def test_least_squares_refuses_more_than_it_can_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five places in a row of 512 can be filled in 25 million ways; here the limit is lower, to be quick."""
     monkeypatch.setattr("bertrain.data.formats.nnls.MAX_FILLINGS", 1000)
-    with pytest.raises(UserError, match="5 sequences in 40 tokens have more than 1,000; take --max-per-row 3 or fewer"):
+    with helpers.refused("too-many-fillings", "5 sequences", "40 tokens", "1,000", "--max-per-row 3"):
         pack_lengths(np.arange(1, 41, dtype=np.int32), row_length=ROW, max_per_row=5, algorithm="nnlshp")
+
+
+def test_least_squares_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with helpers.refused("missing-extra", "pip install 'bertrain[pack]'"):
+        pack_lengths(np.array([30, 10], dtype=np.int32), row_length=ROW, algorithm="nnlshp")
+
+
+def test_least_squares_is_not_for_steps() -> None:
+    with pytest.raises(UserError) as refused:
+        helpers.tiny_settings(batch__packing="nnlshp")
+    for named in ("batch.packing", "lpfhp", "spfhp", "'nnlshp'"):
+        assert named in str(refused.value)
 
 
 # --- the verb -----------------------------------------------------------------------------------------

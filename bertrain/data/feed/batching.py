@@ -22,13 +22,13 @@ import numpy.typing as npt
 
 from bertrain.base.errors import AgreedError
 from bertrain.base.seeds import derive, permute
-from bertrain.config.choices import Algorithm, PolicyName
+from bertrain.config.choices import PACKING, PolicyName, StepPacking
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import pack_lengths
 
 SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
 STRATA = 4  # of lengths, in the policy `bins`
-MAX_PER_ROW = {"lpfhp": 12, "spfhp": 12, "nnlshp": 3}  # examples, in the policy `packed`: as published
+PACKED_PER_ROW = 12  # examples, in the policy `packed`: as published
 SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
 
 
@@ -167,7 +167,7 @@ def deal_exchange(
 
 
 def deal_packed(
-    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, packing: Algorithm
+    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, packing: StepPacking
 ) -> list[Ints]:
     """Rows of max_seq_length, packed as other systems pack them, and whole rows to a bin.
 
@@ -178,7 +178,7 @@ def deal_packed(
         lengths,
         row_length=max_seq_length,
         algorithm=packing,
-        max_per_row=min(MAX_PER_ROW[packing], capacity.sequences),
+        max_per_row=min(PACKED_PER_ROW, capacity.sequences),
     )
     sizes = np.diff(offsets)
     by_size = np.argsort(-sizes, kind="stable")
@@ -285,7 +285,7 @@ class Policy:
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
-def choose_policy(name: PolicyName, *, group_size: int = 0, packing: Algorithm = "lpfhp") -> Policy:
+def choose_policy(name: PolicyName, *, group_size: int = 0, packing: StepPacking = PACKING) -> Policy:
     """The policy of this name; `group_size` is exchange's, `packing` is packed's."""
     if name == "padded":
         return Policy(deal_padded, lay_out_padded, pads_each=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.data.feed.balance import imbalance, per_rank
 from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
 from bertrain.data.formats.masking import Ints, count_predictions
@@ -16,7 +17,6 @@ from bertrain.data.formats.source import DataSource, open_data
 
 STEPS_SAMPLED = 20
 EXAMPLES_READ = 65_536  # whose words are looked at, evenly strided
-MASK_PROBABILITY = 0.15
 
 
 @dataclass(frozen=True)

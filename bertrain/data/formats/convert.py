@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied
 from bertrain.base.seeds import derive, permute
-from bertrain.config.choices import MAX_PER_ROW, PACKING, Algorithm, Target
+from bertrain.config.choices import MASK_PROBABILITY, MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, Masks, concatenate
 from bertrain.data.formats.layouts import Shape
@@ -33,7 +33,6 @@ Order = Callable[[Ints], Ints]
 
 ROWS_AT_ONCE = 1024
 ROWS_PER_SHARD = 65536
-MASK_PROBABILITY = 0.15
 LENGTH_BINS = (128, 256, 384, 512)
 
 
@@ -73,8 +72,8 @@ class Plan:
     draw_masks: MaskingRules | None
     seed: int
     shards: int
-    packing: Algorithm
-    max_per_row: int
+    packing: Algorithm = PACKING
+    max_per_row: int = MAX_PER_ROW
 
     @property
     def has_masks(self) -> bool:
@@ -102,8 +101,13 @@ def convert(
     layout of masked ones get their masks here, drawn once from `seed` by the rule of training. For hdf5-packed,
     `packing` is the algorithm and `max_per_row` the most examples in a pack (0: what the algorithm takes).
     """
+    if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
+        raise UserError(
+            "useless-option", f"--packing and --max-per-row are only for --to hdf5-packed, not {to}; leave them out"
+        )
     source = open_data(folder, vocab=vocab)
-    plan = _plan(source, to, shards, seed, max_seq_length, max_predictions, packing, max_per_row)
+    plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
+    plan = replace(plan, packing=packing, max_per_row=max_per_row)
     rows = len(source)
     if shuffle_seed is None:
         return _write_folder(plan, _as_they_lie, rows, Path(out))
@@ -120,7 +124,7 @@ def convert_into(
     order: Order | None = None,
 ) -> Conversion:
     """Write the rows of a data folder, in an order of their own, into new files of given names and sizes."""
-    plan = _plan(open_data(folder), to, len(files), 0, 0, 0, "lpfhp", 3)
+    plan = _plan(open_data(folder), to, shards=len(files))
     refuse_occupied(Path(out))
     write = hdf5.write_fixed if to == "hdf5-fixed" else hdf5.write_varlength
     first = 0
@@ -151,7 +155,7 @@ def bin_by_length(
     longest = int(source.lengths.max())
     if longest > LENGTH_BINS[-1]:
         raise UserError(f"{folder} holds an example of {longest} tokens, and the longest bin is {LENGTH_BINS[-1]}")
-    plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions, "lpfhp", 3)
+    plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions)
     refuse_occupied(Path(out))
     written = {}
     with new_folder(Path(out)) as partial:
@@ -180,7 +184,7 @@ def eval_set(
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
         raise UserError(f"--count is {count}, but {folder} holds {len(source)} examples")
-    plan = _plan(source, to or _same_layout(source), 1, seed, 0, 0, "lpfhp", 3)
+    plan = _plan(source, to or _same_layout(source), shards=1, seed=seed)
     return _write_folder(plan, strided(len(source), count), count, Path(out))
 
 
@@ -206,14 +210,10 @@ def _plan(
     source: DataSource,
     to: Target,
     shards: int,
-    seed: int,
-    max_seq_length: int,
-    max_predictions: int,
-    packing: Algorithm,
-    max_per_row: int,
+    seed: int = 0,
+    max_seq_length: int = 0,
+    max_predictions: int = 0,
 ) -> Plan:
-    if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
-        raise UserError(f"--packing and --max-per-row are about hdf5-packed, and --to is {to}; leave them out")
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:
@@ -241,7 +241,7 @@ def _plan(
         )
     is_small = max(len(words.words), width) <= 1 << 15
     shape = Shape(width, predictions, np.int16 if is_small else np.int32)
-    return Plan(source, to, shape, rules, seed, shards, packing, max_per_row)
+    return Plan(source, to, shape, rules, seed, shards)
 
 
 def shard_sizes(count: int, shards: int) -> list[int]:

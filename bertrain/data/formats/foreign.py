@@ -29,7 +29,6 @@ from bertrain.data.formats.index import (
 )
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.shards import VOCABULARY
 from bertrain.data.text.vocabulary import Vocabulary
 
 OPEN_FILES = 256  # HDF5 files held open at once
@@ -153,12 +152,6 @@ class _Fetched:
 def _join(parts: list[Any]) -> Any:
     """A field of several files: lists end to end, or rectangles one above another."""
     return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
-
-
-def vocabulary_beside(folder: Path) -> Vocabulary | None:
-    """The vocabulary that lies in the data folder, if there is one."""
-    path = (folder if folder.is_dir() else folder.parent) / VOCABULARY
-    return load_vocabulary(path) if path.is_file() else None
 
 
 def load_vocabulary(path: str | Path | None) -> Vocabulary:

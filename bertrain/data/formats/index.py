@@ -54,7 +54,7 @@ NAMES = {  # what each layout is called, by the kind of file and what is in it
 }
 
 
-def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path:
+def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
     """The folder of a fresh index of `folder`, built if there is none; `verify` as for prepared folders.
 
     Several processes may ask at once: one builds, the others wait.
@@ -74,7 +74,7 @@ def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path
         if not _is_fresh(place, stamps):
             shutil.rmtree(place, ignore_errors=True)
             with new_folder(place) as partial:
-                _build(folder, files, stamps, partial, say)
+                _build(folder, files, stamps, partial, note)
     return place
 
 
@@ -126,12 +126,12 @@ class _Growing:
 
 
 def _build(
-    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, say: Callable[[str], None]
+    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
 ) -> None:
     """Read everything once, and write the index into `out`."""
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
-    say(f"{folder}: {layout}, {len(files)} file(s); reading all of it once for an index of its rows")
+    note(f"{folder}: {layout}, {len(files)} file(s); reading all of it once for an index of its rows")
     growing = _Growing()
     entries = []
     with ExitStack() as stack:
@@ -185,12 +185,12 @@ def _blocks_of(path: Path, name: str, kind: str, decoder: str, growing: _Growing
                     return
                 places, fields = found
                 block, parts = DECODERS[decoder](fields)
-            _note(block, parts, fields, name, records_before, growing)
+            _grow(block, parts, fields, name, records_before, growing)
             yield block, places, parts
             records_before += len(places)
 
 
-def _note(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, growing: _Growing) -> None:
+def _grow(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, growing: _Growing) -> None:
     width = _width(fields, ("input_ids", "packed_input_ids")) or int(block.lengths.max(initial=0))
     growing.max_seq_length = max(growing.max_seq_length, width)
     if block.masks is not None:

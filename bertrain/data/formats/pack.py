@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bertrain.base.errors import UserError
-from bertrain.config.choices import Algorithm
+from bertrain.config.choices import PACKING, Algorithm
 from bertrain.data.formats.convert import Conversion, convert
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import count_lengths, count_rows, efficiency, pack_histogram
@@ -47,7 +47,7 @@ def pack(
     out: str | Path | None = None,
     *,
     lengths: str | Path | None = None,
-    algorithm: Algorithm = "lpfhp",
+    algorithm: Algorithm = PACKING,
     max_per_row: int = 0,
     row_length: int = 0,
     shards: int = 0,

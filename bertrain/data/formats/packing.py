@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import derive, permute
-from bertrain.config.choices import Algorithm
+from bertrain.config.choices import MAX_PER_ROW, PACKING, Algorithm
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.nnls import fill_rows
 
@@ -44,7 +44,7 @@ class Strategy:
 
 
 def pack_histogram(
-    histogram: Ints, *, row_length: int, algorithm: Algorithm = "lpfhp", max_per_row: int = 3
+    histogram: Ints, *, row_length: int, algorithm: Algorithm = PACKING, max_per_row: int = MAX_PER_ROW
 ) -> list[Strategy]:
     """Pack histogram[n] sequences of each length n into rows of `row_length`, `max_per_row` to a row at the most.
 
@@ -199,8 +199,8 @@ def plan_packing(
     lengths: npt.NDArray[np.integer],
     *,
     row_length: int,
-    algorithm: Algorithm = "lpfhp",
-    max_per_row: int = 3,
+    algorithm: Algorithm = PACKING,
+    max_per_row: int = MAX_PER_ROW,
     seed: int = 1,
 ) -> Packing:
     """Pack sequences of these lengths; `seed` decides which sequence of a length goes where, and the order of rows."""
@@ -221,8 +221,8 @@ def pack_lengths(
     lengths: npt.NDArray[np.integer],
     *,
     row_length: int,
-    algorithm: Algorithm = "lpfhp",
-    max_per_row: int = 3,
+    algorithm: Algorithm = PACKING,
+    max_per_row: int = MAX_PER_ROW,
     seed: int = 1,
 ) -> tuple[Ints, Ints]:
     """All rows of a packing at once: row r holds the sequences indices[offsets[r] : offsets[r + 1]]."""

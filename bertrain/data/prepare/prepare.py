@@ -19,7 +19,7 @@ from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import refuse_occupied
 from bertrain.base.formatting import counted
-from bertrain.config.choices import Engine, OnError
+from bertrain.config.choices import MASK_PROBABILITY, Engine, OnError
 from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY
 from bertrain.data.formats.write import Histogram, finish_folder, shard_name
 from bertrain.data.prepare.engines import make_units
@@ -27,7 +27,8 @@ from bertrain.data.prepare.units import Plan, Summary, unit_folder
 from bertrain.data.text.documents import Span, check_readable, find_inputs, plan_units
 from bertrain.data.text.vocabulary import Vocabulary
 
-SHORT_SEQ_PROB, MAX_PREDICTIONS, MASKED_LM_PROB = 0.1, 76, 0.15
+SHORT_SEQ_PROB = 0.1
+MAX_PREDICTIONS = 76
 LOCK, WHOLE = "lock", "whole"
 UNKNOWN_LIMIT = 0.5  # of all tokens; more says that vocabulary and text do not belong together
 
@@ -74,7 +75,7 @@ def prepare(
     noted = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
     short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
     max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
-    masked_lm_prob = MASKED_LM_PROB if masked_lm_prob is None else masked_lm_prob
+    masked_lm_prob = MASK_PROBABILITY if masked_lm_prob is None else masked_lm_prob
     _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
     _check_probabilities(short_seq_prob, masked_lm_prob)
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
