@@ -37,7 +37,7 @@ def announce(
     notes: Sequence[str],
 ) -> None:
     """Say what was chosen and why, and note the environment."""
-    shards = loader.shards
+    shards = loader.data
     settings = run.settings
     _, reason = parallel.choose_device(settings.train.device)
     threads = torch.get_num_threads()

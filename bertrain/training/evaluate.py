@@ -90,7 +90,7 @@ class HeldOutEvaluator:
     main_metric = "mlm_accuracy"
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
-        self._mask_id, self._model = loader.shards.vocabulary.id_of("[MASK]"), model
+        self._mask_id, self._model = loader.data.vocabulary.id_of("[MASK]"), model
         self._loader, self._max_examples = loader, max_examples
         self._kept: list[Batch] = []
         self._is_whole = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.data.formats.masking import Ints
+from bertrain.base.seeds import Words
+from bertrain.data.formats.masking import Ints, MaskingRules, mask_tokens
 
 Item = TypeVar("Item")
 
@@ -73,6 +74,15 @@ class Block:
             self.masks.take(chosen) if self.masks else None,
             None if self.answers is None else self.answers[chosen],
         )
+
+
+def draw_masks(block: Block, rows: Ints, keys: Words, rules: MaskingRules) -> Block:
+    """The unmasked examples of `block`, masked; for `rows` and `keys` see `mask_tokens`."""
+    starts = block.offsets[:-1]
+    masked, chosen, labels = mask_tokens(block.tokens, starts, block.lengths, rows, keys, rules)
+    example = np.searchsorted(starts, chosen, side="right") - 1
+    masks = Masks(np.bincount(example, minlength=len(block)), chosen - starts[example], labels)
+    return replace(block, tokens=masked, masks=masks)
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:

@@ -20,9 +20,9 @@ from bertrain.base.files import new_folder, refuse_occupied
 from bertrain.base.seeds import derive, permute
 from bertrain.config.choices import MASK_PROBABILITY, MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.formats import hdf5, tfrecord
-from bertrain.data.formats.block import Block, Masks, concatenate
+from bertrain.data.formats.block import Block, concatenate, draw_masks
 from bertrain.data.formats.layouts import Shape
-from bertrain.data.formats.masking import Ints, MaskingRules, mask_tokens
+from bertrain.data.formats.masking import Ints, MaskingRules
 from bertrain.data.formats.packing import Packing, plan_packing
 from bertrain.data.formats.shards import VOCABULARY, Shards
 from bertrain.data.formats.source import DataSource, open_data
@@ -69,7 +69,8 @@ class Plan:
     source: DataSource
     to: Target
     shape: Shape
-    draw_masks: MaskingRules | None
+    masking: MaskingRules | None
+    """How to mask unmasked rows; None where the rows keep what they have."""
     seed: int
     shards: int
     packing: Algorithm = PACKING
@@ -77,7 +78,7 @@ class Plan:
 
     @property
     def has_masks(self) -> bool:
-        return self.source.predictions is not None or self.draw_masks is not None
+        return self.source.predictions is not None or self.masking is not None
 
 
 def convert(
@@ -232,13 +233,7 @@ def _plan(
         noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
         probability = float(noted.get("masked_lm_prob", MASK_PROBABILITY))
         predictions = max_predictions or int(noted.get("max_predictions", 0)) or max(1, int(probability * width))
-        rules = MaskingRules(
-            vocab_size=len(words.words),
-            mask_id=words.id_of("[MASK]"),
-            special_ids=tuple(words.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]")),
-            max_predictions=predictions,
-            probability=probability,
-        )
+        rules = MaskingRules.of(words, max_predictions=predictions, probability=probability)
     is_small = max(len(words.words), width) <= 1 << 15
     shape = Shape(width, predictions, np.int16 if is_small else np.int32)
     return Plan(source, to, shape, rules, seed, shards)
@@ -284,7 +279,7 @@ def _conversion(plan: Plan, out: Path, *, rows: int, records: int, files: int) -
         files=files,
         max_seq_length=plan.shape.max_seq_length,
         max_predictions=plan.shape.max_predictions,
-        masks="drawn" if plan.draw_masks else "kept" if plan.has_masks else "none",
+        masks="drawn" if plan.masking else "kept" if plan.has_masks else "none",
     )
 
 
@@ -374,11 +369,7 @@ def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
 def _read(plan: Plan, rows: Ints) -> Block:
     """The examples of `rows`, with masks drawn for them where the layout wants some and there are none."""
     block = plan.source.read(rows)
-    if plan.draw_masks is None:
+    if plan.masking is None:
         return block
-    starts = np.cumsum(block.lengths) - block.lengths
     keys = np.full(len(rows), derive(plan.seed, "mask", "convert"), dtype=np.uint64)
-    masked, chosen, labels = mask_tokens(block.tokens, starts, block.lengths, rows, keys, plan.draw_masks)
-    example = np.searchsorted(starts, chosen, side="right") - 1
-    masks = Masks(np.bincount(example, minlength=len(rows)), chosen - starts[example], labels)
-    return Block(masked, block.lengths, block.segment_b, block.is_random, masks)
+    return draw_masks(block, rows, keys, plan.masking)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.seeds import Words, combine, mix
+from bertrain.data.text.vocabulary import Vocabulary
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,7 +30,21 @@ class MaskingRules:
     max_predictions: int
     probability: float
     continues_word: npt.NDArray[np.bool_] | None = None
-    """Set for whole-word masking: which word pieces continue a word."""
+    """For whole-word masking: which word pieces continue a word."""
+
+    @staticmethod
+    def of(
+        vocabulary: Vocabulary, *, max_predictions: int, probability: float, whole_word: bool = False
+    ) -> MaskingRules:
+        """The rules for data of this vocabulary."""
+        return MaskingRules(
+            vocab_size=len(vocabulary.words),
+            mask_id=vocabulary.id_of("[MASK]"),
+            special_ids=tuple(vocabulary.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]")),
+            max_predictions=max_predictions,
+            probability=probability,
+            continues_word=vocabulary.continues_word if whole_word else None,
+        )
 
 
 def count_predictions(lengths: npt.ArrayLike, max_predictions: int, probability: float) -> Ints:
