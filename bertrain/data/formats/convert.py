@@ -1,8 +1,8 @@
 """`bertrain data convert`, `bin` and `eval-set`: examples of any layout into any other.
 
-Every layout is read by row number, so an order of rows is all that sets the verbs apart: as they lie, shuffled, those
-of a length, or evenly strided. It is computed a stretch at a time, and rows are read and written some at a time; only
-packing and sorting by length take memory that grows with the rows, a few numbers for each.
+Every layout is read by row number, so the commands differ only in the order of rows: unchanged, shuffled, by length,
+or evenly strided. Orders are computed, and rows read and written, a chunk at a time; only packing and sorting by length
+take memory that grows with the rows, a few numbers for each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import narrow, write_blocks
 
 Order = Callable[[Ints], Ints]
-"""Gives the rows of the source that come to some places of the result."""
+"""Maps positions in the result to rows of the source."""
 
 ROWS_AT_ONCE = 1024
 ROWS_PER_SHARD = 65536
@@ -38,7 +38,7 @@ LENGTH_BINS = (128, 256, 384, 512)
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: `records` are packs where `layout` is packed, else rows."""
+    """The data written: `records` are packs where `layout` is packed, else rows."""
 
     folder: str
     layout: str
@@ -48,14 +48,14 @@ class Conversion:
     max_seq_length: int
     max_predictions: int
     masks: Literal["kept", "drawn", "none"]
-    """Kept as the source has them, drawn once here, or none: the rows are unmasked."""
+    """Kept from the source, drawn here, or none: the rows are unmasked."""
 
     def sentence(self) -> str:
-        """What was written, for people."""
+        """A summary for people."""
         packs = f" in {self.records:,} packs" if self.layout == "hdf5-packed" else ""
         masks = {
-            "kept": f"masks as they were, {self.max_predictions} a row at the most",
-            "drawn": f"masks drawn once by bertrain's rule, {self.max_predictions} a row at the most",
+            "kept": f"masks kept, at most {self.max_predictions} per row",
+            "drawn": f"masks drawn as in training, at most {self.max_predictions} per row",
             "none": "unmasked",
         }[self.masks]
         width = f"rows up to {self.max_seq_length} tokens"
@@ -64,7 +64,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the rows of a source are to be written."""
+    """How to write the rows of a source."""
 
     source: DataSource
     to: Target
@@ -97,10 +97,10 @@ def convert(
 ) -> Conversion:
     """Write all rows of a data folder in another layout, in their order or shuffled by `shuffle_seed`.
 
-    `shards` is the number of files (0: one for every 65,536 rows), which differ by one row at the most. Rows of a
-    fixed width have that of the source, or of `max_seq_length` and `max_predictions`. Unmasked rows that go into a
-    layout of masked ones get their masks here, drawn once from `seed` by the rule of training. For hdf5-packed,
-    `packing` is the algorithm and `max_per_row` the most examples in a pack (0: what the algorithm takes).
+    `shards` is the number of files (0: one for every 65,536 rows); their sizes differ by at most one row. Padded rows
+    have the width of the source, or `max_seq_length` and `max_predictions`. For layouts of masked rows, unmasked rows
+    are masked as in training, once, from `seed`. For hdf5-packed, `packing` is the algorithm and `max_per_row` the
+    maximum examples per pack (0: the algorithm's default).
     """
     if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
         raise UserError(
@@ -111,7 +111,7 @@ def convert(
     plan = replace(plan, packing=packing, max_per_row=max_per_row)
     rows = len(source)
     if shuffle_seed is None:
-        return _write_folder(plan, _as_they_lie, rows, Path(out))
+        return _write_folder(plan, _unchanged, rows, Path(out))
     key = derive(shuffle_seed, "convert")
     return _write_folder(plan, lambda positions: permute(positions, rows, key), rows, Path(out))
 
@@ -124,7 +124,7 @@ def convert_into(
     files: Sequence[tuple[str, int]],
     order: Order | None = None,
 ) -> Conversion:
-    """Write the rows of a data folder, in an order of their own, into new files of given names and sizes."""
+    """Write the rows of a data folder, in the given order, into new files of given names and sizes."""
     plan = _plan(open_data(folder), to, shards=len(files))
     refuse_occupied(Path(out))
     write = hdf5.write_fixed if to == "hdf5-fixed" else hdf5.write_varlength
@@ -132,7 +132,7 @@ def convert_into(
     with new_folder(Path(out)) as partial:
         plan.source.vocabulary.save(partial / VOCABULARY)
         for name, size in files:
-            write(partial / name, _blocks(plan, order or _as_they_lie, first, first + size), size, plan.shape)
+            write(partial / name, _blocks(plan, order or _unchanged, first, first + size), size, plan.shape)
             first += size
     return _conversion(plan, Path(out), rows=first, records=first, files=len(files))
 
@@ -149,13 +149,15 @@ def bin_by_length(
 ) -> dict[int, Conversion]:
     """Sort the rows of a data folder into sub-folders 128, 256, 384 and 512, each for lengths up to its name.
 
-    Returns what was written into each; lengths of which there are no rows get no folder. In each the rows keep their
-    order.
+    Returns the conversion of each sub-folder; empty ones are not made. Rows keep their order.
     """
     source = open_data(folder, vocab=vocab)
     longest = int(source.lengths.max())
     if longest > LENGTH_BINS[-1]:
-        raise UserError(f"{folder} holds an example of {longest} tokens, and the longest bin is {LENGTH_BINS[-1]}")
+        raise UserError(
+            "example-too-long",
+            f"{folder} contains an example of {longest} tokens, and the longest bin is {LENGTH_BINS[-1]}",
+        )
     plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions)
     refuse_occupied(Path(out))
     written = {}
@@ -180,18 +182,18 @@ def eval_set(
 ) -> Conversion:
     """Pick `count` rows, evenly strided as MLPerf's reference does it, into one file.
 
-    Without `to`, in the layout of the folder where that can be written, else as Arrow.
+    Without `to`, the layout is that of the folder if it can be written, else Arrow.
     """
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
-        raise UserError(f"--count is {count}, but {folder} holds {len(source)} examples")
+        raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples")
     plan = _plan(source, to or _same_layout(source), shards=1, seed=seed)
     return _write_folder(plan, strided(len(source), count), count, Path(out))
 
 
 def strided(total: int, count: int) -> Order:
-    """The evenly strided pick of `count` of `total` rows, to the row as MLPerf's reference picks."""
-    stride = total / count  # a float, and cut off after multiplying
+    """`count` evenly strided rows of `total`, exactly those that MLPerf's reference picks."""
+    stride = total / count  # a float; positions are truncated after multiplying
     return lambda positions: (positions * stride).astype(np.int64)
 
 
@@ -200,11 +202,11 @@ def _same_layout(source: DataSource) -> Target:
     return next((target for target in get_args(Target) if target == name), "arrow")
 
 
-def _as_they_lie(positions: Ints) -> Ints:
+def _unchanged(positions: Ints) -> Ints:
     return positions
 
 
-# --- what to write ----------------------------------------------------------------------------------------
+# --- planning ----------------------------------------------------------------------------------------
 
 
 def _plan(
@@ -218,14 +220,18 @@ def _plan(
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:
-        raise UserError(f"--max-seq-length is {width}, but {source.folder} holds an example of {longest} tokens")
+        raise UserError(
+            "example-too-long",
+            f"--max-seq-length is {width}, but {source.folder} contains an example of {longest} tokens",
+        )
     rules = None
     if source.predictions is not None:
         most = int(source.predictions.max())
         predictions = max_predictions or source.max_predictions
         if predictions < most:
             raise UserError(
-                f"--max-predictions is {predictions}, but {source.folder} holds an example of {most} masked words"
+                "too-many-predictions",
+                f"--max-predictions is {predictions}, but {source.folder} contains an example with {most}",
             )
     elif to == "arrow":
         predictions = 0
@@ -240,14 +246,16 @@ def _plan(
 
 
 def shard_sizes(count: int, shards: int) -> list[int]:
-    """Sizes of `shards` files of `count` records, which differ by one at the most, the larger ones first."""
+    """Sizes of `shards` files of `count` records, which differ by at most one, larger ones first."""
     shards = shards or -(-count // ROWS_PER_SHARD)
     if not 1 <= shards <= count:
-        raise UserError(f"--shards is {shards}; it must be between 1 and the {count} records there are")
+        raise UserError(
+            "option-out-of-range", f"--shards is {shards}; it must be between 1 and {count}, the number of records"
+        )
     return [count // shards + (number < count % shards) for number in range(shards)]
 
 
-# --- writing it -------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------
 
 
 def _write_folder(plan: Plan, order: Order, count: int, out: Path) -> Conversion:
@@ -284,7 +292,7 @@ def _conversion(plan: Plan, out: Path, *, rows: int, records: int, files: int) -
 
 
 def _write_rows(plan: Plan, order: Order, count: int, folder: Path) -> int:
-    """Files of one example to the record."""
+    """Write files of one example per record; returns their number."""
     first = 0
     sizes = shard_sizes(count, plan.shards)
     for number, size in enumerate(sizes):
@@ -299,21 +307,21 @@ def _write_rows(plan: Plan, order: Order, count: int, folder: Path) -> int:
 
 
 def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
-    """A file for every length there can be, also for those that no example has."""
+    """Write a file for every length, also for those that no example has; returns their number."""
     if plan.shards:
-        raise UserError("--shards has no meaning for hdf5-per-length, which has a file for every length; leave it out")
+        raise UserError("useless-option", "--shards has no effect on hdf5-per-length, a file per length; leave it out")
     lengths = _lengths(plan, order, count)
     positions = np.argsort(lengths, kind="stable")
     ends = np.cumsum(np.bincount(lengths, minlength=plan.shape.max_seq_length + 1))
     for length in range(1, plan.shape.max_seq_length + 1):
         first, last = int(ends[length - 1]), int(ends[length])
-        blocks = _blocks(plan, lambda here: order(positions[here]), first, last)
+        blocks = _blocks(plan, lambda chunk: order(positions[chunk]), first, last)
         hdf5.write_fixed(folder / f"train_sentences_{length:03d}.hdf5", blocks, last - first, plan.shape)
     return plan.shape.max_seq_length
 
 
 def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[int, int]:
-    """Files of packs; returns the number of packs and of files."""
+    """Write files of packs; returns the number of packs and of files."""
     packing = plan_packing(
         _lengths(plan, order, count),
         row_length=plan.shape.max_seq_length,
@@ -331,7 +339,7 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
 
 
 def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[tuple[Block, Ints]]:
-    """The packs first .. last - 1, some at a time: their examples, and how many each takes."""
+    """The packs first .. last - 1 in chunks: their examples, and the number of examples of each pack."""
     for begin in range(first, last, ROWS_AT_ONCE):
         members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
         yield _read(plan, order(members)), np.diff(offsets)
@@ -341,8 +349,8 @@ def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
     """The lengths of the rows order(0), ... order(count - 1)."""
     lengths = np.empty(count, dtype=np.int32)
     for first in range(0, count, ROWS_PER_SHARD):
-        here = np.arange(first, min(first + ROWS_PER_SHARD, count))
-        lengths[here] = plan.source.lengths[order(here)]
+        chunk = np.arange(first, min(first + ROWS_PER_SHARD, count))
+        lengths[chunk] = plan.source.lengths[order(chunk)]
     return lengths
 
 
@@ -361,13 +369,13 @@ def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> None:
 
 
 def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
-    """The rows order(first), ... order(last - 1), some at a time."""
+    """The rows order(first), ... order(last - 1) in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         yield _read(plan, order(np.arange(begin, min(begin + ROWS_AT_ONCE, last))))
 
 
 def _read(plan: Plan, rows: Ints) -> Block:
-    """The examples of `rows`, with masks drawn for them where the layout wants some and there are none."""
+    """The examples of `rows`, masked if the plan says so."""
     block = plan.source.read(rows)
     if plan.masking is None:
         return block

@@ -12,9 +12,9 @@ import numpy as np
 
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
 
-LONGEST_WORD = 200  # in characters; a longer one is [UNK]
-CACHED_WORDS = 500_000  # about 100 MB; then the cache begins anew
-ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: letters and digits, and single signs
+LONGEST_WORD = 200  # in characters; a longer word is [UNK]
+CACHED_WORDS = 500_000  # about 100 MB; then the cache is cleared
+ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: runs of letters and digits, single signs
 IDEOGRAPHS = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
@@ -28,10 +28,10 @@ IDEOGRAPHS = (
 
 
 class Tokenizer:
-    """Sentences to WordPiece numbers, exactly as Google's BERT makes them, at the price of a look-up a word.
+    """Sentences to WordPiece ids, exactly as Google's BERT tokenizes, at the cost of one look-up per word.
 
-    Whatever stands between two spaces of the cleaned text is tokenized by itself, so it is tokenized once and kept.
-    Character classes are those of the running Python's Unicode tables.
+    Each word between spaces of the cleaned text is tokenized once and cached. Character classes are those of the
+    running Python's Unicode tables.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -42,11 +42,11 @@ class Tokenizer:
         self._words = _Words(self._pieces, lower_case=vocabulary.lower_case)
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
-        """The word-piece numbers of each sentence, without [CLS] and [SEP]."""
+        """The token ids of each sentence, without [CLS] and [SEP]."""
         return [np.frombuffer(self.encode_raw(sentence), self.dtype).tolist() for sentence in sentences]
 
     def encode_raw(self, sentence: str) -> bytes:
-        """The word-piece numbers of a sentence as they lie in an array of `dtype`."""
+        """The token ids of a sentence as the bytes of an array of `dtype`."""
         if not (sentence.isascii() and sentence.isprintable()):
             sentence = sentence.translate(self._clean)
         encoded = b"".join(map(self._words.__getitem__, sentence.split()))
@@ -58,7 +58,7 @@ class Tokenizer:
 
 
 class _CharacterTable(dict[int, int | str | None]):
-    """A table for str.translate that asks `rule` about each character it meets for the first time."""
+    """A table for str.translate that calls `rule` once for each new character."""
 
     def __init__(self, rule: Callable[[str], int | str | None]) -> None:
         self._rule = rule
@@ -79,7 +79,7 @@ class _Words(dict[str, bytes]):
         # str.lower looks at neighbours (a final sigma), so it must see the word before punctuation is split off.
         folded = word.lower() if self._lower_case else word
         if folded.isascii():
-            parts = ASCII_PARTS(folded)  # the same as below, faster
+            parts = ASCII_PARTS(folded)  # faster, same result
         elif self._lower_case:
             parts = unicodedata.normalize("NFD", folded).translate(self._split).split()
         else:
@@ -89,7 +89,7 @@ class _Words(dict[str, bytes]):
 
 
 class _Pieces(dict[str, bytes]):
-    """A word without punctuation -> the numbers of its pieces: the longest in the vocabulary first, each time."""
+    """A word without punctuation -> the ids of its pieces: each time the longest that the vocabulary contains."""
 
     def __init__(self, numbers: dict[str, int], dtype: np.dtype[Any]) -> None:
         self._numbers, self._typecode = numbers, dtype.char
@@ -117,7 +117,7 @@ class _Pieces(dict[str, bytes]):
 
 
 def _cleaned(character: str) -> int | str | None:
-    """Controls and U+FFFD fall away, ideographs stand alone; str.split sees to every kind of space."""
+    """Drops control characters and U+FFFD and puts spaces around ideographs; str.split handles all kinds of space."""
     code = ord(character)
     if character in "\t\n\r":
         return code
@@ -127,30 +127,28 @@ def _cleaned(character: str) -> int | str | None:
 
 
 def _split_at_punctuation(character: str) -> int | str | None:
-    """Punctuation, and whatever else of ASCII is neither letter, digit nor control, stands alone."""
+    """Puts spaces around punctuation and around ASCII signs that are no letters, digits or control characters."""
     is_sign = "!" <= character <= "~" and not character.isalnum()
     return f" {character} " if is_sign or unicodedata.category(character)[0] == "P" else ord(character)
 
 
 def _unaccented_and_split(character: str) -> int | str | None:
-    """The same for decomposed text, less the accents."""
+    """The same for decomposed text; also drops accents."""
     return None if unicodedata.category(character) == "Mn" else _split_at_punctuation(character)
 
 
 def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
-    """BERT's normaliser, splitter and WordPiece model as Hugging Face tokenizers has them.
+    """BERT's normalizer, pre-tokenizer and WordPiece model of Hugging Face tokenizers.
 
-    It differs from `Tokenizer` in corners (a final sigma, private-use characters, some ideographs, newer signs); it
-    trains vocabularies and goes with exported weights.
-
-    `for_models` adds what a model's user expects and training data must not have: special words are recognized in
-    the text, [CLS] and [SEP] are put around it.
+    It differs from `Tokenizer` in rare characters (a final sigma, private use, some ideographs, newer signs). It trains
+    vocabularies and is exported with weights. `for_models` also recognizes special words in the text and adds [CLS]
+    and [SEP], which a model's user expects and training data must not have.
     """
     from tokenizers import Tokenizer as Pipeline
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     numbers = {word: number for number, word in enumerate(vocabulary.words)}
-    pipeline = Pipeline(models.WordPiece(numbers, unk_token="[UNK]", max_input_chars_per_word=200))
+    pipeline = Pipeline(models.WordPiece(numbers, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     pipeline.normalizer = normalizers.BertNormalizer(lowercase=vocabulary.lower_case)
     pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     if for_models:

@@ -18,38 +18,38 @@ def train_vocabulary(
 ) -> Vocabulary:
     """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line."""
     if size < 100:
-        raise UserError(f"--size is {size}; a vocabulary has at least 100 words")
+        raise UserError("option-out-of-range", f"--size is {size}; a vocabulary has at least 100 words")
     files, out = find_inputs(inputs), Path(out)
     if not out.parent.is_dir():
         raise UserError(
-            f"there is no folder {out.parent} to write the vocabulary into; make it or choose another --out"
+            "missing-folder", f"--out {out} is in the folder {out.parent}, which does not exist; create it first"
         )
     if out.exists() and any(out.samefile(file) for file in files):
         raise UserError(
-            f"{out} is one of the texts to train on, and the vocabulary would take its place; choose another --out"
+            "overwrites-input", f"--out {out} is one of the inputs and would be overwritten; choose another --out"
         )
-    # The library numbers characters within words (##a) in the order of a hash table, which differs from process to
-    # process, and joins the smaller numbers first where pairs are equally frequent. So they are numbered beforehand.
+    # The library numbers characters within words (##a) in hash-table order, which differs between processes, and of
+    # equally frequent pairs it joins those of smaller numbers first. So the characters are numbered beforehand.
     characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
     alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
     counts: Counter[str] = Counter()
     numbers = _train(_sentences(files, counts), size, alphabet, lower_case)
     if len(numbers) < size:
         raise UserError(
-            f"the text has only {len(numbers)} word pieces to offer; ask for a smaller --size or give more text"
+            "too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size or more text"
         )
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
     try:
         vocabulary.save(out)
     except OSError as error:
-        raise UserError(f"could not write {out}: {error.strerror or error}") from None
+        raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
     if counts["lines_not_utf8"]:
-        warn(f"{counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
+        warn(f"{counts['lines_not_utf8']:,} lines contained invalid UTF-8; the invalid bytes were dropped")
     return vocabulary
 
 
 def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case: bool) -> dict[str, int]:
-    """Number of each word of a new vocabulary: special words, `alphabet`, other characters, and joined ones."""
+    """The id of each word of a new vocabulary: special words, `alphabet`, other characters, and joined ones."""
     from tokenizers import trainers
 
     pipeline = build_pipeline(Vocabulary(SPECIAL_WORDS, lower_case))
@@ -64,7 +64,7 @@ def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case:
 
 
 def _distinct_words(files: list[Path]) -> Iterator[str]:
-    """What stands between two spaces, each but a few times; enough to see which characters there are, and where."""
+    """The words between spaces, each only a few times: enough to find all characters and their positions in words."""
     seen: set[str] = set()
     for sentence in _sentences(files, Counter()):
         new = set(sentence.split(" ")) - seen
