@@ -1,9 +1,9 @@
 """`bertrain data mlperf`: MLPerf's data from its text, in the folders and under the names of NVIDIA's prepare_data.
 
-Every stage makes one folder, which gets its name when it is whole; so a stage is done if its folder is there, and an
-interrupted preparation goes on with the first that is not. A record beside each folder says what it was made of, and
-one that was made of something else is refused. All layouts are written from one set of Arrow shards, which
-is mapped, not loaded: no stage needs memory for more than an order of rows.
+Every stage makes one folder, which is renamed when it is complete: a stage is finished if its folder exists, and an
+interrupted preparation resumes with the first that is missing. A record beside each folder lists its inputs; a folder
+with other inputs is refused. All layouts are written from one set of memory-mapped Arrow shards, so a stage needs
+memory only for an order of rows.
 """
 
 from __future__ import annotations

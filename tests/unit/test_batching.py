@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.errors import UserError
 from bertrain.config.choices import StepPacking
 from bertrain.config.settings import BatchSettings
 from bertrain.data.feed.batching import (
@@ -25,6 +24,7 @@ from bertrain.data.feed.batching import (
 )
 from bertrain.data.formats.masking import count_predictions
 from bertrain.data.formats.packing import pack_lengths
+from tests import helpers
 
 MAX_LENGTH = 64
 VARIANTS = {name: choose_policy(name) for name in POLICIES} | {
@@ -130,7 +130,7 @@ def test_groups_divide_the_ranks() -> None:
     for group_size, ranks in ((0, 7), (1, 5), (4, 8), (8, 8)):
         check_groups(group_size, ranks)
     for group_size, ranks in ((3, 8), (8, 4), (2, 1)):
-        with pytest.raises(UserError, match=f"{group_size} does not divide the number of ranks, which is {ranks}"):
+        with helpers.refused("bad-group-size", f"--batch.group_size {group_size}", ranks):
             check_groups(group_size, ranks)
 
 

@@ -138,10 +138,10 @@ def test_predictions_out_of_order_are_sorted() -> None:
         ("input_ids", [101, -7, 8, 102], "a word's number is negative"),
         ("segment_ids", [0, 1, 0, 1], "segment_ids are not a run of 0"),
         ("segment_ids", [0, 0, 0], "segment_ids and input_ids differ in length"),
-        ("masked_lm_positions", [1, 4], "a masked position lies outside the example"),
+        ("masked_lm_positions", [1, 4], "a masked position is outside the example"),
         ("masked_lm_positions", [1, 1], "a position is masked twice"),
         ("masked_lm_ids", [1], "masked_lm_ids and masked_lm_positions differ in length"),
-        ("masked_lm_ids", [1, -1], "a masked word's number is negative"),
+        ("masked_lm_ids", [1, -1], "a label is negative"),
         ("next_sentence_labels", 2, "the next-sentence label is neither 0 nor 1"),
     ],
 )

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import POLICIES
 from bertrain.data.feed.loader import Loader, training_rows

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
@@ -232,5 +231,5 @@ def test_the_trainer_takes_full_sentences_without_next_sentence_prediction(tmp_p
     assert (shards.segment_b(rows) == shards.lengths).all()
     (step,) = Loader(shards, helpers.tiny_settings(model__nsp=False)).steps(0, 0, 1)
     assert not any(batch.segment_ids.any() for batch in step.bins)
-    with pytest.raises(UserError, match=r"set --model\.nsp false"):
+    with helpers.refused("no-next-sentence", "--model.nsp false"):
         Loader(shards, helpers.tiny_settings())

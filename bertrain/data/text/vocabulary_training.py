@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.data.text.documents import find_inputs, read_documents
 from bertrain.data.text.tokenizer import CACHED_WORDS, build_pipeline
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
@@ -44,7 +45,7 @@ def train_vocabulary(
     except OSError as error:
         raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
     if counts["lines_not_utf8"]:
-        warn(f"{counts['lines_not_utf8']:,} lines contained invalid UTF-8; the invalid bytes were dropped")
+        warn(f"{counted(counts['lines_not_utf8'], 'line')} contained invalid UTF-8; the invalid bytes were dropped")
     return vocabulary
 
 
