@@ -209,13 +209,11 @@ def _find_text(out: Path) -> list[Path]:
         _unpack(packed, folder)
     parts = sorted(path for path in folder.glob("part-*-of-*") if re.fullmatch(r"part-\d{5}-of-\d{5}", path.name))
     if not parts:
-        raise UserError(
-            "missing-input", f"no text files part-00000-of-00500 and so on in {folder}; leave --skip-download out"
-        )
+        raise UserError("missing-input", f"no part-00000-of-00500 and so on in {folder}; leave --skip-download out")
     expected = int(parts[0].name[-5:])
     if [path.name for path in parts] != [f"part-{number:05d}-of-{expected:05d}" for number in range(expected)]:
         raise UserError(
-            "missing-input", f"{folder} contains {len(parts)} of {expected} parts of the text; fetch the others"
+            "missing-input", f"{folder} contains {len(parts)} of {expected} parts of the text; fetch the rest"
         )
     if not (folder / "eval.txt").is_file():
         raise UserError("missing-input", f"no eval.txt, the text for evaluation, in {folder}; put it there")
@@ -232,9 +230,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                     with content, open(partial / Path(member.name).name, "wb") as file:
                         shutil.copyfileobj(content, file)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(
-            "damaged-input", f"{archive} is damaged or truncated ({error}); remove it and fetch it again"
-        ) from None
+        raise UserError("damaged-input", f"{archive} is damaged ({error}); remove it and fetch it again") from None
 
 
 def _is_mlperf_text(text: list[Path]) -> bool:
@@ -242,9 +238,7 @@ def _is_mlperf_text(text: list[Path]) -> bool:
     known = {path: MLPERF_FILES[path.name] for path in text if path.name in MLPERF_FILES}
     differing = [path for path, (size, md5) in known.items() if path.stat().st_size != size or md5_of(path) != md5]
     if differing and len(differing) < len(known):
-        raise UserError(
-            "wrong-checksum", f"{differing[0]} is not the file that MLPerf published, but others are; fetch it again"
-        )
+        raise UserError("wrong-checksum", f"{differing[0]} is not the file that MLPerf published; fetch it again")
     return bool(known) and not differing
 
 
@@ -313,8 +307,6 @@ def compare_checksums(out: Path, shards: int) -> int:
             for path in sorted((folder / name).glob("part_*.hdf*")):
                 expected = known.get(path.stem)
                 if expected is not None and (actual := row_checksum(path)) != expected:
-                    raise UserError(
-                        "wrong-checksum", f"the rows of {path} have the checksum {actual}, but NVIDIA's {expected}"
-                    )
+                    raise UserError("wrong-checksum", f"the rows of {path} have the checksum {actual}, not {expected}")
                 compared += expected is not None
     return compared

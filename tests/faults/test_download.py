@@ -147,7 +147,7 @@ def test_it_says_that_it_tries_again(server: Server, tmp_path: Path, capsys: pyt
 
 def test_a_later_run_goes_on(server: Server, tmp_path: Path) -> None:
     server.faults = ["break5000", *["break0"] * downloads.ATTEMPTS_WITHOUT_PROGRESS]
-    with helpers.refused("download-failed", "a.bin", "8 failed attempts"):
+    with helpers.refused("download-failed", "a.bin", "8 times"):
         fetch(the_file(server), tmp_path)
     assert_nothing_is_taken_for_whole(tmp_path)
     fetch(the_file(server), tmp_path)

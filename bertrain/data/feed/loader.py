@@ -266,6 +266,6 @@ def training_rows(data: DataSource, settings: Settings) -> range:
     if not rows:
         raise UserError(
             "empty-slice",
-            f"--data.slice {settings.data.slice} selects none of the {len(data)} rows in {data.folder}; make it wider",
+            f"--data.slice {settings.data.slice} selects none of the {len(data)} rows in {data.folder}",
         )
     return rows

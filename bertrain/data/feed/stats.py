@@ -79,7 +79,7 @@ def data_stats(
     if budget < longest:
         raise UserError(
             "example-too-long",
-            f"--token-budget {budget} cannot hold the longest example of {longest} tokens; set it to {longest} or more",
+            f"--token-budget {budget} is less than the longest example of {longest} tokens",
         )
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))

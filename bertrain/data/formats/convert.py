@@ -103,9 +103,7 @@ def convert(
     maximum examples per pack (0: the algorithm's default).
     """
     if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
-        raise UserError(
-            "useless-option", f"--packing and --max-per-row are only for --to hdf5-packed, not {to}; leave them out"
-        )
+        raise UserError("useless-option", f"--packing and --max-per-row are for --to hdf5-packed, not for {to}")
     source = open_data(folder, vocab=vocab)
     plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
     plan = replace(plan, packing=packing, max_per_row=max_per_row)
@@ -156,7 +154,7 @@ def bin_by_length(
     if longest > LENGTH_BINS[-1]:
         raise UserError(
             "example-too-long",
-            f"{folder} contains an example of {longest} tokens, and the longest bin is {LENGTH_BINS[-1]}",
+            f"{folder} has an example of {longest} tokens; bins end at {LENGTH_BINS[-1]}",
         )
     plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions)
     refuse_occupied(Path(out))
@@ -220,19 +218,13 @@ def _plan(
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:
-        raise UserError(
-            "example-too-long",
-            f"--max-seq-length is {width}, but {source.folder} contains an example of {longest} tokens",
-        )
+        raise UserError("example-too-long", f"--max-seq-length is {width}, but an example has {longest} tokens")
     rules = None
     if source.predictions is not None:
         most = int(source.predictions.max())
         predictions = max_predictions or source.max_predictions
         if predictions < most:
-            raise UserError(
-                "too-many-predictions",
-                f"--max-predictions is {predictions}, but {source.folder} contains an example with {most}",
-            )
+            raise UserError("too-many-predictions", f"--max-predictions is {predictions}, but an example has {most}")
     elif to == "arrow":
         predictions = 0
     else:
@@ -249,9 +241,7 @@ def shard_sizes(count: int, shards: int) -> list[int]:
     """Sizes of `shards` files of `count` records, which differ by at most one, larger ones first."""
     shards = shards or -(-count // ROWS_PER_SHARD)
     if not 1 <= shards <= count:
-        raise UserError(
-            "option-out-of-range", f"--shards is {shards}; it must be between 1 and {count}, the number of records"
-        )
+        raise UserError("option-out-of-range", f"--shards is {shards}; it must be 1 to {count} (all records)")
     return [count // shards + (number < count % shards) for number in range(shards)]
 
 

@@ -122,9 +122,7 @@ class ForeignData:
         largest = largest_word_of(block)
         if largest >= len(self.vocabulary.words):
             files = ", ".join(str(fetched.path) for fetched in group)
-            raise UserError(
-                "changed-data", f"one of {files} changed after it was indexed: it contains the token id {largest}"
-            )
+            raise UserError("changed-data", f"{files} changed after it was indexed: it has the token id {largest}")
         return block, parts
 
     def _refuse_words_outside(self) -> None:

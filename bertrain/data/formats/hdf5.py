@@ -142,7 +142,7 @@ def _check_datasets(path: Path, file: h5py.File, layout: str) -> None:
     for name in names:
         if name not in file or not isinstance(file[name], h5py.Dataset):
             raise UserError(
-                "missing-field", f"{path} has no dataset {name}; a file of the layout {layout} has {', '.join(names)}"
+                "missing-field", f"{path} has no dataset {name}; the layout {layout} has {', '.join(names)}"
             )
         dataset = file[name]
         is_flat = name in FLAT and layout != "packed"
@@ -154,7 +154,7 @@ def _check_datasets(path: Path, file: h5py.File, layout: str) -> None:
         dimensions = 1 if is_flat or is_varlength else 2
         if len(dataset.shape) != dimensions:
             raise UserError(
-                "bad-field", f"the dataset {name} of {path} has {len(dataset.shape)} dimensions, not {dimensions}"
+                "bad-field", f"the dataset {name} of {path} has {len(dataset.shape)} axes, not {dimensions}"
             )
         if len(dataset) != len(file[names[0]]):
             raise UserError(

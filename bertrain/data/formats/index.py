@@ -68,9 +68,7 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
             return place
     writable = [place for place in places if _is_writable(place.parent)]
     if not writable:
-        raise UserError(
-            "unwritable-index", f"cannot write an index of {folder}: neither it nor {places[-1].parent} is writable"
-        )
+        raise UserError("unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}")
     place = writable[0]
     with _locked(place):
         if not _is_fresh(place, stamps):
@@ -96,7 +94,7 @@ def verify_index(folder: Path) -> dict[str, Any] | None:
         name = min(names ^ listed)
         change = "removed" if name in listed else "added"
         raise UserError(
-            "changed-data", f"{folder}: {name} was {change} after {place} was made; if intended, remove {place}"
+            "changed-data", f"{folder}: {name} was {change} after {place} was made; to accept that, remove it"
         )
     _verify(folder, place, "hash")
     return index
@@ -246,9 +244,7 @@ def naming_records(path: Path, places: Ints | None, records_before: int = 0) -> 
         yield
     except BadRecord as bad:
         where = f"row {records_before + bad.number}" if places is None else f"the record at {places[bad.number]}"
-        raise UserError(
-            "damaged-data", f"{path}, {where}: {bad.complaint}; repair the file or remove it from the folder"
-        ) from None
+        raise UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file") from None
 
 
 # --- the files -------------------------------------------------------------------------------------------
@@ -263,7 +259,7 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
         paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not paths:
         raise UserError(
-            "not-prepared", f"{folder} is not a data folder: it has neither manifest.json nor HDF5 or TFRecord files"
+            "not-prepared", f"{folder} is not a data folder: it has no manifest.json, HDF5 or TFRecord file"
         )
     return [(path, _kind_of(path)) for path in paths]
 
@@ -278,9 +274,7 @@ def _kind_of(path: Path) -> str:
         return "hdf5"
     if tfrecord.is_tfrecord(first_bytes):
         return "tfrecord"
-    raise UserError(
-        "unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair it or remove it from the folder"
-    )
+    raise UserError("unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair or remove it")
 
 
 # --- where the index is stored ------------------------------------------------------------------------------

@@ -65,9 +65,7 @@ def parse_rows(text: str, count: int) -> tuple[int, int]:
     except ValueError:
         first = last = -1
     if not colon or not 0 <= first < min(last, count):
-        raise UserError(
-            "bad-row-range", f"--rows is {text!r}; it must be FIRST:END, such as 0:5, within the {count} rows"
-        )
+        raise UserError("bad-row-range", f"--rows is {text!r}; it must be FIRST:END, such as 0:5, of {count} rows")
     return first, min(last, count)
 
 

@@ -199,9 +199,7 @@ def from_encoded(fields: Fields) -> tuple[Block, Ints]:
     """The unmasked examples of the study's records, and the number of examples of each record: one."""
     ids, special = np.asarray(fields["input_ids"]), np.asarray(fields["special_token_positions"]).astype(np.int64)
     if special.shape[1] not in (2, 3):
-        raise BadRecord(
-            0, f"special_token_positions has {special.shape[1]} places, but a pair has 3 and a single text 2"
-        )
+        raise BadRecord(0, f"special_token_positions has {special.shape[1]} places, not 3 (a pair) or 2 (one text)")
     lengths = special[:, -1] + 1
     _refuse(
         (np.diff(special, axis=1) <= 0).any(axis=1) | (special[:, 0] != 0) | (lengths > ids.shape[1]),

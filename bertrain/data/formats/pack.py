@@ -109,10 +109,7 @@ def read_lengths(path: Path) -> Ints:
         with open(path, encoding="utf-8", newline="") as file:
             table = csv.reader(file)
             if next(table, []) != COLUMNS:
-                raise UserError(
-                    "bad-length-table",
-                    f"{path} is not a table of lengths: its first line must be {','.join(COLUMNS)}",
-                )
+                raise UserError("bad-length-table", f"{path} must begin with the line {','.join(COLUMNS)}")
             for row in table:
                 length, count = _read_row(row, f"{path}, line {table.line_num}")
                 if length in counts:
@@ -135,6 +132,4 @@ def _read_row(row: list[str], where: str) -> tuple[int, int]:
         if 1 <= length <= LONGEST:
             return length, count
         raise UserError("bad-length-table", f"{where}: a length of {length} is not between 1 and {LONGEST:,}")
-    raise UserError(
-        "bad-length-table", f"{where}: {','.join(row)!r} is not a length and a number of sequences, such as 128,1000"
-    )
+    raise UserError("bad-length-table", f"{where}: {','.join(row)!r} is not LENGTH,SEQUENCES, such as 128,1000")

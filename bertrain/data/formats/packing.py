@@ -50,20 +50,14 @@ def pack_histogram(
     With `max_per_row` 0, lpfhp and spfhp have no limit, and nnlshp has 3.
     """
     if max_per_row < 0:
-        raise UserError(
-            "option-out-of-range",
-            f"--max-per-row is {max_per_row}; it must be at least 1, or 0 for the algorithm's default",
-        )
+        raise UserError("option-out-of-range", f"--max-per-row is {max_per_row}; it must not be negative")
     present = np.flatnonzero(histogram)
     if not len(present):
         raise UserError("empty-data", "there is no sequence to pack")
     if present[0] == 0:
         raise UserError("empty-sequence", f"{histogram[0]} sequences have no token; leave them out")
     if present[-1] > row_length:
-        raise UserError(
-            "example-too-long",
-            f"a sequence of {present[-1]} tokens does not fit into a row of {row_length}; use longer rows",
-        )
+        raise UserError("example-too-long", f"a sequence of {present[-1]} tokens exceeds a row of {row_length}")
     counts = np.zeros(row_length + 1, dtype=np.int64)
     counts[: present[-1] + 1] = histogram[: present[-1] + 1]
     if algorithm == "nnlshp":

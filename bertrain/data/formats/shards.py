@@ -72,7 +72,7 @@ class Shards:
         self.lengths = self._tokens.counts
         if len(self.lengths) != manifest["rows"]:
             raise UserError(
-                "damaged-data", f"{folder} contains {len(self.lengths)} rows, but its manifest says {manifest['rows']}"
+                "damaged-data", f"{folder} has {len(self.lengths)} rows, not {manifest['rows']}; prepare it again"
             )
         self._segment_b = np.concatenate([batch.column("segment_b").to_numpy() for batch in batches])
         self._is_random = np.concatenate(
@@ -93,10 +93,7 @@ class Shards:
         """Open a prepared folder; `verify` checks each file's "hash" or only its "size"."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise UserError(
-                "missing-data",
-                f"no data folder at {folder}; make one with `bertrain data prepare INPUT --out {folder}`",
-            )
+            raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
         if not (folder / MANIFEST).is_file():
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
@@ -105,7 +102,7 @@ class Shards:
             if version != SCHEMA_VERSION:
                 raise UserError(
                     "other-schema",
-                    f"{folder} has schema version {version}, not {SCHEMA_VERSION}; prepare the data again",
+                    f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare it again",
                 )
             if not manifest["rows"]:
                 raise UserError("empty-data", f"the data folder {folder} contains no example")
@@ -114,9 +111,7 @@ class Shards:
             words = manifest["vocabulary"]
             vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=words["lower_case"])
             if vocabulary.hash != words["sha256"]:
-                raise UserError(
-                    "damaged-data", f"{folder / VOCABULARY} is not the vocabulary that {folder} was prepared with"
-                )
+                raise UserError("damaged-data", f"{folder / VOCABULARY} was changed; prepare the data again")
             return Shards(folder, manifest, vocabulary)
         except (ValueError, KeyError, TypeError):
             raise UserError("damaged-data", f"{folder / MANIFEST} is damaged; prepare the data again") from None
@@ -208,9 +203,7 @@ def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
             "data again",
         )
     if verify == "hash" and file_digest(path)[1] != expected["sha256"]:
-        raise UserError(
-            "damaged-data", f"the shard {path} is damaged: its SHA-256 is not the manifest's; prepare the data again"
-        )
+        raise UserError("damaged-data", f"the shard {path} is damaged (SHA-256); prepare the data again")
 
 
 def _open_shard(path: Path) -> pa.RecordBatch:
@@ -224,9 +217,7 @@ def _open_shard(path: Path) -> pa.RecordBatch:
         reason = str(error).split("\n")[0]
         raise UserError("damaged-data", f"the shard {path} cannot be read: {reason}; prepare the data again") from None
     if not is_sound or not {"tokens", "segment_b", "is_random"} <= set(batch.schema.names):
-        raise UserError(
-            "damaged-data", f"the shard {path} is damaged: its columns are inconsistent; prepare the data again"
-        )
+        raise UserError("damaged-data", f"the shard {path} is damaged (columns); prepare the data again")
     return batch
 
 

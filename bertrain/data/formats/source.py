@@ -79,9 +79,7 @@ def open_data(
     folder = Path(folder)
     note = _ignore if quiet else print_once
     if not folder.exists():
-        raise UserError(
-            "missing-data", f"no data folder at {folder}; make one with `bertrain data prepare INPUT --out {folder}`"
-        )
+        raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
     if (folder / MANIFEST).is_file():
         shards = Shards.open(folder, verify=verify)
         if isinstance(vocab, str | Path) and vocab and Vocabulary.load(vocab).words != shards.vocabulary.words:

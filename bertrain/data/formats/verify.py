@@ -59,10 +59,7 @@ def _verify_rows(folder: Path, checksums: Path) -> Verified:
     for path in (path for path, kind in find_files(folder) if kind == "hdf5"):
         other = found.setdefault(_bare(path), path)
         if other is not path:
-            raise UserError(
-                "ambiguous-name",
-                f"{other} and {path} have the same name in {checksums}; verify their folders one at a time",
-            )
+            raise UserError("ambiguous-name", f"{other} and {path} have the same name; verify one folder at a time")
     for name in expected:
         if name not in found:
             raise UserError("missing-file", f"{checksums} lists {name}, which is not in {folder}")
@@ -71,10 +68,7 @@ def _verify_rows(folder: Path, checksums: Path) -> Verified:
             raise UserError("unlisted-file", f"{folder} contains {path.name}, which {checksums} does not list")
         actual = row_checksum(path)
         if actual != expected[name]:
-            raise UserError(
-                "wrong-checksum",
-                f"the rows of {path} have the checksum {actual}, but {checksums} says {expected[name]}",
-            )
+            raise UserError("wrong-checksum", f"the rows of {path} have the checksum {actual}, not {expected[name]}")
     return Verified(str(folder), len(found), str(checksums))
 
 

@@ -163,8 +163,5 @@ def write_shard(path: Path, block: Block) -> dict[str, Any]:
 
 def _list_column(path: Path, values: Values, offsets: Ints) -> pa.ListArray:
     if offsets[-1] > MOST_VALUES:
-        raise UserError(
-            "shard-too-large",
-            f"{path.name} would contain {offsets[-1]:,} tokens, more than an Arrow column can; write more shards",
-        )
+        raise UserError("shard-too-large", f"{path.name} would have {offsets[-1]:,} tokens; write more shards")
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))

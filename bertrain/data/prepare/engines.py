@@ -39,9 +39,7 @@ def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Ite
     except ImportError:
         raise UserError("missing-extra", "--engine dask needs Dask: pip install 'bertrain[dask]'") from None
     if scheduler is None:
-        raise UserError(
-            "missing-option", "--engine dask needs the address of a scheduler, such as --scheduler tcp://node1:8786"
-        )
+        raise UserError("missing-option", "--engine dask needs a scheduler, such as --scheduler tcp://node1:8786")
     try:
         client: Any = distributed.Client(scheduler, timeout=DASK_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:

@@ -69,14 +69,22 @@ def prepare(
     `unit_mb`, since a random B comes from the same unit. Called again after an interruption, it resumes. With several
     workers, a script must call this under `if __name__ == "__main__":`.
     """
-    _check_choices(full_sentences, reference, per_file, workers)
-    _check_effect(short_seq_prob, full_sentences, scheduler, engine)
+    _check_combination(full_sentences, reference, per_file, short_seq_prob, engine == "dask", scheduler is not None)
     recorded = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
     short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
     max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
     masked_lm_prob = MASK_PROBABILITY if masked_lm_prob is None else masked_lm_prob
-    _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
-    _check_probabilities(short_seq_prob, masked_lm_prob)
+    _check_ranges(
+        ("--workers", workers, 1, math.inf),
+        ("--max-seq-length", max_seq_length, 8, 1 << 16),
+        ("--max-predictions", max_predictions, 1, math.inf),
+        ("--dupe-factor", dupe_factor, 1, (1 << 16) - 1),
+        ("--unit-mb", unit_mb, 1e-6, math.inf),
+        ("--short-seq-prob", short_seq_prob, 0, 1),
+        ("--masked-lm-prob", masked_lm_prob, 0, 1),
+    )
+    most_rows = (1 << 31) // max_seq_length - 1  # offsets of Arrow's list columns have 32 bits
+    _check_ranges(("--rows-per-shard", rows_per_shard, 1, most_rows))
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
     if unreachable := vocabulary.num_unreachable:
         warn(
@@ -132,42 +140,31 @@ def prepare(
         return _assemble(work, out, vocabulary, summaries, description)
 
 
-def _check_choices(full_sentences: bool, reference: bool, per_file: bool, workers: int) -> None:
+def _check_combination(
+    full_sentences: bool,
+    reference: bool,
+    per_file: bool,
+    short_seq_prob: float | None,
+    uses_dask: bool,
+    scheduler: bool,
+) -> None:
     if full_sentences and reference:
         raise UserError("conflicting-options", "--full-sentences and --reference exclude each other")
-    if per_file and not reference:
-        raise UserError("useless-option", "--per-file has no effect without --reference; leave it out")
-    if workers < 1:
-        raise UserError("option-out-of-range", f"--workers is {workers}; it must be at least 1")
+    for is_useless, option, reason in (
+        (per_file and not reference, "--per-file", "without --reference"),
+        (short_seq_prob is not None and full_sentences, "--short-seq-prob", "with --full-sentences"),
+        (scheduler and not uses_dask, "--scheduler", "without --engine dask"),
+    ):
+        if is_useless:
+            raise UserError("useless-option", f"{option} has no effect {reason}; leave it out")
 
 
-def _check_effect(short_seq_prob: float | None, full_sentences: bool, scheduler: str | None, engine: Engine) -> None:
-    if short_seq_prob is not None and full_sentences:
-        raise UserError("useless-option", "--short-seq-prob has no effect with --full-sentences; leave it out")
-    if scheduler is not None and engine != "dask":
-        raise UserError("useless-option", "--scheduler has no effect without --engine dask; leave it out")
-
-
-def _check_numbers(
-    max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_mb: float
-) -> None:
-    if not 8 <= max_seq_length <= 1 << 16:
-        raise UserError("option-out-of-range", f"--max-seq-length is {max_seq_length}; it must be 8 to 65536")
-    if max_predictions < 1:
-        raise UserError("option-out-of-range", f"--max-predictions is {max_predictions}; it must be at least 1")
-    if not 1 <= dupe_factor < 1 << 16:
-        raise UserError("option-out-of-range", f"--dupe-factor is {dupe_factor}; it must be 1 to 65535")
-    most = (1 << 31) // max_seq_length - 1  # offsets of Arrow's list columns have 32 bits
-    if not 1 <= rows_per_shard <= most:
-        raise UserError("option-out-of-range", f"--rows-per-shard is {rows_per_shard}; it must be 1 to {most}")
-    if not (unit_mb > 0 and math.isfinite(unit_mb)):
-        raise UserError("option-out-of-range", f"--unit-mb is {unit_mb}; it must be positive and finite")
-
-
-def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
-    for option, value in (("--short-seq-prob", short_seq_prob), ("--masked-lm-prob", masked_lm_prob)):
-        if not 0 <= value <= 1:
-            raise UserError("option-out-of-range", f"{option} is {value}; it must be 0 to 1")
+def _check_ranges(*ranges: tuple[str, float, float, float]) -> None:
+    """Refuse options that are not within their bounds: (option, value, minimum, maximum)."""
+    for option, value, least, most in ranges:
+        if not (least <= value <= most and math.isfinite(value)):
+            bounds = f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:.9g}"
+            raise UserError("option-out-of-range", f"{option} is {value}; it must be {bounds}")
 
 
 def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path]]:

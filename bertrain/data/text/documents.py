@@ -79,9 +79,7 @@ def check_readable(path: Path) -> None:
         raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
-            raise UserError(
-                "not-text", f"{path} is compressed ({name}); unpack it first, or read it with `bertrain data extract`"
-            )
+            raise UserError("not-text", f"{path} is compressed ({name}); read it with `bertrain data extract`")
     for magic, name in NOT_TEXT.items():
         if head.startswith(magic):
             raise UserError("not-text", f"{path} is {name}, not text; leave it out")
@@ -123,9 +121,7 @@ def read_lines(
             while position < span.stop:
                 raw = file.readline(LONGEST_LINE + 1)
                 if not raw:
-                    raise UserError(
-                        "changed-input", f"{span.path} became shorter while it was read; run again when it is complete"
-                    )
+                    raise UserError("changed-input", f"{span.path} became shorter while it was read; run again")
                 position += len(raw)
                 if len(raw) > LONGEST_LINE:
                     length = len(raw) + (0 if raw.endswith(b"\n") else _skip_line(file))

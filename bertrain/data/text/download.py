@@ -119,9 +119,7 @@ def _known_size(name: str, md5: str) -> int | None:
     for known, (size, published) in MLPERF_FILES.items():
         if name == known or name.endswith(f"/{known}"):
             if md5 != published:
-                raise UserError(
-                    "wrong-checksum", f"the manifest gives {name} the MD5 {md5}, but MLPerf published {published}"
-                )
+                raise UserError("wrong-checksum", f"the manifest gives {name} the MD5 {md5}, not {published}")
             return size
     return None
 
@@ -153,9 +151,7 @@ def fetch(file: RemoteFile, out: Path) -> bool:
     place = out / file.place
     if place.exists():
         if not _is_right(place, file):
-            raise UserError(
-                "wrong-checksum", f"{place} differs from {file.url} in length or MD5; remove it to fetch it again"
-            )
+            raise UserError("wrong-checksum", f"{place} is not {file.url} (length or MD5); remove it to fetch it again")
         return False
     partial = place.with_name(f".{place.name}.partial")
     try:
@@ -170,9 +166,7 @@ def fetch(file: RemoteFile, out: Path) -> bool:
         _complete(file, partial)
     if not _is_right(partial, file):
         partial.unlink()
-        raise UserError(
-            "wrong-checksum", f"{file.url} sent a file with a wrong length, or an MD5 other than {file.md5}; try again"
-        )
+        raise UserError("wrong-checksum", f"{file.url} sent other bytes than those of MD5 {file.md5}; try again")
     partial.rename(place)
     return True
 
@@ -219,9 +213,7 @@ def _copy(response: Any, sink: IO[bytes], report: Callable[[int], None]) -> None
             sink.write(block)
             sink.flush()
         except OSError as error:  # a full disk is not a bad connection
-            raise UserError(
-                "unwritable-file", f"cannot write {sink.name}: {error.strerror or error}; run again to resume"
-            ) from None
+            raise UserError("unwritable-file", f"cannot write {sink.name}: {error.strerror or error}") from None
         report(sink.tell())
 
 
@@ -274,9 +266,7 @@ def _with_retries(url: str, attempt: Callable[[int], Any], progress_made: Callab
             raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
         failures = 0 if progress_made() > have else failures + 1
         if failures == ATTEMPTS_WITHOUT_PROGRESS:
-            raise UserError(
-                "download-failed", f"gave up on {url} after {failures} failed attempts ({what}); run again to resume"
-            )
+            raise UserError("download-failed", f"{url} failed {failures} times ({what}); run again to resume")
         seconds = min(FIRST_WAIT_S * 2**failures if wait is None else wait, LONGEST_WAIT_S)
         print(f"{url}: {what}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
         time.sleep(seconds)

@@ -189,9 +189,7 @@ class _Tally:
         if not self.counts["documents"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
             records = self.skipped.total()
-            raise UserError(
-                "no-document", f"none of the {records:,} records was kept: {reasons or 'the input is empty'}"
-            )
+            raise UserError("no-document", f"none of {records:,} records was kept: {reasons or 'the input is empty'}")
 
 
 # --- files out ------------------------------------------------------------------------------------------------
@@ -254,7 +252,7 @@ class _HeldOut:
             return 0
         if self._documents <= self._count:
             raise UserError(
-                "too-little-text", f"--hold-out is {self._count:,}, but there are only {self._documents:,} documents"
+                "too-little-text", f"--hold-out is {self._count:,}, but there are {self._documents:,} documents"
             )
         wanted = {document for _, document in self._drawn}
         number = 0

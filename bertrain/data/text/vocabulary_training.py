@@ -22,13 +22,9 @@ def train_vocabulary(
         raise UserError("option-out-of-range", f"--size is {size}; a vocabulary has at least 100 words")
     files, out = find_inputs(inputs), Path(out)
     if not out.parent.is_dir():
-        raise UserError(
-            "missing-folder", f"--out {out} is in the folder {out.parent}, which does not exist; create it first"
-        )
+        raise UserError("missing-folder", f"--out {out}: the folder {out.parent} does not exist")
     if out.exists() and any(out.samefile(file) for file in files):
-        raise UserError(
-            "overwrites-input", f"--out {out} is one of the inputs and would be overwritten; choose another --out"
-        )
+        raise UserError("overwrites-input", f"--out {out} is one of the inputs; choose another --out")
     # The library numbers characters within words (##a) in hash-table order, which differs between processes, and of
     # equally frequent pairs it joins those of smaller numbers first. So the characters are numbered beforehand.
     characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
@@ -36,9 +32,7 @@ def train_vocabulary(
     counts: Counter[str] = Counter()
     numbers = _train(_sentences(files, counts), size, alphabet, lower_case)
     if len(numbers) < size:
-        raise UserError(
-            "too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size or more text"
-        )
+        raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
     try:
         vocabulary.save(out)
