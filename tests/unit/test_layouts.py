@@ -135,7 +135,7 @@ def test_predictions_out_of_order_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("input_ids", [101, -7, 8, 102], "a word's number is negative"),
+        ("input_ids", [101, -7, 8, 102], "a token id is negative"),
         ("segment_ids", [0, 1, 0, 1], "segment_ids are not a run of 0"),
         ("segment_ids", [0, 0, 0], "segment_ids and input_ids differ in length"),
         ("masked_lm_positions", [1, 4], "a masked position is outside the example"),
