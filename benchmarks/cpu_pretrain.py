@@ -76,7 +76,7 @@ def write_examples(folder: Path, max_seq_length: int, count: int) -> None:
     from workload import random_examples
 
     from bertrain.data.formats.write import write_shards
-    from bertrain.data.text.tokenizer import Vocabulary
+    from bertrain.data.text.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.load()
     examples = random_examples(count, vocabulary, max_seq_length)

@@ -42,7 +42,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
 from bertrain.ranks import parallel
 from bertrain.run.metrics import Stopwatch

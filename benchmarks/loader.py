@@ -29,7 +29,7 @@ from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.masking import count_predictions
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import write_shards
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 HERE = Path(__file__).parent
 STEP = 768

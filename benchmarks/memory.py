@@ -24,7 +24,7 @@ from workload import random_examples
 from bertrain.config.resolve import resolve
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.planning.memory import GIB
 from bertrain.training.resolve_auto import place_for
 

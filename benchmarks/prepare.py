@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.isa import cpu_name
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from tests import plain_reference
 
 HERE = Path(__file__).parent

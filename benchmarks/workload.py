@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bertrain.data.formats.write import Example
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
 
 HERE = Path(__file__).parent

@@ -67,7 +67,7 @@ _HOMES = {
     "show_logs": "mlperf.show",
     "show_weights": "weights.inspect",
     "submit_job": "launch.submit",
-    "train_vocabulary": "data.text.tokenizer",
+    "train_vocabulary": "data.text.vocabulary_training",
     "verify": "data.formats.verify",
     "watch": "reports.watch",
 }

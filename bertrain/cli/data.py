@@ -159,7 +159,7 @@ def data_vocab(
 
     Example: bertrain data vocab articles.txt --size 8000 --out vocab.txt
     """
-    from bertrain.data.text.tokenizer import train_vocabulary
+    from bertrain.data.text.vocabulary_training import train_vocabulary
 
     is_there = out.exists()
     vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
@@ -221,7 +221,7 @@ def data_prepare(
     Example: bertrain data prepare articles.txt --out data/ --max-seq-length 128
     """
     from bertrain.data.prepare.prepare import prepare
-    from bertrain.data.text.progress import tell_units
+    from bertrain.data.text.progress import unit_progress
 
     manifest = prepare(
         inputs,
@@ -243,7 +243,7 @@ def data_prepare(
         engine=engine,
         scheduler=scheduler,
         on_error=on_error,
-        progress=tell_units(),
+        progress=unit_progress(),
     )
     if as_json:
         figures = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}

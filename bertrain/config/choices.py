@@ -1,22 +1,28 @@
-"""The choices that options leave, by name. Nothing heavy is imported here, so the command line can take them too."""
+"""Choices and defaults that settings, options and data share. Nothing heavy is imported, so the command line may."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Form = Literal["auto", "dump", "wikiextractor", "jsonl", "parquet", "text"]
-"""What an input of `data extract` is; auto: as its content says."""
+"""Formats that `data extract` reads; auto: detected from the content."""
 DocumentEnd = Literal["blank-line", "file"]
 Splitter = Literal["sentencex", "lines", "none"]
 OnError = Literal["stop", "skip"]
 Engine = Literal["local", "dask"]
 Collection = Literal["wikipedia", "mlperf"]
-"""What there is to download."""
-Algorithm = Literal["lpfhp", "spfhp", "nnlshp"]
-PACKING: Algorithm = "lpfhp"
+"""Collections that `data download` fetches."""
+StepPacking = Literal["lpfhp", "spfhp"]
+"""Packing algorithms of the policy `packed`, which packs each step by itself."""
+Algorithm = Literal[StepPacking, "nnlshp"]
+"""Packing algorithms of `data pack` and `data convert`, which pack a whole data set once."""
+PACKING: StepPacking = "lpfhp"
+"""The default algorithm."""
 MAX_PER_ROW = 3
-"""How sequences are packed into rows."""
+"""Maximum sequences in a row of `data convert --to hdf5-packed`, by default."""
+MASK_PROBABILITY = 0.15
+"""Default share of tokens to predict, as BERT was trained."""
 Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
-"""The layouts that are written."""
+"""Layouts that `data convert` writes."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
-"""How a step is dealt into bins."""
+"""Policies that deal the examples of a step into bins."""

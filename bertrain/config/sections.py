@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_slice
-from bertrain.config.choices import Algorithm, PolicyName
+from bertrain.config.choices import MASK_PROBABILITY, PACKING, PolicyName, StepPacking
 
 
 def setting(
@@ -82,7 +82,9 @@ class DataSettings:
 
     max_seq_length: int = setting(128, "longest example, [CLS] and [SEP] included", minimum=5)
     max_predictions: int = setting(20, "most masked words in one example", minimum=1)
-    mask_probability: float = setting(0.15, "share of an example's tokens to predict", minimum=0.001, maximum=0.5)
+    mask_probability: float = setting(
+        MASK_PROBABILITY, "share of an example's tokens to predict", minimum=0.001, maximum=0.5
+    )
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     slice: str = setting("", "the part of the rows to train on, in their order on disk, such as 0:0.9; empty: all")
     vocab: str = setting(
@@ -151,9 +153,7 @@ class BatchSettings:
     group_size: int = setting(
         0, "exchange: ranks whose bins are dealt together; it divides their number; 0: all bins of a step", minimum=0
     )
-    packing: Algorithm = setting(
-        "lpfhp", "packed: rows by longest pack first, shortest pack first, or non-negative least squares (slow)"
-    )
+    packing: StepPacking = setting(PACKING, "packed: rows by longest pack first or shortest pack first")
     auto: bool = setting(
         False,
         "find the largest token_budget that the device's memory holds, up to a rank's share of a step, and use that",

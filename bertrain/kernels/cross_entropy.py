@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from bertrain.kernels import cpu
+from bertrain.kernels import IGNORED, cpu
 from bertrain.kernels.arithmetic import KERNEL_LOG2_E, exp2
 from bertrain.kernels.backend import jit, on_cpu, tl
 
-IGNORED = -100
 BLOCK, WARPS = 4096, 8  # measured on an H200
 
 

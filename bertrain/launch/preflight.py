@@ -159,7 +159,8 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
 def _look_at_data(job: Job, settings: Settings) -> tuple[str, str]:
     folders = [job.data, *([settings.evaluate.data] if settings.evaluate.data else [])]
     try:
-        opened = [open_data(folder, vocab=settings.data.vocab, verify="size") for folder in folders]
+        quiet = not parallel.is_first_process()
+        opened = [open_data(folder, vocab=settings.data.vocab, verify="size", quiet=quiet) for folder in folders]
     except UserError as error:
         return "", str(error)
     return " ".join(one.fingerprint for one in opened), ""

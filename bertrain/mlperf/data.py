@@ -1,9 +1,9 @@
 """`bertrain data mlperf`: MLPerf's data from its text, in the folders and under the names of NVIDIA's prepare_data.
 
-Every stage makes one folder, which gets its name when it is whole; so a stage is done if its folder is there, and an
-interrupted preparation goes on with the first that is not. A record beside each folder says what it was made of, and
-one that was made of something else is refused. All layouts are written from one set of Arrow shards, which
-is mapped, not loaded: no stage needs memory for more than an order of rows.
+Every stage makes one folder, which is renamed when it is complete: a stage is finished if its folder exists, and an
+interrupted preparation resumes with the first that is missing. A record beside each folder lists its inputs; a folder
+with other inputs is refused. All layouts are written from one set of memory-mapped Arrow shards, so a stage needs
+memory only for an order of rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEQUENCE_LENGTH, PREDICTIONS, DUPE_FACTOR, SEED = 512, 76, 10, 12345
 SHUFFLE_SEED = 24  # of NVIDIA's shuffle, since v3.0
 PICKED = "part_eval_10k.hdf5"
 
-# MD5s of rows that NVIDIA publishes (the first entries of its lists), by folder and file.
+# Row checksums that NVIDIA publishes (the first of its lists), by folder and file.
 ROW_CHECKSUMS = {
     "hdf5_4320_shards_varlength": {
         "part_00000_of_04320": "e25b1a34b8d14179b2774d1dbf3b7561",
@@ -47,9 +47,9 @@ ROW_CHECKSUMS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """One folder, how it is made, and of what: the files of text, and the options that count for it.
+    """One folder, the function that makes it, and its inputs: text files and options.
 
-    `needed` says that a training reads it, or a later stage.
+    `needed`: training or a later stage reads it.
     """
 
     place: str
@@ -73,10 +73,10 @@ def mlperf_data(
 ) -> dict[str, Any]:
     """Make MLPerf's training and evaluation data below `out`, from its text to shuffled and, if asked, packed shards.
 
-    With `skip_download`, the text lies in out/download/results4 and the vocabulary in out/phase1 already; it may be
-    other text in the same form. Where it is MLPerf's own, known checksums of the rows are compared, and a difference
-    is a UserError. Folders that are there are kept if they were made of this text with these options, else refused.
-    `needed_only` leaves out the folders that no training reads. Returns what each stage did.
+    With `skip_download`, the text must be in out/download/results4 and the vocabulary in out/phase1; it may be other
+    text of the same format. For MLPerf's own text, known checksums of the rows are compared, and a difference raises
+    UserError. Existing folders are kept if they were made from this text with these options, else refused.
+    `needed_only` leaves out the folders that no training reads. Returns the outcome of each stage.
     """
     out = Path(out)
     say = say or (lambda line: None)
@@ -85,8 +85,8 @@ def mlperf_data(
     text = _find_text(out)
     vocab = out / "phase1" / "vocab.txt"
     if not vocab.is_file():
-        raise UserError(f"there is no vocabulary at {vocab}; put it there, or leave --skip-download out")
-    is_mlperfs = _is_mlperfs_own(text)
+        raise UserError("missing-vocabulary", f"no vocabulary at {vocab}; put it there, or leave --skip-download out")
+    is_mlperfs = _is_mlperf_text(text)
     say(f"{len(text) - 1} text files; {'' if is_mlperfs else 'not '}MLPerf's own, by the known checksums")
     digests = {path: file_digest(path)[1] for path in (*text, vocab)}
     planned = stages(out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, workers=workers)
@@ -94,7 +94,7 @@ def mlperf_data(
     records = {stage.place: _record_of(stage, vocab, digests) for stage in asked}
     for stage in asked:
         if (out / stage.place).exists():
-            _refuse_another(out / stage.place, records[stage.place])
+            _check_record(out / stage.place, records[stage.place])
     done = dict.fromkeys((stage.place for stage in planned), "left out")
     for stage in asked:
         place = out / stage.place
@@ -103,9 +103,9 @@ def mlperf_data(
             continue
         say(f"making {stage.place}")
         place.parent.mkdir(parents=True, exist_ok=True)
-        for left_over in place.parent.glob(f".{place.name}.partial-*"):  # of a process that was killed
+        for left_over in place.parent.glob(f".{place.name}.partial-*"):  # of a killed process
             shutil.rmtree(left_over)
-        # First the record, then the folder, which comes by a rename: so one that is there always has its own record.
+        # The record first: the folder appears by a rename, so an existing folder always has its record.
         write_atomically(_record_path(place), json.dumps(records[stage.place], indent=1) + "\n")
         stage.make(place)
         done[stage.place] = "made"
@@ -116,8 +116,8 @@ def mlperf_data(
 def stages(
     out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, workers: int
 ) -> list[Stage]:
-    """All stages in their order. The text is its parts, and eval.txt last."""
-    rules: dict[str, Any] = {
+    """All stages in order. `text` is the parts, then eval.txt."""
+    settings: dict[str, Any] = {
         "reference": True,
         "vocab": vocab,
         "max_seq_length": SEQUENCE_LENGTH,
@@ -130,7 +130,7 @@ def stages(
     sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
     sharding, picking = {"--shards": shards}, {"--eval-count": eval_count}
     made = [
-        Stage("arrow/training", lambda place: prepare(parts, place, per_file=True, workers=workers, **rules), parts),
+        Stage("arrow/training", lambda place: prepare(parts, place, per_file=True, workers=workers, **settings), parts),
         Stage("hdf5/training", lambda place: _write_as_parts(training, place, parts), parts, needed=False),
         Stage(
             f"{sharded}_uncompressed",
@@ -146,7 +146,7 @@ def stages(
             sharding,
         ),
         Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards), parts, sharding),
-        Stage("arrow/eval", lambda place: prepare([held_out], place, **rules), [held_out]),
+        Stage("arrow/eval", lambda place: prepare([held_out], place, **settings), [held_out]),
         Stage(
             "hdf5/eval",
             lambda place: _write_evaluation(evaluation, place, eval_count),
@@ -170,7 +170,7 @@ def stages(
     return made
 
 
-# --- what a stage was made of -------------------------------------------------------------------------------
+# --- the inputs of a stage -------------------------------------------------------------------------------
 
 
 def _record_of(stage: Stage, vocab: Path, digests: dict[Path, str]) -> dict[str, Any]:
@@ -181,43 +181,47 @@ def _record_path(place: Path) -> Path:
     return place.with_name(f".{place.name}.made-of.json")
 
 
-def _refuse_another(place: Path, wanted: dict[str, Any]) -> None:
-    """Refuse a stage's folder that is there, if it was made of something else."""
+def _check_record(place: Path, wanted: dict[str, Any]) -> None:
+    """Refuse an existing folder of a stage that was made from other inputs."""
     remedy = f"remove {place} or choose another --out"
     try:
         record = json.loads(_record_path(place).read_text())
         options, inputs = dict(record["options"]), dict(record["inputs"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{place} is there, but nothing says what it was made of; {remedy}") from None
+        raise UserError("unknown-stage", f"{place} exists, but has no record of its inputs; {remedy}") from None
     for option, value in wanted["options"].items():
         if options.get(option) != value:
-            raise UserError(f"{place} was made with {option} {options.get(option)}, not {value}; {remedy}")
+            raise UserError(
+                "other-stage", f"{place} was made with {option} {options.get(option)}, not {value}; {remedy}"
+            )
     for name in sorted(inputs.keys() | wanted["inputs"].keys()):
         if inputs.get(name) != wanted["inputs"].get(name):
-            raise UserError(f"{place} was made of something else: {name} is not what it was; {remedy}")
+            raise UserError("other-stage", f"{place} was made from another {name}; {remedy}")
 
 
 # --- the text ------------------------------------------------------------------------------------------------
 
 
 def _find_text(out: Path) -> list[Path]:
-    """The parts of the text in their order, and eval.txt; the archive they may have come in is unpacked first."""
+    """The parts of the text in order, and eval.txt; unpacks their archive if necessary."""
     folder, packed = out / "download" / "results4", out / "download" / "results_text.tar.gz"
     if not folder.exists() and packed.is_file():
         _unpack(packed, folder)
     parts = sorted(path for path in folder.glob("part-*-of-*") if re.fullmatch(r"part-\d{5}-of-\d{5}", path.name))
     if not parts:
-        raise UserError(f"there is no text part-00000-of-00500 and so on in {folder}; leave --skip-download out")
+        raise UserError("missing-input", f"no part-00000-of-00500 and so on in {folder}; leave --skip-download out")
     expected = int(parts[0].name[-5:])
     if [path.name for path in parts] != [f"part-{number:05d}-of-{expected:05d}" for number in range(expected)]:
-        raise UserError(f"{folder} holds {len(parts)} of {expected} parts of the text; fetch the others")
+        raise UserError(
+            "missing-input", f"{folder} contains {len(parts)} of {expected} parts of the text; fetch the rest"
+        )
     if not (folder / "eval.txt").is_file():
-        raise UserError(f"there is no eval.txt in {folder}, the text for evaluation; put it there")
+        raise UserError("missing-input", f"no eval.txt, the text for evaluation, in {folder}; put it there")
     return [*parts, folder / "eval.txt"]
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """The files of results_text.tar.gz, whatever folder they lie in there."""
+    """Unpack the files of results_text.tar.gz, from whatever folder in it."""
     try:
         with tarfile.open(archive) as tar, new_folder(folder) as partial:
             for member in tar:
@@ -226,30 +230,30 @@ def _unpack(archive: Path, folder: Path) -> None:
                     with content, open(partial / Path(member.name).name, "wb") as file:
                         shutil.copyfileobj(content, file)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{archive} is damaged or cut off ({error}); remove it and fetch it again") from None
+        raise UserError("damaged-input", f"{archive} is damaged ({error}); remove it and fetch it again") from None
 
 
-def _is_mlperfs_own(text: list[Path]) -> bool:
-    """Whether the text has the published checksums: all of those that are known, or none of them."""
+def _is_mlperf_text(text: list[Path]) -> bool:
+    """Whether the text has the published checksums; refuses text of which only some files have."""
     known = {path: MLPERF_FILES[path.name] for path in text if path.name in MLPERF_FILES}
     differing = [path for path, (size, md5) in known.items() if path.stat().st_size != size or md5_of(path) != md5]
     if differing and len(differing) < len(known):
-        raise UserError(f"{differing[0]} is not the file that MLPerf published, though others are; fetch it again")
+        raise UserError("wrong-checksum", f"{differing[0]} is not the file that MLPerf published; fetch it again")
     return bool(known) and not differing
 
 
-# --- stages that are not one conversion ----------------------------------------------------------------------
+# --- stages of several steps ----------------------------------------------------------------------
 
 
 def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:
-    """Fixed-width files of the same names as the text files they come from."""
+    """Fixed-width files named after the text files."""
     sizes = Shards.open(training, verify="size").manifest["preparation"]["rows_per_input"]
     names = [f"{part.name}.hdf5" for part in parts]
     convert_into(training, place, to="hdf5-fixed", files=list(zip(names, sizes, strict=True)))
 
 
 def _write_shuffled(training: Path, place: Path, shards: int) -> None:
-    """Variable-length shards in the order that Python's own shuffle gives, which is how NVIDIA shuffles."""
+    """Variable-length shards shuffled by Python's random.shuffle, as NVIDIA does."""
     count = len(Shards.open(training, verify="size"))
     order = np.frombuffer(shuffled(count, SHUFFLE_SEED), dtype=np.uint32)
     names = [f"part_{number:05d}_of_{shards:05d}.hdf" for number in range(shards)]
@@ -263,14 +267,14 @@ def _write_shuffled(training: Path, place: Path, shards: int) -> None:
 
 
 def shuffled(count: int, seed: int) -> array[int]:
-    """The numbers up to `count` as random.shuffle leaves a list of them, in four bytes each."""
+    """The result of random.shuffle on range(count), in four bytes each."""
     numbers = array("I", range(count))
     random.Random(seed).shuffle(numbers)
     return numbers
 
 
 def _write_evaluation(evaluation: Path, place: Path, count: int) -> None:
-    """All examples of the held-out text in one file, and the evenly strided pick of them in another."""
+    """All examples of the held-out text in one file, and `count` evenly strided ones in another."""
     total = _count_rows(evaluation, count)
     picked = strided(total, count)
     convert_into(
@@ -283,27 +287,26 @@ def _write_evaluation(evaluation: Path, place: Path, count: int) -> None:
 
 
 def _pick_evaluation(evaluation: Path, place: Path, count: int) -> None:
-
     order = strided(_count_rows(evaluation, count), count)
     convert_into(evaluation, place, to="hdf5-varlength", files=[(PICKED, count)], order=order)
 
 
 def _count_rows(evaluation: Path, count: int) -> int:
-    """How many rows there are to pick `count` from."""
+    """The number of rows to pick `count` from."""
     total = len(Shards.open(evaluation, verify="size"))
     if count > total:
-        raise UserError(f"--eval-count is {count}, but {evaluation} holds {total} examples")
+        raise UserError("option-out-of-range", f"--eval-count is {count}, but {evaluation} has {total} examples")
     return total
 
 
 def compare_checksums(out: Path, shards: int) -> int:
-    """Compare the rows of every file whose checksum NVIDIA publishes; returns how many there were."""
+    """Compare the rows of every file whose checksum NVIDIA publishes; returns the number of files."""
     compared = 0
     for folder in (out / "hdf5" / f"training-{shards}", out / "hdf5"):
         for name, known in ROW_CHECKSUMS.items():
             for path in sorted((folder / name).glob("part_*.hdf*")):
                 expected = known.get(path.stem)
                 if expected is not None and (actual := row_checksum(path)) != expected:
-                    raise UserError(f"the rows of {path} have the checksum {actual}, and NVIDIA's have {expected}")
+                    raise UserError("wrong-checksum", f"the rows of {path} have the checksum {actual}, not {expected}")
                 compared += expected is not None
     return compared

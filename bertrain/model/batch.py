@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -100  # the label of an empty slot
+from bertrain.kernels import IGNORED as IGNORED  # the label of an empty slot
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 MOST_TOKENS = 1 << 18  # of the whole set, which is gone through again and again
 

@@ -30,7 +30,7 @@ from bertrain.config.resolve import differing, from_dict
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import VOCABULARY
 from bertrain.data.formats.source import DataSource
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 CONFIG = "config.json"
 SCHEMA_VERSION = 1

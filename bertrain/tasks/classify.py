@@ -12,7 +12,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.data.text.records import Problem
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.table_task import (
     Columns,
     RowFormat,

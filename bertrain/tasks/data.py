@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.task import Split
 
 EMPTY = np.zeros(0, dtype=np.int64)

@@ -8,7 +8,8 @@ import numpy as np
 
 from bertrain.data.formats.block import Block, Values, concatenate, flat_ranges, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 
 CHUNK_ROWS = 16384  # tokenized together: the indices of their tokens take some 20 MB
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from bertrain.base.errors import UserError
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
 from bertrain.weights.source import build_model, read_weights

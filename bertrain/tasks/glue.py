@@ -14,7 +14,7 @@ import numpy as np
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.config.settings import Settings
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.metrics import predictions_of
 from bertrain.tasks.table_task import Columns, RowFormat, TableSplit, TableTask, class_parser, parse_number
 from bertrain.tasks.tables import choose_files

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.config.settings import Settings
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.metrics import require_libraries
 from bertrain.tasks.task import Task

@@ -21,7 +21,7 @@ from bertrain.base.formatting import counted
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
 from bertrain.data.text.records import Problem, listed
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.encode import encode_texts
 from bertrain.tasks.metrics import compute_metrics, predictions_of, softmax
 from bertrain.tasks.tables import BadRows, FieldCountProblem, Row, read_table

@@ -8,7 +8,7 @@ from pathlib import Path
 from bertrain.base.errors import UserError, nearest
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import concatenate
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.glue import TASKS, stems_of
 from bertrain.tasks.table_task import Columns, RowFormat, TableSplit, TableTask, class_parser
 from bertrain.tasks.tables import choose_files

@@ -34,7 +34,7 @@ def announce(
     notes: Sequence[str],
 ) -> None:
     """Print what was chosen and why, and record the environment."""
-    data, settings = loader.shards, run.settings
+    data, settings = loader.data, run.settings
     _, reason = parallel.choose_device(settings.train.device)
     threads = torch.get_num_threads()
     millions = count_parameters(settings.model)[0] / 1e6

@@ -45,7 +45,9 @@ def evaluate(
     if opened.settings.task.name:
         raise UserError("no-pretraining", f"{run} was fine-tuned for {opened.settings.task.name}; use `evaluate_task`")
     settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
-    held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify)
+    held_out = open_data(
+        data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not parallel.is_first_process()
+    )
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
     with load_predictor(opened, settings, which) as (predict, ranks, step):
         loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
@@ -83,7 +85,7 @@ class HeldOutEvaluator:
     main_metric = "mlm_accuracy"
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
-        self._mask_id, self._model = loader.shards.vocabulary.id_of("[MASK]"), model
+        self._mask_id, self._model = loader.data.vocabulary.id_of("[MASK]"), model
         self._loader, self._max_examples = loader, max_examples
         self._kept: list[Batch] = []
         self._is_whole = False

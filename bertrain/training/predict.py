@@ -15,7 +15,7 @@ from bertrain.ranks import parallel
 from bertrain.run.folder import Run
 from bertrain.tasks import registry
 from bertrain.tasks.tables import HUB
-from bertrain.tasks.task import Split, Task
+from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
 from bertrain.training.task_evaluator import TaskEvaluator

@@ -18,7 +18,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
 from bertrain.data.feed.loader import check_data, training_rows
 from bertrain.data.formats.source import DataSource
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint

@@ -15,7 +15,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import EVALUATION_STEP, Loader
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
 from bertrain.tasks.task import Split, Task, TaskOutputs

@@ -10,7 +10,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import model_from_bert_config
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 CONFIGS = ("bert_config.json", "config.json")
 VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"

@@ -22,7 +22,8 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied, save_tensors
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary, build_pipeline
+from bertrain.data.text.tokenizer import build_pipeline
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.weights import torch_files
 from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, read_json
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names

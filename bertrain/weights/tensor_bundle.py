@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
-from bertrain.data.formats.tfrecord import masked_checksum, read_varint, wire_fields
+from bertrain.base.protobuf import read_varint, wire_fields
+from bertrain.data.formats.tfrecord import masked_checksum
 
 FOOTER_BYTES, MAGIC = 48, 0xDB4775248B80FB57
 TRAILER = struct.Struct("<BI")  # of a block: compression and checksum

@@ -14,7 +14,7 @@ from torch import Tensor
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.bert import Bert
 from bertrain.weights.names import ParameterSlice, adapt_to_head
 

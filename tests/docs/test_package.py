@@ -68,7 +68,7 @@ def test_text_to_evaluation_outside_the_checkout(installed: Path, tmp_path: Path
 def data_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
     """A folder that holds `data` of so many words and such a length; recipes that are alike share one."""
     from bertrain.data.prepare.prepare import prepare
-    from bertrain.data.text.tokenizer import Vocabulary
+    from bertrain.data.text.vocabulary import Vocabulary
 
     @cache
     def prepared(words: int, max_seq_length: int) -> Path:

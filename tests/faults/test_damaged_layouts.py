@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -105,8 +104,9 @@ def test_what_was_indexed_is_recognized(whole: dict[str, bytes], tmp_path: Path,
     if content == whole[layout]:
         assert verify(path).files == 1
     elif len(content) == len(whole[layout]):
-        with pytest.raises(UserError, match=r"is damaged|begins like neither"):
+        with pytest.raises(UserError) as caught:
             verify(path)
+        assert caught.value.code in ("damaged-data", "unknown-layout")
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +157,11 @@ def test_a_damaged_row_of_a_shard_is_named(shards: Path, tmp_path: Path) -> None
     tokens = source.read(np.array([3])).tokens.astype(np.uint16).tobytes()
     content = path.read_bytes()
     replace_file(path, content.replace(tokens, b"\xff\xff" + tokens[2:]))
-    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged in row 3: it holds a word outside"):
+    with helpers.refused("damaged-data", f"{path} is damaged in row 3", len(source.vocabulary.words)):
         open_data(folder, verify="size").read(np.array([5, 3]))
     offsets = np.concatenate([[0], np.cumsum(source.lengths)]).astype(np.int32)
     replace_file(path, content.replace(offsets.tobytes(), offsets[[0, 2, 1, *range(3, len(offsets))]].tobytes()))
-    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged: its rows contradict themselves"):
+    with helpers.refused("damaged-data", path):
         open_data(folder, verify="size")
 
 
@@ -172,23 +172,23 @@ def test_verify_compares_with_the_index_there_was(whole: dict[str, bytes], tmp_p
         folder.mkdir()
         path = folder / "part"
         path.write_bytes(whole[layout])
-        assert "no earlier hashes to compare with" in verify(folder).sentence()
-        assert verify(folder).sentence().endswith("1 file(s) agree with the hashes of its index")
+        assert verify(folder).against is None
+        assert verify(folder).against == "the hashes of its index"
         os.utime(path, (1e9, 1e9))
         assert verify(folder).against == "the hashes of its index"
         other = tmp_path / f"other-{layout}"
         convert(folder, other, to=layout, shuffle_seed=1)
         path.write_bytes(next(other.glob("part*")).read_bytes())
         for _ in range(2):
-            with pytest.raises(UserError, match=r"part is damaged: its SHA-256 is not what it was"):
+            with helpers.refused("damaged-data", path, "SHA-256"):
                 verify(folder)
         path.write_bytes(whole[layout])
         (folder / "part2").write_bytes(whole[layout])
-        with pytest.raises(UserError, match=r"part2 was not there when"):
+        with helpers.refused("changed-data", "part2 was added"):
             verify(folder)
         (folder / "part2").rename(path)
         path.rename(folder / "moved")
-        with pytest.raises(UserError, match=r"moved was not there when"):
+        with helpers.refused("changed-data", "moved was added"):
             verify(folder)
 
 
@@ -201,8 +201,9 @@ def test_files_that_change_while_they_are_read(whole: dict[str, bytes], tmp_path
         convert(path, shuffled, to=layout, shuffle_seed=1)
         os.replace(next(shuffled.glob("part*")), path)
         shutil.rmtree(shuffled)
-        with pytest.raises(UserError, match=r"has changed since its index was made|is damaged"):
+        with pytest.raises(UserError) as caught:
             source.read(np.arange(len(source)))
+        assert caught.value.code in ("changed-data", "damaged-data")
 
 
 @contextmanager
@@ -228,17 +229,17 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     for write, size in product(writers, (2048, 8192)):
         with no_file_larger_than(size), pytest.raises(UserError) as caught:
             write(out=out)
-        assert re.fullmatch(r"could not write \S+: .*File too large; nothing was left there", str(caught.value))
+        assert str(out.parent) in str(caught.value)
+        assert "File too large" in str(caught.value)
         assert not list(out.parent.iterdir())
 
 
 # --- what is wrong, said of the file and the row ----------------------------------------------------------
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as caught:
+def refuse(code: str, path: Path, *named: object) -> None:
+    with helpers.refused(code, *named):
         open_data(path)
-    return str(caught.value)
 
 
 def edit(path: Path, content: bytes, name: str, row: int, value: Any) -> Path:
@@ -255,57 +256,57 @@ def test_rows_that_contradict_themselves_are_named(whole: dict[str, bytes], tmp_
         mask = file["input_mask"][7]
     mask[3] = 0
     for name, row, value, complaint in (
-        ("input_mask", 7, mask, f"{path}, row 7: input_mask has a gap"),
-        ("segment_ids", 4, np.arange(512) % 2, f"{path}, row 4: segment_ids are not a run of 0, then a run of 1"),
-        ("input_ids", 2, -1, f"{path}, row 2: a word's number is negative"),
-        ("masked_lm_positions", 9, 511, f"{path}, row 9: "),
-        ("next_sentence_labels", 5, 3, f"{path}, row 5: the next-sentence label is neither 0 nor 1"),
-        ("input_mask", 1, 0, f"{path}, row 1: the example is empty"),
-        ("input_ids", 6, 30522, f"{path}, row 6, holds the word 30522, outside of the vocabulary of 30522 words"),
+        ("input_mask", 7, mask, "input_mask"),
+        ("segment_ids", 4, np.arange(512) % 2, "segment_ids"),
+        ("input_ids", 2, -1, "negative"),
+        ("masked_lm_positions", 9, 511, ""),
+        ("next_sentence_labels", 5, 3, "next-sentence label"),
+        ("input_mask", 1, 0, "empty"),
     ):
-        assert refusal(edit(path, fixed, name, row, value)).startswith(complaint)
+        refuse("damaged-data", edit(path, fixed, name, row, value), f"{path}, row {row}: ", complaint)
+    refuse("other-vocabulary", edit(path, fixed, "input_ids", 6, 30522), f"{path}, row 6", "token id 30522")
     ragged = whole["hdf5-varlength"]
-    assert refusal(edit(path, ragged, "segment_ids", 3, [0, 0, 1])).startswith(f"{path}, row 3: segment_ids and")
+    refuse("damaged-data", edit(path, ragged, "segment_ids", 3, [0, 0, 1]), f"{path}, row 3: segment_ids")
     packed = whole["hdf5-packed"]
-    assert refusal(edit(path, packed, "packed_input_len", 2, [9])).startswith(f"{path}, row 2: ")
+    refuse("damaged-data", edit(path, packed, "packed_input_len", 2, [9]), f"{path}, row 2: ")
 
 
 def test_files_of_the_wrong_kind_are_named(whole: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    assert refusal(folder).startswith(f"{folder} is not a prepared data folder")
+    refuse("not-prepared", folder, folder)
     (folder / "part_00001").write_bytes(b"")
-    assert refusal(folder).startswith(f"{folder / 'part_00001'} begins like neither")
+    refuse("unknown-layout", folder, folder / "part_00001")
     (folder / "part_00000").write_bytes(whole["hdf5-fixed"])
     (folder / "part_00001").write_bytes(whole["tfrecord"])
-    assert f"{folder / 'part_00000'} is hdf5-fixed and {folder / 'part_00001'} is tfrecord" in refusal(folder)
+    refuse("mixed-layouts", folder, f"{folder / 'part_00000'} is hdf5-fixed", f"{folder / 'part_00001'} is tfrecord")
     (folder / "part_00001").unlink()
     with h5py.File(folder / "part_00000", "r+") as file:
         del file["masked_lm_ids"]
-    assert refusal(folder).startswith(f"{folder / 'part_00000'} has no dataset masked_lm_ids")
+    refuse("missing-field", folder, folder / "part_00000", "masked_lm_ids")
     with h5py.File(folder / "part_00000", "r+") as file:
         file["masked_lm_ids"] = np.zeros((3, 76), dtype="i2")
-    assert "differ in length: input_ids has 10 rows, masked_lm_ids 3" in refusal(folder)
+    refuse("bad-field", folder, "input_ids has 10 rows, masked_lm_ids 3")
     with h5py.File(folder / "part_00000", "r+") as file:
         del file["masked_lm_ids"]
         file["masked_lm_ids"] = np.zeros((10, 76), dtype="f4")
-    assert "holds float32, not integers" in refusal(folder)
+    refuse("bad-field", folder, "masked_lm_ids", "float32")
     with h5py.File(folder / "part_00000", "w") as file:
         for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
             file[name] = np.zeros((0, 8), dtype="i2")
         file["next_sentence_labels"] = np.zeros(0, dtype="i1")
-    assert refusal(folder) == f"the data folder {folder} holds no example"
+    refuse("empty-data", folder, folder)
 
 
 def test_records_cut_off_or_damaged_are_named(whole: dict[str, bytes], tmp_path: Path) -> None:
     path = tmp_path / "part.tfrecord"
     content = whole["tfrecord"]
     path.write_bytes(content[:-1])
-    assert refusal(path).startswith(f"record 9 of {path} is cut off")
+    refuse("damaged-data", path, f"record 9 of {path} is truncated")
     path.write_bytes(content + b"\x01\x02")
-    assert refusal(path).startswith(f"record 10 of {path} is cut off")
+    refuse("damaged-data", path, f"record 10 of {path} is truncated")
     path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
-    assert refusal(path).startswith(f"record 9 of {path} is damaged: the checksum of its data is wrong")
+    refuse("damaged-data", path, f"record 9 of {path} is damaged", "checksum of its data")
 
 
 def test_the_command_line_says_it_in_one_sentence(whole: dict[str, bytes], tmp_path: Path) -> None:
@@ -317,6 +318,7 @@ def test_the_command_line_says_it_in_one_sentence(whole: dict[str, bytes], tmp_p
     ):
         done = helpers.bertrain(*arguments, check=False)
         assert done.returncode == 2
-        assert f"bertrain: {path} cannot be read as HDF5, it is damaged or cut off" in done.stderr
+        assert "[damaged-data]" in done.stderr
+        assert str(path) in done.stderr
         assert "Traceback" not in done.stderr
     assert sorted(entry.name for entry in tmp_path.iterdir() if not entry.name.endswith(".lock")) == ["part.hdf5"]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
-from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.task import SquadTask
 from tests.helpers import refused

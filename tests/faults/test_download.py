@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bertrain.data.text.download as downloads
-from bertrain.base.errors import UserError
 from bertrain.data.text.download import RemoteFile, download, fetch
 from tests import helpers
 
@@ -143,12 +142,12 @@ def test_any_history_ends_in_the_same_file(
 def test_it_says_that_it_tries_again(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.faults = ["503"]
     fetch(the_file(server), tmp_path)
-    assert re.search(r"HTTP 503 .*; trying again in 0 s", capsys.readouterr().err)
+    assert re.search(r"HTTP 503 .* 0 s", capsys.readouterr().err)
 
 
 def test_a_later_run_goes_on(server: Server, tmp_path: Path) -> None:
     server.faults = ["break5000", *["break0"] * downloads.ATTEMPTS_WITHOUT_PROGRESS]
-    with pytest.raises(UserError, match=r"gave up on .*a\.bin after 8 tries in vain .*; run again to go on"):
+    with helpers.refused("download-failed", "a.bin", "8 times"):
         fetch(the_file(server), tmp_path)
     assert_nothing_is_taken_for_whole(tmp_path)
     fetch(the_file(server), tmp_path)
@@ -165,7 +164,7 @@ def test_a_server_that_ignores_ranges(server: Server, tmp_path: Path) -> None:
 
 def test_corrupt_content_is_not_kept(server: Server, tmp_path: Path) -> None:
     server.faults = ["corrupt"]
-    with pytest.raises(UserError, match="another length or MD5"):
+    with helpers.refused("wrong-checksum", "a.bin"):
         fetch(the_file(server), tmp_path)
     assert not list((tmp_path / "folder").iterdir())
 
@@ -182,7 +181,7 @@ def test_a_bad_beginning_is_fetched_anew(server: Server, tmp_path: Path) -> None
 @pytest.mark.parametrize("says_length", [True, False])
 def test_another_length_than_published(server: Server, tmp_path: Path, content: bytes, says_length: bool) -> None:
     server.files["/a.bin"], server.says_length = content, says_length
-    with pytest.raises(UserError, match=r"a\.bin has|has another length or MD5"):
+    with helpers.refused("wrong-checksum", "a.bin"):
         fetch(the_file(server), tmp_path)
     assert_nothing_is_taken_for_whole(tmp_path)
 
@@ -197,23 +196,23 @@ def test_a_complete_part_of_unknown_length(server: Server, tmp_path: Path) -> No
 def test_a_file_altered_later_is_not_taken_for_right(server: Server, tmp_path: Path) -> None:
     fetch(the_file(server), tmp_path)
     (tmp_path / "folder" / "a.bin").write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(UserError, match="remove it to fetch it"):
+    with helpers.refused("wrong-checksum", tmp_path / "folder" / "a.bin"):
         fetch(the_file(server), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "code", "named"),
     [
-        ("{}/none", "answers HTTP 404 Not Found"),
-        ("http://127.0.0.1:9/a", "gave up on .* Connection refused"),
-        ("nonsense", "is not an address that can be fetched"),
-        ("file:///etc/hostname", "is not an address that can be fetched"),
-        ("http://[::1/a", "is not an address that can be fetched"),
-        ("http://127.0.0.1/a\x01b", "is not an address that can be fetched"),
+        ("{}/none", "http-error", "HTTP 404 Not Found"),
+        ("http://127.0.0.1:9/a", "download-failed", "Connection refused"),
+        ("nonsense", "bad-url", "nonsense"),
+        ("file:///etc/hostname", "bad-url", "file:///etc/hostname"),
+        ("http://[::1/a", "bad-url", "http://[::1/a"),
+        ("http://127.0.0.1/a\x01b", "bad-url", "http://127.0.0.1/a"),
     ],
 )
-def test_addresses_that_lead_nowhere(server: Server, tmp_path: Path, url: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_addresses_that_lead_nowhere(server: Server, tmp_path: Path, url: str, code: str, named: str) -> None:
+    with helpers.refused(code, named):
         fetch(RemoteFile("a", url.format(server.url), md5(b"")), tmp_path)
 
 
@@ -233,7 +232,7 @@ def test_wikipedia(server: Server, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["fetched"] == [name]
     assert (tmp_path / name).read_bytes() == CONTENT
     del server.files["/simplewiki/latest/simplewiki-latest-md5sums.txt"]
-    with pytest.raises(UserError, match=r"md5sums\.txt answers HTTP 404"):
+    with helpers.refused("http-error", "md5sums.txt", "HTTP 404"):
         download("wikipedia", tmp_path, mirror=server.url, language="simple")
 
 
@@ -267,11 +266,11 @@ def test_mlperf(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_manifests_that_lie(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_mlperf(server, monkeypatch)
     server.files["/metadata/bert-input-files.md5"] = f"{'0' * 32}  vocab.txt\n".encode()
-    with pytest.raises(UserError, match=r"the manifest gives vocab\.txt the MD5 0{32}, but MLPerf published"):
+    with helpers.refused("wrong-checksum", "vocab.txt", "0" * 32):
         download("mlperf", tmp_path, mirror=server.url)
     server.files["/metadata/bert-input-files.md5"] = f"{'0' * 32}  ../../vocab.txt\n".encode()
-    with pytest.raises(UserError, match="lists a file outside of its folder"):
+    with helpers.refused("bad-checksum-list", "../../vocab.txt"):
         download("mlperf", tmp_path, mirror=server.url)
     server.files["/metadata/bert-input-files.md5"] = b"<html>login</html>"
-    with pytest.raises(UserError, match="lists no checksum"):
+    with helpers.refused("bad-checksum-list", "bert-input-files.md5"):
         download("mlperf", tmp_path, mirror=server.url)

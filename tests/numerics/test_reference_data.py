@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bertrain.data.prepare import prepare as prepare_module
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.prepare.reference import shuffle, shuffled_head
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers, plain_reference
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.errors import UserError
+from bertrain.config.choices import StepPacking
 from bertrain.config.settings import BatchSettings
 from bertrain.data.feed.batching import (
-    MAX_PER_ROW,
+    PACKED_PER_ROW,
     POLICIES,
     STRATA,
     Capacity,
@@ -23,13 +23,13 @@ from bertrain.data.feed.batching import (
     step_by_tokens,
 )
 from bertrain.data.formats.masking import count_predictions
-from bertrain.data.formats.packing import Algorithm, pack_lengths
+from bertrain.data.formats.packing import pack_lengths
+from tests import helpers
 
 MAX_LENGTH = 64
 VARIANTS = {name: choose_policy(name) for name in POLICIES} | {
     "exchange in threes": choose_policy("exchange", group_size=3),
     "packed by spfhp": choose_policy("packed", packing="spfhp"),
-    "packed by nnlshp": choose_policy("packed", packing="nnlshp"),
 }
 lengths_of_a_step = st.lists(st.integers(5, MAX_LENGTH), min_size=1, max_size=200).map(np.array)
 budgets = st.integers(MAX_LENGTH, 10 * MAX_LENGTH)
@@ -113,10 +113,10 @@ def test_bins_have_an_even_share_of_each_quarter_of_the_lengths(lengths: np.ndar
     assert max(map(len, bins)) - min(map(len, bins)) <= 1
 
 
-@given(lengths=lengths_of_a_step, budget=budgets, packing=st.sampled_from(["lpfhp", "spfhp", "nnlshp"]))
-def test_packed_bins_hold_whole_rows(lengths: np.ndarray, budget: int, packing: Algorithm) -> None:
+@given(lengths=lengths_of_a_step, budget=budgets, packing=st.sampled_from(["lpfhp", "spfhp"]))
+def test_packed_bins_hold_whole_rows(lengths: np.ndarray, budget: int, packing: StepPacking) -> None:
     limits = capacity(budget)
-    most = min(MAX_PER_ROW[packing], limits.sequences)
+    most = min(PACKED_PER_ROW, limits.sequences)
     indices, offsets = pack_lengths(lengths, row_length=MAX_LENGTH, algorithm=packing, max_per_row=most)
     rows = [set(row.tolist()) for row in np.split(indices, offsets[1:-1])]
     policy = choose_policy("packed", packing=packing)
@@ -130,7 +130,7 @@ def test_groups_divide_the_ranks() -> None:
     for group_size, ranks in ((0, 7), (1, 5), (4, 8), (8, 8)):
         check_groups(group_size, ranks)
     for group_size, ranks in ((3, 8), (8, 4), (2, 1)):
-        with pytest.raises(UserError, match=f"{group_size} does not divide the number of ranks, which is {ranks}"):
+        with helpers.refused("bad-group-size", f"--batch.group_size {group_size}", ranks):
             check_groups(group_size, ranks)
 
 

@@ -17,7 +17,7 @@ import torch
 from bertrain.base.errors import AgreedError
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model import bert
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertrain.base import protobuf
 from bertrain.data.formats import layouts, tfrecord
 from bertrain.data.formats.block import Block, Masks, concatenate, split
 from bertrain.data.formats.layouts import BadRecord, Shape
@@ -134,13 +135,13 @@ def test_predictions_out_of_order_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("input_ids", [101, -7, 8, 102], "a word's number is negative"),
+        ("input_ids", [101, -7, 8, 102], "a token id is negative"),
         ("segment_ids", [0, 1, 0, 1], "segment_ids are not a run of 0"),
         ("segment_ids", [0, 0, 0], "segment_ids and input_ids differ in length"),
-        ("masked_lm_positions", [1, 4], "a masked position lies outside the example"),
+        ("masked_lm_positions", [1, 4], "a masked position is outside the example"),
         ("masked_lm_positions", [1, 1], "a position is masked twice"),
         ("masked_lm_ids", [1], "masked_lm_ids and masked_lm_positions differ in length"),
-        ("masked_lm_ids", [1, -1], "a masked word's number is negative"),
+        ("masked_lm_ids", [1, -1], "a label is negative"),
         ("next_sentence_labels", 2, "the next-sentence label is neither 0 nor 1"),
     ],
 )
@@ -214,17 +215,17 @@ def plain_examples(path: Path) -> list[dict[str, list[Any]]]:
 
 @given(st.lists(st.integers(0, 2**63 - 1)))
 def test_varints(values: list[int]) -> None:
-    encoded = tfrecord.encode_varints(np.array(values, dtype=np.int64))
+    encoded = protobuf.encode_varints(np.array(values, dtype=np.int64))
     place, back = 0, []
     while place < len(encoded):
         value, place = plain_varint(encoded, place)
         back.append(value)
     assert back == values
-    assert tfrecord.decode_varints(encoded).tolist() == values
+    assert protobuf.decode_varints(encoded).tolist() == values
 
 
 def test_negative_numbers_take_ten_bytes() -> None:
-    assert tfrecord.decode_varints(b"\xff" * 9 + b"\x01" + b"\x05").tolist() == [-1, 5]
+    assert protobuf.decode_varints(b"\xff" * 9 + b"\x01" + b"\x05").tolist() == [-1, 5]
 
 
 def test_lists_may_be_a_field_for_each_number() -> None:

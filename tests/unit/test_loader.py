@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import POLICIES
 from bertrain.data.feed.loader import Loader, training_rows
@@ -156,7 +155,9 @@ def gradients(model: Bert, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: str) -> None:
+def test_junk_has_no_influence_even_on_poisoned_memory(
+    shards: Shards, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same examples beside other junk, every fresh tensor filled with NaN before it is written."""
     import dataclasses
 
@@ -170,7 +171,7 @@ def test_junk_has_no_influence_even_on_poisoned_memory(shards: Shards, policy: s
     batch = Loader(shards, settings).step(0, 0).bins[0]
     model = helpers.build_model(settings.model).train()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
     try:
         expected = gradients(model, batch)
         is_junk = torch.ones(len(batch.input_ids), dtype=torch.bool)
@@ -237,7 +238,7 @@ def unmasked(batch: Batch) -> list[tuple]:
 
 
 def test_a_slice_without_a_row_is_refused(shards: Shards) -> None:
-    with pytest.raises(UserError, match=r"--data.slice 0:0.001 leaves no row of the \d+ in .*; make it wider"):
+    with helpers.refused("empty-slice", "--data.slice 0:0.001", shards.folder):
         training_rows(shards, helpers.tiny_settings(data__slice="0:0.001"))
 
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
@@ -23,7 +22,8 @@ from bertrain.data.prepare.assembly import block_of_pairs
 from bertrain.data.prepare.examples import Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.documents import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers
 
 documents_of_tokens = st.lists(
@@ -231,5 +231,5 @@ def test_the_trainer_takes_full_sentences_without_next_sentence_prediction(tmp_p
     assert (shards.segment_b(rows) == shards.lengths).all()
     (step,) = Loader(shards, helpers.tiny_settings(model__nsp=False)).steps(0, 0, 1)
     assert not any(batch.segment_ids.any() for batch in step.bins)
-    with pytest.raises(UserError, match=r"set --model\.nsp false"):
+    with helpers.refused("no-next-sentence", "--model.nsp false"):
         Loader(shards, helpers.tiny_settings())

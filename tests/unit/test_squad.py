@@ -13,7 +13,8 @@ import pytest
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
-from bertrain.data.text.tokenizer import Vocabulary, build_pipeline
+from bertrain.data.text.tokenizer import build_pipeline
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.answers import Candidate, rank_answers
 from bertrain.tasks.squad.files import find_file, read_squad
 from bertrain.tasks.squad.task import SquadSplit, SquadTask

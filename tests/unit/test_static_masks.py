@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import POLICIES, Capacity, step_by_sequences
-from bertrain.data.feed.loader import Loader, room_for_static_masks
+from bertrain.data.feed.loader import Loader, capacity_for_static_masks
 from bertrain.data.formats.convert import convert
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.text.tokenizer import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.reports import history
 from bertrain.training.evaluate import evaluate
 from bertrain.training.start import pretrain, resume
@@ -86,7 +86,7 @@ def test_a_bin_always_has_room_for_its_masks(sizes: list[tuple[int, int]], choic
     capacity = Capacity(
         tokens=choice.draw(st.integers(40, 200)), sequences=choice.draw(st.integers(1, 20)), predictions=0
     )
-    room = room_for_static_masks(lengths, predictions, capacity)
+    room = capacity_for_static_masks(lengths, predictions, capacity)
     rows = choice.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=capacity.sequences))
     while lengths[rows].sum() > capacity.tokens:
         rows.pop()

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertrain.config.settings import DataSettings, Settings, TaskSettings
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.classify import sort_labels
 from bertrain.tasks.encode import CHUNK_ROWS, encode_texts, truncate_pairs

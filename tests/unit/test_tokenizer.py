@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -9,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.errors import UserError
 from bertrain.data.text import tokenizer as tokenizer_module
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary, build_pipeline, train_vocabulary
-from tests import plain_reference
+from bertrain.data.text.tokenizer import Tokenizer, build_pipeline
+from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary_training import train_vocabulary
+from tests import helpers, plain_reference
 
 NASTY = [
     *" \t\n\r\x00\x07\x0b\x0c\x1c\x1f\x7f\x85\xa0\xad\u200b\u2028\u2029\u3000\ufeff\ufffd\ue000\ud800",
@@ -85,7 +88,7 @@ def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vocabularies_beyond_65535_words() -> None:
-    words = (*tokenizer_module.SPECIAL_WORDS, *(f"w{n}" for n in range(70_000)))
+    words = (*SPECIAL_WORDS, *(f"w{n}" for n in range(70_000)))
     assert Tokenizer(Vocabulary(words, lower_case=True)).encode(["w0 w69999"]) == [[5, 70_004]]
 
 
@@ -101,15 +104,29 @@ def test_a_vocabulary_is_written_whole_whatever_the_bytes(tmp_path: Path, capsys
     sample = Path(__file__).parents[1] / "golden" / "sample.txt"
     (tmp_path / "bad.txt").write_bytes(sample.read_bytes() + b"\nbad \xff bytes\n")
     trained = train_vocabulary([tmp_path / "bad.txt"], tmp_path / "vocab.txt", size=300)
-    assert "1 line(s) held bytes that are not UTF-8; those bytes were left out" in capsys.readouterr().err
+    assert "1 line contained invalid UTF-8" in capsys.readouterr().err
     (tmp_path / "vocab.txt").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "vocab.txt").read_bytes())
     assert Vocabulary.load(tmp_path / "vocab.txt") == trained
     assert len(trained.words) == 300
     assert {path.name for path in tmp_path.iterdir()} == {"bad.txt", "vocab.txt"}
-    with pytest.raises(UserError, match=r"bad.txt is one of the texts to train on"):
+    with helpers.refused("overwrites-input", tmp_path / "bad.txt"):
         train_vocabulary([tmp_path / "bad.txt"], tmp_path / "bad.txt", size=300)
     (tmp_path / "wide.txt").write_text("sixteen bits a letter, for a while", encoding="utf-16")
-    with pytest.raises(UserError, match=r"wide.txt is text in UTF-16; save it as UTF-8"):
+    with helpers.refused("not-text", tmp_path / "wide.txt", "UTF-16"):
         train_vocabulary([tmp_path / "wide.txt"], tmp_path / "vocab.txt", size=300)
-    with pytest.raises(UserError, match="no folder"):
+    with helpers.refused("missing-folder", tmp_path / "none"):
         train_vocabulary([sample], tmp_path / "none" / "vocab.txt", size=300)
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("bertrain.data.text.vocabulary", {"pyarrow", "tokenizers", "bertrain.data.text.documents"}),
+        ("bertrain.reports.watch", {"mwparserfromhell", "bertrain.data.text.wikipedia"}),
+    ],
+)
+def test_a_module_does_not_load_what_it_does_not_need(module: str, unwanted: set[str]) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert module in loaded
+    assert not unwanted & set(loaded)

@@ -1,8 +1,8 @@
-"""How evenly the work of a step lies on the ranks, worked out from its bins alone.
+"""The load balance of a step, computed from its bins alone.
 
-Every rank knows all bins, so nobody is asked. What counts is what is computed: the tokens of a bin's shape and the
-squares of all its sequences, junk included. The ranks wait for the busiest of them, so the share of time that they
-idle is 1 - mean / max of their work.
+Every rank knows all bins, so ranks need not communicate. The work of a bin is the tokens of its shape and the squared
+lengths of its sequences, junk included. All ranks wait for the busiest, so the idle share is 1 - mean / max of their
+work.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.batching import Capacity, Policy
 from bertrain.data.formats.masking import Ints
 
-WORTH_MENDING = 0.05  # an idle share above this is explained, with a way out if there is one
-GRAIN = 64  # a token budget that is a multiple of this is replaced by another such (8-bit products want it)
-MOST_GROWTH = 8  # a token budget more than so many times the present one is not looked for
+WORTH_MENDING = 0.05  # an idle share above this is reported with advice, if there is any
+GRAIN = 64  # a token budget that is a multiple of this is replaced by another multiple (FP8 products need it)
+MOST_GROWTH = 8  # the largest token budget to try, as a multiple of the present one
 
 
 Sizes = tuple[Ints, Ints]  # lengths and numbers of predictions of a step's examples
@@ -29,13 +29,13 @@ Sizes = tuple[Ints, Ints]  # lengths and numbers of predictions of a step's exam
 
 @dataclass(frozen=True)
 class Balance:
-    """What each rank computes in a step."""
+    """The work of each rank in a step."""
 
     num_bins: int
     tokens: list[int]
-    """Rows that each rank computes, junk included."""
+    """Tokens that each rank computes, junk included."""
     attention: list[int]
-    """Squares of the lengths of each rank's sequences, junk included, added up."""
+    """Sum of the squared lengths of each rank's sequences, junk included."""
     work: list[int]
     """Multiply-adds of each rank's forward passes."""
 
@@ -45,7 +45,7 @@ class Balance:
 
 
 def per_rank(of_bins: npt.ArrayLike, ranks: int) -> Ints:
-    """Sums over each rank's bins, which go round the ranks; a rank without one has 0."""
+    """Sums over each rank's bins, which are dealt round-robin; a rank without bins has 0."""
     of_bins = np.asarray(of_bins, dtype=np.int64)
     sums = np.zeros((ranks, *of_bins.shape[1:]), dtype=np.int64)
     np.add.at(sums, np.arange(len(of_bins)) % ranks, of_bins)
@@ -53,16 +53,16 @@ def per_rank(of_bins: npt.ArrayLike, ranks: int) -> Ints:
 
 
 def imbalance(of_ranks: npt.ArrayLike) -> float:
-    """The busiest rank over the mean of all."""
+    """Maximum over mean."""
     of_ranks = np.asarray(of_ranks)
     return float(of_ranks.max() / of_ranks.mean())
 
 
 def multiply_adds(model: ModelSettings, tokens: Ints, attention: Ints, predictions: Ints) -> Ints:
-    """Of a forward pass, in matrix products; a backward pass has twice as many.
+    """Multiply-adds of the matrix products of a forward pass; a backward pass has twice as many.
 
-    A token passes four matrices of width squared and two of the feed-forward layer, a pair of tokens two products of
-    its heads, a prediction the transform and the vocabulary. The rest (next sentence, LayerNorm) is too little.
+    Per token: four matrices of width squared and two of the feed-forward layer; per pair of tokens: two products of
+    attention; per prediction: the transform and the vocabulary. The rest (next sentence, LayerNorm) is negligible.
     """
     width = model.hidden_size
     layer = tokens * width * (4 * width + 2 * model.intermediate_size) + attention * 2 * width
@@ -91,21 +91,21 @@ def weigh(
     return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
 
 
-# --- what to say of it ------------------------------------------------------------------------------
+# --- reporting ------------------------------------------------------------------------------
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:
-    """Over some steps."""
+    """The mean over some steps."""
     return float(np.mean([balance.idle_share for balance in ahead]))
 
 
 def better_budget(
     balances_at: Callable[[int], Sequence[Balance]], token_budget: int, smallest: int
 ) -> tuple[int, Sequence[Balance]] | None:
-    """A token budget that leaves the ranks at most half as idle as `token_budget`, and the balances it makes.
+    """A token budget with at most half the idle share of `token_budget`, and its balances.
 
-    `balances_at` gives some steps' balances for a budget. Tried are the smallest budgets with which no rank has more
-    bins than the busiest has now, and with which none has as many; the faster one is taken, or none.
+    `balances_at` returns some steps' balances for a budget. Tries the smallest budget with which no rank has more bins
+    than the busiest has now, and the smallest with which every rank has fewer; returns the faster one, or None.
     """
     now = balances_at(token_budget)
     ranks, grain = len(now[0].work), gcd(token_budget, GRAIN)
@@ -120,22 +120,22 @@ def better_budget(
 
 
 def most_bins(ahead: Sequence[Balance]) -> int:
-    """In any of some steps."""
+    """The maximum number of bins over some steps."""
     return max(balance.num_bins for balance in ahead)
 
 
 def describe_balance(ahead: Sequence[Balance], better: tuple[int, Sequence[Balance]] | None = None) -> str:
-    """How idle the ranks will be in some steps, why, and what would be better."""
+    """The expected idle share of the ranks in some steps, and a better setting if there is one."""
     idle, ranks = mean_idle_share(ahead), len(ahead[0].work)
-    told = f"{_count_bins(ahead)} on {ranks} ranks: {idle:.1%} of the ranks' time is idle (estimated from lengths)"
+    summary = f"{_count_bins(ahead)} on {ranks} ranks: {idle:.1%} of the ranks' time is idle (estimated from lengths)"
     if idle <= WORTH_MENDING:
-        return told
+        return summary
     if better is not None:
         budget, then = better
-        return f"{told}; --batch.token_budget {budget} makes {_count_bins(then)}, {mean_idle_share(then):.1%} idle"
+        return f"{summary}; --batch.token_budget {budget} makes {_count_bins(then)}, {mean_idle_share(then):.1%} idle"
     if most_bins(ahead) < ranks:
-        return f"{told}; {most_bins(ahead)} ranks would be as fast"
-    return told
+        return f"{summary}; {most_bins(ahead)} ranks would be as fast"
+    return summary
 
 
 def _count_bins(ahead: Sequence[Balance]) -> str:

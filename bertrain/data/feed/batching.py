@@ -1,10 +1,10 @@
 """Steps, bins and layouts: who computes what, decided from lengths alone.
 
-A **step** is the next stretch of the endless order of examples, measured in sequences or in tokens; never by
-memory or ranks. A **bin** is what one device computes at once: whole examples within fixed capacities. Every
-rank computes the same bins without asking another, and takes those whose number is its own modulo the ranks.
-A **layout** places a bin's examples in a flat run of tokens in which every row belongs to a sequence: what
-is left over is cut into junk sequences.
+A **step** is the next part of the endless order of examples, measured in sequences or in tokens, never by memory or
+ranks. A **bin** is what one device computes at once (a micro-batch): whole examples within fixed capacities. Every
+rank computes the same bins without communication, and takes those whose number is its own modulo the ranks. A
+**layout** places a bin's examples in a flat run of tokens in which every token belongs to a sequence: the rest is
+filled with junk sequences.
 
 Everything here is a pure function of small arrays of integers.
 """
@@ -22,19 +22,19 @@ import numpy.typing as npt
 
 from bertrain.base.errors import AgreedError
 from bertrain.base.seeds import derive, permute
-from bertrain.config.choices import Algorithm, PolicyName
+from bertrain.config.choices import PACKING, PolicyName, StepPacking
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import pack_lengths
 
 SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
 STRATA = 4  # of lengths, in the policy `bins`
-MAX_PER_ROW = {"lpfhp": 12, "spfhp": 12, "nnlshp": 3}  # examples, in the policy `packed`: as published
+PACKED_PER_ROW = 12  # examples, in the policy `packed`: as published
 SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a bin can hold: whichever is reached first closes it."""
+    """The maximum content of a bin: whichever limit is reached first closes it."""
 
     tokens: int
     sequences: int
@@ -78,8 +78,8 @@ def rows_at(positions: npt.ArrayLike, num_rows: int, seed: int) -> tuple[Ints, I
     epochs = positions // num_rows
     rows = np.empty_like(positions)
     for epoch in np.unique(epochs):
-        here = epochs == epoch
-        rows[here] = permute(positions[here] % num_rows, num_rows, derive(seed, "order", int(epoch)))
+        of_epoch = epochs == epoch
+        rows[of_epoch] = permute(positions[of_epoch] % num_rows, num_rows, derive(seed, "order", int(epoch)))
     return epochs, rows
 
 
@@ -167,18 +167,18 @@ def deal_exchange(
 
 
 def deal_packed(
-    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, packing: Algorithm
+    lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, packing: StepPacking
 ) -> list[Ints]:
     """Rows of max_seq_length, packed as other systems pack them, and whole rows to a bin.
 
     Rows with many sequences and rows with few are dealt in snake order, or some bins would be all short sequences.
-    What the rows leave free lies at the end of the bin, so the bin's layout does not show them.
+    The free space of all rows is at the end of the bin, so the bin's layout does not show the rows.
     """
     indices, offsets = pack_lengths(
         lengths,
         row_length=max_seq_length,
         algorithm=packing,
-        max_per_row=min(MAX_PER_ROW[packing], capacity.sequences),
+        max_per_row=min(PACKED_PER_ROW, capacity.sequences),
     )
     sizes = np.diff(offsets)
     by_size = np.argsort(-sizes, kind="stable")
@@ -195,7 +195,7 @@ def deal_packed(
 
 
 def _snake(turns: Ints, size: int) -> Ints:
-    """Who has each of these turns, when `size` take turns there and back again."""
+    """The place of each turn in snake order over `size` places: 0 .. size - 1, then back."""
     round_number, place = np.divmod(turns, size)
     return np.where(round_number % 2, size - 1 - place, place)
 
@@ -227,12 +227,12 @@ def _deal_to_fewest(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a bin's examples lie: `starts` of each example, `boundaries` of every sequence, junk included."""
+    """Places of a bin's examples: `starts` of each example, `boundaries` of every sequence, junk included."""
 
     starts: Ints
     boundaries: Ints
     slots: Ints
-    """Which sequence each example is: example i lies between boundaries[slots[i]] and boundaries[slots[i] + 1]."""
+    """The sequence of each example: example i is between boundaries[slots[i]] and boundaries[slots[i] + 1]."""
 
 
 def lay_out_budget(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
@@ -252,7 +252,7 @@ def lay_out_padded(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layou
 
 
 def _junk_ends(used: int, num_tokens: int, max_seq_length: int) -> Ints:
-    """Ends of the junk sequences that fill `used` .. `num_tokens`, each of max_seq_length at the most."""
+    """Ends of the junk sequences that fill `used` .. `num_tokens`, each of at most max_seq_length."""
     if used == num_tokens:
         return np.zeros(0, dtype=np.int64)
     return np.append(np.arange(used + max_seq_length, num_tokens, max_seq_length), num_tokens)
@@ -277,7 +277,7 @@ class Policy:
         raise AssertionError(f"a bin of {tokens} tokens was dealt beyond {capacity}")
 
     def num_slots(self, shape: Capacity, max_seq_length: int) -> int:
-        """Most sequences, junk included, in a bin of this shape: the fixed length of cu_seqlens, less one."""
+        """Maximum sequences, junk included, in a bin of this shape: the fixed length of cu_seqlens, minus one."""
         junk = -(-shape.tokens // max_seq_length) + 1
         return shape.sequences * (2 if self.pads_each else 1) + junk
 
@@ -285,7 +285,7 @@ class Policy:
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
-def choose_policy(name: PolicyName, *, group_size: int = 0, packing: Algorithm = "lpfhp") -> Policy:
+def choose_policy(name: PolicyName, *, group_size: int = 0, packing: StepPacking = PACKING) -> Policy:
     """The policy of this name; `group_size` is exchange's, `packing` is packed's."""
     if name == "padded":
         return Policy(deal_padded, lay_out_padded, pads_each=True)
@@ -299,9 +299,10 @@ def choose_policy(name: PolicyName, *, group_size: int = 0, packing: Algorithm =
 
 
 def check_groups(group_size: int, ranks: int, option: str = "--batch.group_size") -> None:
-    """Refuse groups of ranks that do not come out even."""
+    """Refuse a group size that does not divide the number of ranks."""
     if group_size and ranks % group_size:
         raise AgreedError(
-            f"{option} {group_size} does not divide the number of ranks, which is {ranks}; take a divisor of it, "
-            "or 0 to deal over all"
+            "bad-group-size",
+            f"{option} {group_size} does not divide the number of ranks, which is {ranks}; use a divisor, or 0 for one "
+            "group of all ranks",
         )

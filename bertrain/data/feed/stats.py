@@ -1,4 +1,4 @@
-"""`bertrain data stats`: what a prepared folder holds, and what each batching policy makes of it."""
+"""`bertrain data stats`: statistics of a data folder, and padding and balance of each batching policy."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from pathlib import Path
 import numpy as np
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.data.feed.balance import imbalance, per_rank
 from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.source import DataSource, open_data
 
 STEPS_SAMPLED = 20
-EXAMPLES_READ = 65_536  # whose words are looked at, evenly strided
-MASK_PROBABILITY = 0.15
+EXAMPLES_READ = 65_536  # for unknown_share, evenly strided
 
 
 @dataclass(frozen=True)
 class PolicyStats:
-    """One policy over some steps."""
+    """One policy, over some steps."""
 
     policy: str
     padding: float
-    """Share of the computed tokens that are not real."""
+    """Share of the computed tokens that are padding."""
     bins_per_step: float
     most_bins: int
-    """In any of the steps."""
+    """The maximum over the steps."""
     token_imbalance: float
     """The busiest rank's tokens over the mean."""
     attention_imbalance: float
-    """The same of the squares of the lengths."""
+    """The same of the squared lengths."""
 
 
 @dataclass(frozen=True)
 class DataStats:
-    """Counts of a prepared folder, its length histogram, and its policies."""
+    """Counts and length histogram of a data folder, and its policies."""
 
     folder: str
     examples: int
@@ -47,7 +47,7 @@ class DataStats:
     longest: int
     random_next_share: float
     unknown_share: float
-    """Share of [UNK] among the tokens of EXAMPLES_READ examples, or of all where there are fewer."""
+    """Share of [UNK] among the tokens of up to EXAMPLES_READ examples."""
     vocabulary: int
     histogram: dict[int, int]
     """Number of examples up to each length, by sixteenths of the longest."""
@@ -64,36 +64,39 @@ def data_stats(
     seed: int = 1,
     vocab: str | Path | None = None,
 ) -> DataStats:
-    """Describe a prepared folder, and its policies for steps of `sequences` examples on `ranks` ranks.
+    """Statistics of a data folder, and of each policy for steps of `sequences` examples on `ranks` ranks.
 
-    Without `token_budget`, a bin holds a rank's even share of a step, rounded up to whole examples of the longest.
+    Without `token_budget`, a bin holds a rank's share of a step, rounded up to a multiple of the longest example.
     `group_size` is for the policy exchange.
     """
     if ranks < 1 or sequences < 1:
-        raise UserError("--ranks and --sequences must be at least 1")
+        raise UserError("option-out-of-range", "--ranks and --sequences must be at least 1")
     check_groups(group_size, ranks, "--group-size")
-    shards = open_data(folder, vocab=vocab, verify="size")
-    lengths = shards.lengths
+    data = open_data(folder, vocab=vocab, verify="size")
+    lengths = data.lengths
     longest, mean = int(lengths.max()), float(lengths.mean())
     budget = token_budget or max(longest, int(-(-sequences * mean // ranks) // longest + 1) * longest)
     if budget < longest:
-        raise UserError(f"--token-budget {budget} cannot hold the longest example, of {longest} tokens")
+        raise UserError(
+            "example-too-long",
+            f"--token-budget {budget} is less than the longest example of {longest} tokens",
+        )
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
     rows_of_steps = [
-        step_by_sequences(step * sequences, sequences, len(shards), seed)[1] for step in range(STEPS_SAMPLED)
+        step_by_sequences(step * sequences, sequences, len(data), seed)[1] for step in range(STEPS_SAMPLED)
     ]
     steps = [lengths[rows].astype(np.int64) for rows in rows_of_steps]
     return DataStats(
         folder=str(folder),
-        examples=len(shards),
+        examples=len(data),
         tokens=int(lengths.sum(dtype=np.int64)),
         mean_length=mean,
         median_length=float(np.median(lengths)),
         longest=longest,
-        random_next_share=float(shards.is_random(np.arange(len(shards))).mean()),
-        unknown_share=_unknown_share(shards),
-        vocabulary=len(shards.vocabulary.words),
+        random_next_share=float(data.is_random(np.arange(len(data))).mean()),
+        unknown_share=_unknown_share(data),
+        vocabulary=len(data.vocabulary.words),
         histogram=dict(zip(edges[1:].tolist(), counts.tolist(), strict=True)),
         policies=[
             measure_policy(
@@ -121,7 +124,7 @@ def measure_policy(
     mean_length: float,
     bin_sequences: int = 0,
 ) -> PolicyStats:
-    """What a policy makes of some steps, each given by the lengths of its examples: means over the steps."""
+    """Statistics of a policy over some steps, each given by the lengths of its examples."""
     capacity = capacity_for(
         token_budget,
         bin_sequences=bin_sequences,
@@ -153,7 +156,7 @@ def measure_policy(
     )
 
 
-def _unknown_share(shards: DataSource) -> float:
-    count = min(len(shards), EXAMPLES_READ)
-    tokens = shards.read(np.arange(count) * len(shards) // count).tokens
-    return float((tokens == shards.vocabulary.id_of("[UNK]")).mean())
+def _unknown_share(data: DataSource) -> float:
+    count = min(len(data), EXAMPLES_READ)
+    tokens = data.read(np.arange(count) * len(data) // count).tokens
+    return float((tokens == data.vocabulary.id_of("[UNK]")).mean())

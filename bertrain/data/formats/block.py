@@ -1,9 +1,9 @@
-"""The Block: some examples in flat arrays, as every reader gives them and every writer takes them."""
+"""The Block: examples in flat arrays, which every reader returns and every writer takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
@@ -11,23 +11,24 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.data.formats.masking import Ints
+from bertrain.base.seeds import Words
+from bertrain.data.formats.masking import Ints, MaskingRules, mask_tokens
 
 Item = TypeVar("Item")
 
 Values = npt.NDArray[Any]
-"""Integers of any type: narrow on their way to and from disk, 64 bits wide where they are computed with."""
+"""Integers of any type: narrow on disk, 64 bits wide in computation."""
 
 EXAMPLES_AT_ONCE = 4096  # gathered together: the indices of their tokens take some 16 MB
 
 
 @dataclass(frozen=True)
 class Masks:
-    """Masks that were drawn once for all: the predictions of some examples, one example after another."""
+    """Static masks: the predictions of some examples, one example after another."""
 
     counts: Ints  # predictions of each example
-    positions: Values  # where in its example each of them stands, ascending
-    labels: Values  # the words that stood there
+    positions: Values  # of each prediction in its example, ascending
+    labels: Values  # the original tokens at these positions
 
     @cached_property
     def offsets(self) -> Ints:
@@ -45,15 +46,15 @@ class Masks:
 
 @dataclass(frozen=True)
 class Block:
-    """Some examples, one after another. Without `masks` the tokens are unmasked, and masks are drawn at load."""
+    """Some examples, one after another. Without `masks` the tokens are unmasked, and masks are drawn at load time."""
 
     tokens: Values
     lengths: Ints
-    segment_b: Values  # where segment B begins; the length, where there is none
-    is_random: Values  # 1 where B was drawn from elsewhere
+    segment_b: Values  # where segment B begins; the length where there is none
+    is_random: Values  # 1 where B is from another document
     masks: Masks | None = None
     answers: Values | None = None
-    """Of a task to fine-tune for, a row each: [class], [number], or [first, last] token of an answer in its example."""
+    """Labels for fine-tuning, a row for each example: [class], [number], or [first, last] token of an answer."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -73,6 +74,15 @@ class Block:
             self.masks.take(chosen) if self.masks else None,
             None if self.answers is None else self.answers[chosen],
         )
+
+
+def draw_masks(block: Block, rows: Ints, keys: Words, rules: MaskingRules) -> Block:
+    """The unmasked examples of `block`, masked; for `rows` and `keys` see `mask_tokens`."""
+    starts = block.offsets[:-1]
+    masked, chosen, labels = mask_tokens(block.tokens, starts, block.lengths, rows, keys, rules)
+    example = np.searchsorted(starts, chosen, side="right") - 1
+    masks = Masks(np.bincount(example, minlength=len(block)), chosen - starts[example], labels)
+    return replace(block, tokens=masked, masks=masks)
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:
@@ -100,7 +110,7 @@ def concatenate(blocks: Sequence[Block]) -> Block:
 
 
 def offsets_of(counts: Ints) -> Ints:
-    """Where the values of each list begin in a flat array, and where those of the last one end."""
+    """Where each list begins in a flat array, and the end of the last."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
@@ -116,13 +126,13 @@ def take_ragged(values: Values, offsets: Ints, chosen: Ints) -> Values:
     out = np.empty(new_offsets[-1], values.dtype)
     for first in range(0, len(chosen), EXAMPLES_AT_ONCE):
         some = chosen[first : first + EXAMPLES_AT_ONCE]
-        here = slice(new_offsets[first], new_offsets[first + len(some)])
-        out[here] = values[flat_ranges(offsets[some], offsets[some + 1] - offsets[some])]
+        target = slice(new_offsets[first], new_offsets[first + len(some)])
+        out[target] = values[flat_ranges(offsets[some], offsets[some + 1] - offsets[some])]
     return out
 
 
 def split(values: Values, counts: Ints) -> list[Values]:
-    """A flat array cut into the parts of each example."""
+    """A flat array cut into parts of these sizes."""
     return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
 
 

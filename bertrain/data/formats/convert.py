@@ -1,8 +1,8 @@
 """`bertrain data convert`, `bin` and `eval-set`: examples of any layout into any other.
 
-Every layout is read by row number, so an order of rows is all that sets the verbs apart: as they lie, shuffled, those
-of a length, or evenly strided. It is computed a stretch at a time, and rows are read and written some at a time; only
-packing and sorting by length take memory that grows with the rows, a few numbers for each.
+Every layout is read by row number, so the commands differ only in the order of rows: unchanged, shuffled, by length,
+or evenly strided. Orders are computed, and rows read and written, a chunk at a time; only packing and sorting by length
+take memory that grows with the rows, a few numbers for each.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ import numpy.typing as npt
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied
 from bertrain.base.seeds import derive, permute
-from bertrain.config.choices import MAX_PER_ROW, PACKING, Algorithm, Target
+from bertrain.config.choices import MASK_PROBABILITY, MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.formats import hdf5, tfrecord
-from bertrain.data.formats.block import Block, Masks, concatenate
+from bertrain.data.formats.block import Block, concatenate, draw_masks
 from bertrain.data.formats.layouts import Shape
-from bertrain.data.formats.masking import Ints, MaskingRules, mask_tokens
+from bertrain.data.formats.masking import Ints, MaskingRules
 from bertrain.data.formats.packing import Packing, plan_packing
 from bertrain.data.formats.shards import VOCABULARY, Shards
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import narrow, write_blocks
 
 Order = Callable[[Ints], Ints]
-"""Gives the rows of the source that come to some places of the result."""
+"""Maps positions in the result to rows of the source."""
 
 ROWS_AT_ONCE = 1024
 ROWS_PER_SHARD = 65536
-MASK_PROBABILITY = 0.15
 LENGTH_BINS = (128, 256, 384, 512)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: `records` are packs where `layout` is packed, else rows."""
+    """The data written: `records` are packs where `layout` is packed, else rows."""
 
     folder: str
     layout: str
@@ -49,14 +48,14 @@ class Conversion:
     max_seq_length: int
     max_predictions: int
     masks: Literal["kept", "drawn", "none"]
-    """Kept as the source has them, drawn once here, or none: the rows are unmasked."""
+    """Kept from the source, drawn here, or none: the rows are unmasked."""
 
     def sentence(self) -> str:
-        """What was written, for people."""
+        """A summary for people."""
         packs = f" in {self.records:,} packs" if self.layout == "hdf5-packed" else ""
         masks = {
-            "kept": f"masks as they were, {self.max_predictions} a row at the most",
-            "drawn": f"masks drawn once by bertrain's rule, {self.max_predictions} a row at the most",
+            "kept": f"masks kept, at most {self.max_predictions} per row",
+            "drawn": f"masks drawn as in training, at most {self.max_predictions} per row",
             "none": "unmasked",
         }[self.masks]
         width = f"rows up to {self.max_seq_length} tokens"
@@ -65,20 +64,21 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the rows of a source are to be written."""
+    """How to write the rows of a source."""
 
     source: DataSource
     to: Target
     shape: Shape
-    draw_masks: MaskingRules | None
+    masking: MaskingRules | None
+    """How to mask unmasked rows; None where the rows keep what they have."""
     seed: int
     shards: int
-    packing: Algorithm
-    max_per_row: int
+    packing: Algorithm = PACKING
+    max_per_row: int = MAX_PER_ROW
 
     @property
     def has_masks(self) -> bool:
-        return self.source.predictions is not None or self.draw_masks is not None
+        return self.source.predictions is not None or self.masking is not None
 
 
 def convert(
@@ -97,16 +97,19 @@ def convert(
 ) -> Conversion:
     """Write all rows of a data folder in another layout, in their order or shuffled by `shuffle_seed`.
 
-    `shards` is the number of files (0: one for every 65,536 rows), which differ by one row at the most. Rows of a
-    fixed width have that of the source, or of `max_seq_length` and `max_predictions`. Unmasked rows that go into a
-    layout of masked ones get their masks here, drawn once from `seed` by the rule of training. For hdf5-packed,
-    `packing` is the algorithm and `max_per_row` the most examples in a pack (0: what the algorithm takes).
+    `shards` is the number of files (0: one for every 65,536 rows); their sizes differ by at most one row. Padded rows
+    have the width of the source, or `max_seq_length` and `max_predictions`. For layouts of masked rows, unmasked rows
+    are masked as in training, once, from `seed`. For hdf5-packed, `packing` is the algorithm and `max_per_row` the
+    maximum examples per pack (0: the algorithm's default).
     """
+    if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
+        raise UserError("useless-option", f"--packing and --max-per-row are for --to hdf5-packed, not for {to}")
     source = open_data(folder, vocab=vocab)
-    plan = _plan(source, to, shards, seed, max_seq_length, max_predictions, packing, max_per_row)
+    plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
+    plan = replace(plan, packing=packing, max_per_row=max_per_row)
     rows = len(source)
     if shuffle_seed is None:
-        return _write_folder(plan, _as_they_lie, rows, Path(out))
+        return _write_folder(plan, _unchanged, rows, Path(out))
     key = derive(shuffle_seed, "convert")
     return _write_folder(plan, lambda positions: permute(positions, rows, key), rows, Path(out))
 
@@ -119,15 +122,15 @@ def convert_into(
     files: Sequence[tuple[str, int]],
     order: Order | None = None,
 ) -> Conversion:
-    """Write the rows of a data folder, in an order of their own, into new files of given names and sizes."""
-    plan = _plan(open_data(folder), to, len(files), 0, 0, 0, "lpfhp", 3)
+    """Write the rows of a data folder, in the given order, into new files of given names and sizes."""
+    plan = _plan(open_data(folder), to, shards=len(files))
     refuse_occupied(Path(out))
     write = hdf5.write_fixed if to == "hdf5-fixed" else hdf5.write_varlength
     first = 0
     with new_folder(Path(out)) as partial:
         plan.source.vocabulary.save(partial / VOCABULARY)
         for name, size in files:
-            write(partial / name, _blocks(plan, order or _as_they_lie, first, first + size), size, plan.shape)
+            write(partial / name, _blocks(plan, order or _unchanged, first, first + size), size, plan.shape)
             first += size
     return _conversion(plan, Path(out), rows=first, records=first, files=len(files))
 
@@ -144,14 +147,16 @@ def bin_by_length(
 ) -> dict[int, Conversion]:
     """Sort the rows of a data folder into sub-folders 128, 256, 384 and 512, each for lengths up to its name.
 
-    Returns what was written into each; lengths of which there are no rows get no folder. In each the rows keep their
-    order.
+    Returns the conversion of each sub-folder; empty ones are not made. Rows keep their order.
     """
     source = open_data(folder, vocab=vocab)
     longest = int(source.lengths.max())
     if longest > LENGTH_BINS[-1]:
-        raise UserError(f"{folder} holds an example of {longest} tokens, and the longest bin is {LENGTH_BINS[-1]}")
-    plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions, "lpfhp", 3)
+        raise UserError(
+            "example-too-long",
+            f"{folder} has an example of {longest} tokens; bins end at {LENGTH_BINS[-1]}",
+        )
+    plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions)
     refuse_occupied(Path(out))
     written = {}
     with new_folder(Path(out)) as partial:
@@ -175,18 +180,18 @@ def eval_set(
 ) -> Conversion:
     """Pick `count` rows, evenly strided as MLPerf's reference does it, into one file.
 
-    Without `to`, in the layout of the folder where that can be written, else as Arrow.
+    Without `to`, the layout is that of the folder if it can be written, else Arrow.
     """
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
-        raise UserError(f"--count is {count}, but {folder} holds {len(source)} examples")
-    plan = _plan(source, to or _same_layout(source), 1, seed, 0, 0, "lpfhp", 3)
+        raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples")
+    plan = _plan(source, to or _same_layout(source), shards=1, seed=seed)
     return _write_folder(plan, strided(len(source), count), count, Path(out))
 
 
 def strided(total: int, count: int) -> Order:
-    """The evenly strided pick of `count` of `total` rows, to the row as MLPerf's reference picks."""
-    stride = total / count  # a float, and cut off after multiplying
+    """`count` evenly strided rows of `total`, exactly those that MLPerf's reference picks."""
+    stride = total / count  # a float; positions are truncated after multiplying
     return lambda positions: (positions * stride).astype(np.int64)
 
 
@@ -195,64 +200,52 @@ def _same_layout(source: DataSource) -> Target:
     return next((target for target in get_args(Target) if target == name), "arrow")
 
 
-def _as_they_lie(positions: Ints) -> Ints:
+def _unchanged(positions: Ints) -> Ints:
     return positions
 
 
-# --- what to write ----------------------------------------------------------------------------------------
+# --- planning ----------------------------------------------------------------------------------------
 
 
 def _plan(
     source: DataSource,
     to: Target,
     shards: int,
-    seed: int,
-    max_seq_length: int,
-    max_predictions: int,
-    packing: Algorithm,
-    max_per_row: int,
+    seed: int = 0,
+    max_seq_length: int = 0,
+    max_predictions: int = 0,
 ) -> Plan:
-    if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
-        raise UserError(f"--packing and --max-per-row are about hdf5-packed, and --to is {to}; leave them out")
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:
-        raise UserError(f"--max-seq-length is {width}, but {source.folder} holds an example of {longest} tokens")
+        raise UserError("example-too-long", f"--max-seq-length is {width}, but an example has {longest} tokens")
     rules = None
     if source.predictions is not None:
         most = int(source.predictions.max())
         predictions = max_predictions or source.max_predictions
         if predictions < most:
-            raise UserError(
-                f"--max-predictions is {predictions}, but {source.folder} holds an example of {most} masked words"
-            )
+            raise UserError("too-many-predictions", f"--max-predictions is {predictions}, but an example has {most}")
     elif to == "arrow":
         predictions = 0
     else:
         noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
         probability = float(noted.get("masked_lm_prob", MASK_PROBABILITY))
         predictions = max_predictions or int(noted.get("max_predictions", 0)) or max(1, int(probability * width))
-        rules = MaskingRules(
-            vocab_size=len(words.words),
-            mask_id=words.id_of("[MASK]"),
-            special_ids=tuple(words.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]")),
-            max_predictions=predictions,
-            probability=probability,
-        )
+        rules = MaskingRules.of(words, max_predictions=predictions, probability=probability)
     is_small = max(len(words.words), width) <= 1 << 15
     shape = Shape(width, predictions, np.int16 if is_small else np.int32)
-    return Plan(source, to, shape, rules, seed, shards, packing, max_per_row)
+    return Plan(source, to, shape, rules, seed, shards)
 
 
 def shard_sizes(count: int, shards: int) -> list[int]:
-    """Sizes of `shards` files of `count` records, which differ by one at the most, the larger ones first."""
+    """Sizes of `shards` files of `count` records, which differ by at most one, larger ones first."""
     shards = shards or -(-count // ROWS_PER_SHARD)
     if not 1 <= shards <= count:
-        raise UserError(f"--shards is {shards}; it must be between 1 and the {count} records there are")
+        raise UserError("option-out-of-range", f"--shards is {shards}; it must be 1 to {count} (all records)")
     return [count // shards + (number < count % shards) for number in range(shards)]
 
 
-# --- writing it -------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------
 
 
 def _write_folder(plan: Plan, order: Order, count: int, out: Path) -> Conversion:
@@ -284,12 +277,12 @@ def _conversion(plan: Plan, out: Path, *, rows: int, records: int, files: int) -
         files=files,
         max_seq_length=plan.shape.max_seq_length,
         max_predictions=plan.shape.max_predictions,
-        masks="drawn" if plan.draw_masks else "kept" if plan.has_masks else "none",
+        masks="drawn" if plan.masking else "kept" if plan.has_masks else "none",
     )
 
 
 def _write_rows(plan: Plan, order: Order, count: int, folder: Path) -> int:
-    """Files of one example to the record."""
+    """Write files of one example per record; returns their number."""
     first = 0
     sizes = shard_sizes(count, plan.shards)
     for number, size in enumerate(sizes):
@@ -304,21 +297,21 @@ def _write_rows(plan: Plan, order: Order, count: int, folder: Path) -> int:
 
 
 def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
-    """A file for every length there can be, also for those that no example has."""
+    """Write a file for every length, also for those that no example has; returns their number."""
     if plan.shards:
-        raise UserError("--shards has no meaning for hdf5-per-length, which has a file for every length; leave it out")
+        raise UserError("useless-option", "--shards has no effect on hdf5-per-length, a file per length; leave it out")
     lengths = _lengths(plan, order, count)
     positions = np.argsort(lengths, kind="stable")
     ends = np.cumsum(np.bincount(lengths, minlength=plan.shape.max_seq_length + 1))
     for length in range(1, plan.shape.max_seq_length + 1):
         first, last = int(ends[length - 1]), int(ends[length])
-        blocks = _blocks(plan, lambda here: order(positions[here]), first, last)
+        blocks = _blocks(plan, lambda chunk: order(positions[chunk]), first, last)
         hdf5.write_fixed(folder / f"train_sentences_{length:03d}.hdf5", blocks, last - first, plan.shape)
     return plan.shape.max_seq_length
 
 
 def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[int, int]:
-    """Files of packs; returns the number of packs and of files."""
+    """Write files of packs; returns the number of packs and of files."""
     packing = plan_packing(
         _lengths(plan, order, count),
         row_length=plan.shape.max_seq_length,
@@ -336,7 +329,7 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
 
 
 def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[tuple[Block, Ints]]:
-    """The packs first .. last - 1, some at a time: their examples, and how many each takes."""
+    """The packs first .. last - 1 in chunks: their examples, and the number of examples of each pack."""
     for begin in range(first, last, ROWS_AT_ONCE):
         members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
         yield _read(plan, order(members)), np.diff(offsets)
@@ -346,8 +339,8 @@ def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
     """The lengths of the rows order(0), ... order(count - 1)."""
     lengths = np.empty(count, dtype=np.int32)
     for first in range(0, count, ROWS_PER_SHARD):
-        here = np.arange(first, min(first + ROWS_PER_SHARD, count))
-        lengths[here] = plan.source.lengths[order(here)]
+        chunk = np.arange(first, min(first + ROWS_PER_SHARD, count))
+        lengths[chunk] = plan.source.lengths[order(chunk)]
     return lengths
 
 
@@ -366,19 +359,15 @@ def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> None:
 
 
 def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
-    """The rows order(first), ... order(last - 1), some at a time."""
+    """The rows order(first), ... order(last - 1) in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         yield _read(plan, order(np.arange(begin, min(begin + ROWS_AT_ONCE, last))))
 
 
 def _read(plan: Plan, rows: Ints) -> Block:
-    """The examples of `rows`, with masks drawn for them where the layout wants some and there are none."""
+    """The examples of `rows`, masked if the plan says so."""
     block = plan.source.read(rows)
-    if plan.draw_masks is None:
+    if plan.masking is None:
         return block
-    starts = np.cumsum(block.lengths) - block.lengths
     keys = np.full(len(rows), derive(plan.seed, "mask", "convert"), dtype=np.uint64)
-    masked, chosen, labels = mask_tokens(block.tokens, starts, block.lengths, rows, keys, plan.draw_masks)
-    example = np.searchsorted(starts, chosen, side="right") - 1
-    masks = Masks(np.bincount(example, minlength=len(rows)), chosen - starts[example], labels)
-    return Block(masked, block.lengths, block.segment_b, block.is_random, masks)
+    return draw_masks(block, rows, keys, plan.masking)

@@ -1,7 +1,4 @@
-"""Other people's data folders, trained on as they are: HDF5 and TFRecord files behind an index (index.py).
-
-Rows are read as they are asked for, each record once.
-"""
+"""ForeignData: HDF5 and TFRecord folders of other systems, read in place through an index (index.py)."""
 
 from __future__ import annotations
 
@@ -29,14 +26,13 @@ from bertrain.data.formats.index import (
 )
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.shards import VOCABULARY
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 OPEN_FILES = 256  # HDF5 files held open at once
 
 
 class ForeignData:
-    """A folder (or one file) of HDF5 or TFRecord files, open for reading through its index."""
+    """A folder of HDF5 or TFRecord files (or one file), open for reading through its index."""
 
     def __init__(self, folder: Path, index: Path, vocabulary: Vocabulary) -> None:
         self.folder, self.vocabulary = folder, vocabulary
@@ -79,7 +75,9 @@ class ForeignData:
         """The examples of `rows`, in that order; each record is read once."""
         file_of_row = np.searchsorted(self._first_row, rows, side="right") - 1
         record_of_row = np.empty(len(rows), dtype=np.int64)
-        groups: dict[tuple[int, ...], list[_Fetched]] = {}  # by the widths of their rectangles: each is decoded at once
+        groups: dict[
+            tuple[int, ...], list[_Fetched]
+        ] = {}  # by the widths of their fields: each group is decoded together
         for number in np.unique(file_of_row).tolist():
             asked = np.flatnonzero(file_of_row == number)
             places, record_of_row[asked] = np.unique(self._places[rows[asked]], return_inverse=True)
@@ -99,7 +97,7 @@ class ForeignData:
                     block.lengths[example], self.lengths[rows[fetched.asked]]
                 )
                 if not is_same:
-                    raise UserError(f"{fetched.path} has changed since its index was made; start again")
+                    raise UserError("changed-data", f"{fetched.path} changed after it was indexed; run again")
                 order[fetched.asked] = examples_before + example
                 records_before += len(fetched.places)
             examples_before += len(block)
@@ -113,32 +111,33 @@ class ForeignData:
             return tfrecord.fetch(path, self._decoder, places)
 
     def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
-        """The examples of some files' records, and how many each record holds."""
+        """The examples of some files' records, and the number of examples of each record."""
         fields = {name: _join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
         try:
             block, parts = DECODERS[self._decoder](fields)
         except BadRecord as bad:
             ends = np.cumsum([len(fetched.places) for fetched in group])
             culprit = group[int(np.searchsorted(ends, bad.number, side="right"))]
-            raise UserError(f"{culprit.path} has changed since its index was made: {bad.complaint}") from None
+            raise UserError("changed-data", f"{culprit.path} changed after it was indexed: {bad.complaint}") from None
         largest = largest_word_of(block)
         if largest >= len(self.vocabulary.words):
             files = ", ".join(str(fetched.path) for fetched in group)
-            raise UserError(f"one of {files} has changed since its index was made: it holds the word {largest} now")
+            raise UserError("changed-data", f"{files} changed after it was indexed: it has the token id {largest}")
         return block, parts
 
     def _refuse_words_outside(self) -> None:
         largest, words = self._index["largest_word"], len(self.vocabulary.words)
         if largest["number"] >= words:
             raise UserError(
-                f"{path_of(self.folder, largest)}, row {largest['row']}, holds the word {largest['number']}, outside "
-                f"of the vocabulary of {words} words; name the right one by --vocab FILE (pretrain: --data.vocab)"
+                "other-vocabulary",
+                f"{path_of(self.folder, largest)}, row {largest['row']}, has the token id {largest['number']}, but "
+                f"the vocabulary has {words} words; give the right one with --vocab FILE (pretrain: --data.vocab)",
             )
 
 
 @dataclass(frozen=True)
 class _Fetched:
-    """Records of one file, and which of the rows asked for are in them."""
+    """Records of one file, and the requested rows that are in them."""
 
     path: Path
     places: Ints
@@ -146,23 +145,17 @@ class _Fetched:
     fields: Fields
 
     def widths(self) -> tuple[int, ...]:
-        """Widths of the rectangles among the fields; ragged ones have none."""
+        """Widths of the 2-D fields."""
         return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)
 
 
 def _join(parts: list[Any]) -> Any:
-    """A field of several files: lists end to end, or rectangles one above another."""
+    """A field of several files, concatenated."""
     return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 
-def vocabulary_beside(folder: Path) -> Vocabulary | None:
-    """The vocabulary that lies in the data folder, if there is one."""
-    path = (folder if folder.is_dir() else folder.parent) / VOCABULARY
-    return load_vocabulary(path) if path.is_file() else None
-
-
 def load_vocabulary(path: str | Path | None) -> Vocabulary:
-    """A vocabulary of which nothing else is known: it keeps case if any of its words has some."""
+    """A vocabulary whose case is unknown: it is cased if any word has capitals."""
     vocabulary = Vocabulary.load(path)
     has_case = any(word != word.lower() for word in vocabulary.words if not word.startswith("["))
     return Vocabulary(vocabulary.words, lower_case=not has_case)

@@ -1,7 +1,7 @@
-"""HDF5 files of pre-training examples, read and written a block of records at a time.
+"""HDF5 files of pre-training examples, read and written in chunks of records.
 
-The fields, types and shapes are those of MLPerf's data (NVIDIA's tools, and Samsung's, whose integers are wider), so
-that other people's trainers read what is written here. Nothing is compressed, as in theirs.
+Fields, types and shapes are those of MLPerf's data (NVIDIA's tools, and Samsung's, with wider integers), so that other
+trainers read the files written here. Nothing is compressed, as in theirs.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from bertrain.data.formats.ragged import RaggedColumn
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RECORDS_AT_ONCE = 1024
 FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": ENCODED}
-FLAT = {"next_sentence_labels"}  # one number for each record; a list of them where records are packs
-RECTANGLES = {"fixed", "encoded"}
+FLAT = {"next_sentence_labels"}  # one number per record; a list where records are packs
+PADDED = {"fixed", "encoded"}
 
 
 # --- reading ------------------------------------------------------------------------------------------
 
 
 class OpenFile:
-    """An HDF5 file open for reading, its datasets found once and mapped where they lie in one piece."""
+    """An HDF5 file open for reading; contiguous datasets are memory-mapped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class OpenFile:
         self.file.close()
 
     def read(self, name: str, first: int, last: int) -> Any:
-        """Rows `first` .. `last` of a dataset: an array, or a list of arrays where it is ragged."""
+        """Rows `first` .. `last` - 1 of a dataset: an array, or a list of arrays if it is variable-length."""
         with _reading(self.path):
             if name not in self._columns:
                 self._columns[name] = _column_of(self.file[name], self._content)
@@ -77,7 +77,7 @@ def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
     if h5py.check_vlen_dtype(dataset.dtype) is not None:
         return RaggedColumn(content, dataset)
     offset = dataset.id.get_offset() if dataset.chunks is None else None
-    if offset is None:  # in chunks, maybe compressed; or never written
+    if offset is None:  # chunked, perhaps compressed; or never written
         return dataset
     end = offset + dataset.size * dataset.dtype.itemsize
     if end > len(content):
@@ -86,7 +86,7 @@ def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
 
 
 def layout_of(path: Path) -> str:
-    """Which layout a file has, told by its datasets; refuses one that has none, or whose datasets do not match."""
+    """The layout of a file by its datasets; refuses missing or inconsistent datasets."""
     with OpenFile(path) as opened, _reading(path):
         names = set(opened.file.keys())
         if "packed_input_len" in names:
@@ -97,15 +97,15 @@ def layout_of(path: Path) -> str:
             layout = "fixed"
         else:
             layout = "varlength"
-        _refuse_odd_datasets(path, opened.file, layout)
+        _check_datasets(path, opened.file, layout)
         return layout
 
 
 def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
-    """All records of a file in order, some at a time: their numbers and their fields."""
+    """All records of a file in order, in chunks: their numbers and fields."""
     with OpenFile(path) as opened:
         with _reading(path):
-            _refuse_odd_datasets(path, opened.file, layout)
+            _check_datasets(path, opened.file, layout)
             count = len(opened.file[FIELDS[layout][0]])
         for first in range(0, count, RECORDS_AT_ONCE):
             numbers = np.arange(first, min(first + RECORDS_AT_ONCE, count))
@@ -113,23 +113,23 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
 
 
 def fetch(opened: OpenFile, layout: str, numbers: Ints) -> Fields:
-    """The fields of the records `numbers`, which ascend; consecutive ones are read at once."""
+    """The fields of the records `numbers`, which ascend; consecutive ones are read together."""
     runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)]
     fields: Fields = {}
     for name in FIELDS[layout]:
         parts = [opened.read(name, first, last) for first, last in runs]
-        is_ragged = isinstance(parts[0], list)
-        fields[name] = list(chain.from_iterable(parts)) if is_ragged else np.concatenate(parts)
+        is_varlength = isinstance(parts[0], list)
+        fields[name] = list(chain.from_iterable(parts)) if is_varlength else np.concatenate(parts)
     return fields
 
 
 def row_checksum(path: Path) -> str:
-    """MLPerf's checksum of a file: the MD5 of the list of its rows' MD5s, each of the text of a list of `input_ids`."""
+    """MLPerf's checksum: the MD5 of the list of the rows' MD5s, each of the text of its list of `input_ids`."""
     digests = []
     with OpenFile(path) as opened:
         with _reading(path):
             if "input_ids" not in opened.file:
-                raise UserError(f"{path} has no dataset input_ids to hash")
+                raise UserError("missing-field", f"{path} has no dataset input_ids to hash")
             count = len(opened.file["input_ids"])
         for first in range(0, count, RECORDS_AT_ONCE):
             for row in opened.read("input_ids", first, min(first + RECORDS_AT_ONCE, count)):
@@ -137,45 +137,50 @@ def row_checksum(path: Path) -> str:
     return hashlib.md5(str(digests).encode(), usedforsecurity=False).hexdigest()
 
 
-def _refuse_odd_datasets(path: Path, file: h5py.File, layout: str) -> None:
+def _check_datasets(path: Path, file: h5py.File, layout: str) -> None:
     names = FIELDS[layout]
     for name in names:
         if name not in file or not isinstance(file[name], h5py.Dataset):
-            raise UserError(f"{path} has no dataset {name}; an HDF5 file of this kind has {', '.join(names)}")
+            raise UserError(
+                "missing-field", f"{path} has no dataset {name}; the layout {layout} has {', '.join(names)}"
+            )
         dataset = file[name]
         is_flat = name in FLAT and layout != "packed"
-        is_ragged = layout not in RECTANGLES and not is_flat
+        is_varlength = layout not in PADDED and not is_flat
         kind = h5py.check_vlen_dtype(dataset.dtype)
-        if (kind is not None) != is_ragged or (kind or dataset.dtype).kind not in "iu":
-            wanted = "lists of integers" if is_ragged else "integers"
-            raise UserError(f"the dataset {name} of {path} holds {dataset.dtype}, not {wanted}")
-        dimensions = 1 if is_flat or is_ragged else 2
+        if (kind is not None) != is_varlength or (kind or dataset.dtype).kind not in "iu":
+            wanted = "lists of integers" if is_varlength else "integers"
+            raise UserError("bad-field", f"the dataset {name} of {path} contains {dataset.dtype}, not {wanted}")
+        dimensions = 1 if is_flat or is_varlength else 2
         if len(dataset.shape) != dimensions:
-            raise UserError(f"the dataset {name} of {path} has {len(dataset.shape)} dimensions, not {dimensions}")
+            raise UserError(
+                "bad-field", f"the dataset {name} of {path} has {len(dataset.shape)} axes, not {dimensions}"
+            )
         if len(dataset) != len(file[names[0]]):
             raise UserError(
+                "bad-field",
                 f"the datasets of {path} differ in length: {names[0]} has {len(file[names[0]])} rows, {name} "
-                f"{len(dataset)}"
+                f"{len(dataset)}",
             )
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """A damaged file makes the HDF5 library raise almost anything: it becomes one sentence."""
+    """Turn any exception into a UserError: on damaged files, the HDF5 library raises almost anything."""
     try:
         yield
     except (UserError, BadRecord):
         raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise UserError(f"{path} cannot be read as HDF5, it is damaged or cut off: {reason}") from None
+        raise UserError("damaged-data", f"cannot read {path} as HDF5, it is damaged or truncated: {reason}") from None
 
 
 # --- writing ------------------------------------------------------------------------------------------
 
 
 def write_fixed(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -> None:
-    """Write `count` examples as rectangles."""
+    """Write `count` examples as padded rows."""
     token, width, predictions = shape.token_type, shape.max_seq_length, shape.max_predictions
     datasets = {
         "input_ids": (token, (count, width)),
@@ -189,7 +194,7 @@ def write_fixed(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -
 
 
 def write_varlength(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -> None:
-    """Write `count` examples as ragged rows."""
+    """Write `count` examples as variable-length rows."""
     token, small = h5py.vlen_dtype(np.dtype(shape.token_type)), h5py.vlen_dtype(np.dtype(np.int8))
     kinds = {"input_ids": token, "segment_ids": small, "masked_lm_positions": token, "masked_lm_ids": token}
     datasets = {name: (kind, (count,)) for name, kind in kinds.items()} | {"next_sentence_labels": (np.int8, (count,))}
@@ -197,7 +202,7 @@ def write_varlength(path: Path, blocks: Iterable[Block], count: int, shape: Shap
 
 
 def write_packed(path: Path, packs: Iterable[tuple[Block, Ints]], count: int, shape: Shape) -> None:
-    """Write `count` packs, given as blocks of examples and how many of them each pack takes."""
+    """Write `count` packs, given as blocks of examples and the number of examples of each pack."""
     token, small = h5py.vlen_dtype(np.dtype(shape.token_type)), h5py.vlen_dtype(np.dtype(np.int8))
     datasets = {
         name: (small if name in ("segment_ids", "next_sentence_labels") else token, (count,)) for name in PACKED
@@ -206,7 +211,7 @@ def write_packed(path: Path, packs: Iterable[tuple[Block, Ints]], count: int, sh
 
 
 def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], parts: Iterable[Fields]) -> None:
-    # In memory first: the HDF5 library crashes when it cannot write on, or reads back what it could not write.
+    # In memory first: the HDF5 library crashes when the disk is full.
     content = BytesIO()
     with h5py.File(content, "w") as file:
         for name, (kind, shape) in datasets.items():
@@ -221,7 +226,7 @@ def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], part
 
 
 def _column(values: npt.NDArray | list[npt.NDArray]) -> npt.NDArray:
-    """What h5py takes for some rows: a rectangle also for lists that are equally long, else an array of objects."""
+    """Rows as h5py takes them: lists of equal length as a 2-D array, else an array of objects."""
     if isinstance(values, np.ndarray):
         return values
     if len(set(map(len, values))) <= 1:

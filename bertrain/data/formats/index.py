@@ -1,13 +1,13 @@
-"""The index of other people's files: the length, the predictions and the place of each row, and the files' hashes.
+"""The index of HDF5 and TFRecord folders: the length, predictions and place of each row, and the files' hashes.
 
-It is built once, by reading everything, which also finds every record that contradicts itself; and it is kept: in the
-data folder as `.bertrain-index`, or in the user's cache folder where that one cannot be written to. It names the
-SHA-256 of every file, so it is to these folders what the manifest is to prepared ones.
+It is built once, by reading all files, which also finds inconsistent records. It is stored in the data folder as
+`.bertrain-index`, or in the user's cache folder if the data folder is not writable. It contains the SHA-256 of every
+file, as the manifest of a prepared folder does.
 
     lengths.bin      int32    tokens of each row
-    predictions.bin  int32    its predictions; absent where masks are drawn at load
+    predictions.bin  int32    its predictions; absent where masks are drawn at load time
     is_random.bin    bool     its next-sentence label
-    places.bin       int64    its record: the number in an HDF5 file, the byte in a TFRecord file
+    places.bin       int64    its record: the number in an HDF5 file, the byte offset in a TFRecord file
     parts.bin        int32    which of the examples of that record it is
 """
 
@@ -43,8 +43,8 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "places": np.int64,
     "parts": np.int32,
 }
-BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # what lies beside the files of examples
-NAMES = {  # what each layout is called, by the kind of file and what is in it
+BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # other files in data folders
+NAMES = {  # of layouts, by the kind of file and its decoder
     ("hdf5", "fixed"): "hdf5-fixed",
     ("hdf5", "varlength"): "hdf5-varlength",
     ("hdf5", "packed"): "hdf5-packed",
@@ -54,10 +54,10 @@ NAMES = {  # what each layout is called, by the kind of file and what is in it
 }
 
 
-def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path:
-    """The folder of a fresh index of `folder`, built if there is none; `verify` as for prepared folders.
+def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
+    """The folder of an up-to-date index of `folder`, built if necessary; `verify` as for prepared folders.
 
-    Several processes may ask at once: one builds, the others wait.
+    Of several processes, one builds the index while the others wait.
     """
     files = find_files(folder)
     stamps = [_stamp(folder, path) for path, _ in files]
@@ -68,21 +68,20 @@ def open_index(folder: Path, *, verify: str, say: Callable[[str], None]) -> Path
             return place
     writable = [place for place in places if _is_writable(place.parent)]
     if not writable:
-        raise UserError(f"there is no place for an index of {folder}: neither it nor {places[-1].parent} is writable")
+        raise UserError("unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}")
     place = writable[0]
-    with _alone(place):
+    with _locked(place):
         if not _is_fresh(place, stamps):
             shutil.rmtree(place, ignore_errors=True)
             with new_folder(place) as partial:
-                _build(folder, files, stamps, partial, say)
+                _build(folder, files, stamps, partial, note)
     return place
 
 
 def verify_index(folder: Path) -> dict[str, Any] | None:
-    """Compare all files with the hashes of the latest index there is, which is returned; None where there is none.
+    """Compare all files with the hashes of the latest index, which is returned; None where there is none.
 
-    It need not be fresh and is never made again: files of a new date may hold what they held, and if not, that is
-    what is to be found out.
+    The index may be older than the files and is not rebuilt: the question is whether they changed.
     """
     names = {_stamp(folder, path)["name"] for path, _ in find_files(folder)}
     kept = [place for place in _index_places(folder) if (place / "index.json").is_file()]
@@ -91,34 +90,37 @@ def verify_index(folder: Path) -> dict[str, Any] | None:
     place = max(kept, key=lambda place: (place / "index.json").stat().st_mtime_ns)
     index = read_index(place)
     listed = {file["name"] for file in index["files"]}
-    for name in sorted(names ^ listed):
-        what = "is missing, which was there" if name in listed else "was not there"
-        raise UserError(f"{folder} has changed: {name} {what} when {place} was made; if that was meant, remove {place}")
+    if names != listed:
+        name = min(names ^ listed)
+        change = "removed" if name in listed else "added"
+        raise UserError(
+            "changed-data", f"{folder}: {name} was {change} after {place} was made; to accept that, remove it"
+        )
     _verify(folder, place, "hash")
     return index
 
 
 def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -> npt.NDArray[np.int32] | None:
-    """The lengths of all rows by an index that is there already, if the data still has this fingerprint."""
+    """The lengths of all rows from an existing index, if the data still has this fingerprint."""
     try:
         stamps = [_stamp(folder, path) for path, _ in find_files(folder)]
         for place in _index_places(folder):
             if _is_fresh(place, stamps) and fingerprint_of(read_index(place), vocabulary_hash) == fingerprint:
                 return map_array(place, "lengths")
-    except UserError:  # it is no data folder any more
+    except UserError:  # it is not a data folder any more
         pass
     return None
 
 
 def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
-    """SHA-256 of the names and hashes of all files, and of the vocabulary."""
+    """SHA-256 of the names and hashes of all files and of the vocabulary."""
     files = [(file["name"], file["sha256"]) for file in index["files"]]
     return hashlib.sha256(json.dumps([index["layout"], files, vocabulary_hash]).encode()).hexdigest()
 
 
 @dataclass
-class _Growing:
-    """What is found out about a folder while it is read."""
+class _Limits:
+    """Maxima over the records read so far."""
 
     max_seq_length: int = 0
     max_predictions: int = 0
@@ -126,13 +128,13 @@ class _Growing:
 
 
 def _build(
-    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, say: Callable[[str], None]
+    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
 ) -> None:
-    """Read everything once, and write the index into `out`."""
+    """Read all files and write the index into `out`."""
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
-    say(f"{folder}: {layout}, {len(files)} file(s); reading all of it once for an index of its rows")
-    growing = _Growing()
+    note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
+    limits = _Limits()
     entries = []
     with ExitStack() as stack:
         names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
@@ -140,11 +142,11 @@ def _build(
         for (path, _), stamp in zip(files, stamps, strict=True):
             rows = sum(
                 _append(block, places, parts, streams)
-                for block, places, parts in _blocks_of(path, stamp["name"], kind, decoder, growing)
+                for block, places, parts in _blocks_of(path, stamp["name"], kind, decoder, limits)
             )
             entries.append(stamp | {"rows": rows, "sha256": file_digest(path)[1]})
     if not sum(entry["rows"] for entry in entries):
-        raise UserError(f"the data folder {folder} holds no example")
+        raise UserError("empty-data", f"the data folder {folder} contains no example")
     arrays = []
     for name in names:
         size, digest = file_digest(out / f"{name}.bin")
@@ -152,9 +154,9 @@ def _build(
     content = {
         "index_version": INDEX_VERSION,
         "layout": layout,
-        "max_seq_length": growing.max_seq_length,
-        "max_predictions": growing.max_predictions,
-        "largest_word": growing.largest_word,
+        "max_seq_length": limits.max_seq_length,
+        "max_predictions": limits.max_predictions,
+        "largest_word": limits.largest_word,
         "files": entries,
         "arrays": arrays,
     }
@@ -169,12 +171,12 @@ def _common_layout(files: list[tuple[Path, str]]) -> str:
         found.setdefault(NAMES[kind, inside], path)
     if len(found) > 1:
         (one, first), (other, second) = list(found.items())[:2]
-        raise UserError(f"{first} is {one} and {second} is {other}; put them into folders of their own")
+        raise UserError("mixed-layouts", f"{first} is {one} and {second} is {other}; put them into separate folders")
     return next(iter(found))
 
 
-def _blocks_of(path: Path, name: str, kind: str, decoder: str, growing: _Growing) -> Iterator[tuple[Block, Ints, Ints]]:
-    """The examples of a file, some records at a time, with the place of each record and the number of its examples."""
+def _blocks_of(path: Path, name: str, kind: str, decoder: str, limits: _Limits) -> Iterator[tuple[Block, Ints, Ints]]:
+    """The examples of a file in chunks, with the place of each record and the number of its examples."""
     records_before = 0
     scan = hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder)
     with closing(scan):
@@ -185,19 +187,19 @@ def _blocks_of(path: Path, name: str, kind: str, decoder: str, growing: _Growing
                     return
                 places, fields = found
                 block, parts = DECODERS[decoder](fields)
-            _note(block, parts, fields, name, records_before, growing)
+            _raise_limits(block, parts, fields, name, records_before, limits)
             yield block, places, parts
             records_before += len(places)
 
 
-def _note(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, growing: _Growing) -> None:
+def _raise_limits(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, limits: _Limits) -> None:
     width = _width(fields, ("input_ids", "packed_input_ids")) or int(block.lengths.max(initial=0))
-    growing.max_seq_length = max(growing.max_seq_length, width)
+    limits.max_seq_length = max(limits.max_seq_length, width)
     if block.masks is not None:
         most = _width(fields, ("masked_lm_positions",)) or int(block.masks.counts.max(initial=0))
-        growing.max_predictions = max(growing.max_predictions, most)
+        limits.max_predictions = max(limits.max_predictions, most)
     largest = largest_word_of(block)
-    if largest > growing.largest_word["number"]:
+    if largest > limits.largest_word["number"]:
         holds = [block.tokens == largest]
         owners = [np.repeat(np.arange(len(block)), block.lengths)]
         if block.masks is not None:
@@ -205,11 +207,11 @@ def _note(block: Block, parts: Ints, fields: Fields, name: str, records_before: 
             owners.append(np.repeat(np.arange(len(block)), block.masks.counts))
         example = min(int(owner[where][0]) for owner, where in zip(owners, holds, strict=True) if where.any())
         record = int(np.searchsorted(np.cumsum(parts), example, side="right"))
-        growing.largest_word = {"number": largest, "name": name, "row": records_before + record}
+        limits.largest_word = {"number": largest, "name": name, "row": records_before + record}
 
 
 def _width(fields: Fields, names: tuple[str, ...]) -> int:
-    """The width of a rectangle among the fields; 0 where they are ragged."""
+    """The width of the first of these fields that is a 2-D array; 0 where they are variable-length."""
     for name in names:
         if name in fields and getattr(fields[name], "ndim", 0) == 2:
             return int(fields[name].shape[1])
@@ -237,26 +239,28 @@ def largest_word_of(block: Block) -> int:
 
 @contextmanager
 def naming_records(path: Path, places: Ints | None, records_before: int = 0) -> Iterator[None]:
-    """A record that contradicts itself becomes one sentence with its file and its row."""
+    """Turn BadRecord into a UserError that names file and row."""
     try:
         yield
     except BadRecord as bad:
         where = f"row {records_before + bad.number}" if places is None else f"the record at {places[bad.number]}"
-        raise UserError(f"{path}, {where}: {bad.complaint}; repair the file or take it out of the folder") from None
+        raise UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file") from None
 
 
 # --- the files -------------------------------------------------------------------------------------------
 
 
 def find_files(folder: Path) -> list[tuple[Path, str]]:
-    """The files of examples behind `folder` (which may be one file), in order of name, each with its kind."""
+    """The data files of `folder` (which may be one file) in order of name, each with its kind."""
     if folder.is_file():
         paths = [folder]
     else:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in BESIDE_DATA)
         paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not paths:
-        raise UserError(f"{folder} is not a prepared data folder: it has no manifest.json, nor HDF5 or TFRecord files")
+        raise UserError(
+            "not-prepared", f"{folder} is not a data folder: it has no manifest.json, HDF5 or TFRecord file"
+        )
     return [(path, _kind_of(path)) for path in paths]
 
 
@@ -265,15 +269,15 @@ def _kind_of(path: Path) -> str:
         with open(path, "rb") as stream:
             first_bytes = stream.read(16)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     if first_bytes.startswith(hdf5.SIGNATURE):
         return "hdf5"
     if tfrecord.is_tfrecord(first_bytes):
         return "tfrecord"
-    raise UserError(f"{path} begins like neither an HDF5 nor a TFRecord file; repair it or take it out of the folder")
+    raise UserError("unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair or remove it")
 
 
-# --- where the index is kept ------------------------------------------------------------------------------
+# --- where the index is stored ------------------------------------------------------------------------------
 
 
 def _index_places(folder: Path) -> list[Path]:
@@ -285,16 +289,16 @@ def _index_places(folder: Path) -> list[Path]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether a new file may be put there. Root could anywhere, but leaves alone what has no write bit."""
+    """Whether new files may be written there; root, too, respects missing write permissions."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"there is no place for an index: {folder} cannot be made ({error.strerror})") from None
+        raise UserError("unwritable-index", f"cannot create {folder} for an index: {error.strerror}") from None
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def _stamp(folder: Path, path: Path) -> dict[str, Any]:
-    """What tells at a glance whether a file is still the one that was indexed."""
+    """Name, size and time of a file: if equal, it is taken to be unchanged."""
     name = path.name if folder.is_file() else str(path.relative_to(folder))
     return {"name": name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
 
@@ -313,20 +317,21 @@ def _is_fresh(place: Path, stamps: list[dict[str, Any]]) -> bool:
 
 
 def _verify(folder: Path, place: Path, verify: str) -> None:
-    """Compare the index's own files and all files of examples with what the index says of them."""
+    """Compare the files of the index and all data files with the index."""
     index = read_index(place)
     for array in index["arrays"]:
         path = place / array["name"]
         size = path.stat().st_size if path.is_file() else -1
         if size != array["bytes"] or (verify == "hash" and file_digest(path)[1] != array["sha256"]):
-            raise UserError(f"the index {place} is damaged; remove it, and it will be made again")
+            raise UserError("damaged-index", f"the index {place} is damaged; remove it, and it will be rebuilt")
     if verify == "hash":
         for file in index["files"]:
             path = path_of(folder, file)
             if file_digest(path)[1] != file["sha256"]:
                 raise UserError(
-                    f"{path} is damaged: its SHA-256 is not what it was when {place} was made; if the change was "
-                    f"meant, remove {place}"
+                    "damaged-data",
+                    f"{path} is damaged: its SHA-256 differs from that in {place}; if the change was intended, remove "
+                    f"{place}",
                 )
 
 
@@ -337,7 +342,7 @@ def read_index(place: Path) -> dict[str, Any]:
             raise ValueError
         return index
     except (OSError, ValueError, TypeError):
-        raise UserError(f"the index {place} is damaged; remove it, and it will be made again") from None
+        raise UserError("damaged-index", f"the index {place} is damaged; remove it, and it will be rebuilt") from None
 
 
 def map_array(index: Path, name: str) -> npt.NDArray[Any]:
@@ -345,12 +350,12 @@ def map_array(index: Path, name: str) -> npt.NDArray[Any]:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Only one process at a time; the system frees the lock when it ends."""
+def _locked(place: Path) -> Iterator[None]:
+    """Hold a lock, so that one process at a time builds the index; the system frees it when the process ends."""
     try:
         lock = open(place.with_name(f"{place.name}.lock"), "w")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise UserError(f"cannot write the index {place}: {error.strerror}") from None
+        raise UserError("unwritable-index", f"cannot write the index {place}: {error.strerror}") from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""`bertrain data inspect`: examples as words, for people to look at."""
+"""`bertrain data inspect`: shows examples as words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPECIAL = {"[CLS]", "[SEP]", "[PAD]"}
 
 @dataclass(frozen=True)
 class Shown:
-    """One example in words. `labels` are the words to predict by their position; none where it is unmasked."""
+    """One example as words. `labels` are the words to predict by position; None where it is unmasked."""
 
     row: int
     words: list[str]
@@ -58,19 +58,19 @@ def inspect_data(folder: str | Path, *, rows: str = "0:5", vocab: str | Path | N
 
 
 def parse_rows(text: str, count: int) -> tuple[int, int]:
-    """FIRST:END as two numbers, END not above `count`; either may be left out."""
+    """FIRST:END as two numbers, END at most `count`; either may be omitted."""
     first_text, colon, last_text = text.partition(":")
     try:
         first, last = int(first_text or 0), int(last_text or count)
     except ValueError:
         first = last = -1
     if not colon or not 0 <= first < min(last, count):
-        raise UserError(f"--rows is {text!r}; it is FIRST:END, such as 0:5, within the {count} rows there are")
+        raise UserError("bad-row-range", f"--rows is {text!r}; it must be FIRST:END, such as 0:5, of {count} rows")
     return first, min(last, count)
 
 
 def lines_of(example: Shown) -> Iterator[Text]:
-    """An example as lines: what it is, then each segment; a word to predict stands as SHOWN=TRUE."""
+    """An example as lines: a summary, then each segment; a word to predict is shown as INPUT=LABEL."""
     from rich.text import Text
 
     is_pair = example.segment_b < len(example.words)

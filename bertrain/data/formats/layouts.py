@@ -1,19 +1,18 @@
-"""Other people's layouts, as pure functions: the fields of some records to a Block of examples, and back.
+"""Layouts of other systems as pure functions: the fields of some records to a Block of examples, and back.
 
-**fixed** (BERT's own script, MLPerf, NVIDIA, Samsung): rectangles of max_seq_length and max_predictions, padded with
-zeros. A prediction at position 0 is an empty slot, since [CLS] is never predicted; weights say it too, where they are.
+**fixed** (BERT's script, MLPerf, NVIDIA, Samsung): rows padded to max_seq_length and max_predictions with zeros. A
+prediction at position 0 is an empty slot, since [CLS] is never predicted; `masked_lm_weights`, if any, decides.
 
-**varlength** (NVIDIA): the same fields without their padding, and without the mask that says where it begins.
+**varlength** (NVIDIA): the same fields without padding and without `input_mask`.
 
-**packed** (NVIDIA): several sequences to a record, the lengths of each beside them; positions count from the record's
-beginning.
+**packed** (NVIDIA): several sequences per record, with their lengths; positions count from the record's beginning.
 
-**graphcore**: several sequences to a rectangle. `packed_input_mask` numbers them from 1, `packed_position_ids` order
-the tokens of each; the [CLS] of all stand in the last columns, and the next-sentence labels in the same order.
+**graphcore**: several sequences per padded row. `packed_input_mask` numbers them from 1, `packed_position_ids` order
+the tokens of each; their [CLS] are in the last columns, next-sentence labels in the same order.
 
-**encoded** (the GPU-variability study): unmasked rectangles and the positions of [CLS] and [SEP].
+**encoded** (the GPU-variability study): unmasked padded rows and the positions of [CLS] and [SEP].
 
-A record that contradicts itself raises `BadRecord` with its number among those given; whoever read it knows the file.
+An inconsistent record raises `BadRecord` with its number among those given; the caller knows the file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from bertrain.data.formats.block import Block, Masks, flat_ranges, joined, split
 from bertrain.data.formats.masking import Ints
 
-Fields = dict[str, Any]  # name of a field to a rectangle, or to a list of arrays, one entry for each record
+Fields = dict[str, Any]  # field name to a 2-D array, or to a list of arrays, one for each record
 
 FIXED = (
     "input_ids",
@@ -51,11 +50,11 @@ GRAPHCORE = (
     "packed_masked_lm_mask",
     "packed_next_sentence_labels",
 )
-WEIGHTS = "masked_lm_weights"  # of TFRecords: which of the predictions are real
+WEIGHTS = "masked_lm_weights"  # of TFRecords: 1 for real predictions, 0 for padding
 
 
 class BadRecord(Exception):
-    """A record that contradicts itself: its number among those given, and what is wrong."""
+    """An inconsistent record: its number among those given, and the complaint."""
 
     def __init__(self, number: int, complaint: str) -> None:
         super().__init__(complaint)
@@ -64,7 +63,7 @@ class BadRecord(Exception):
 
 @dataclass(frozen=True)
 class Shape:
-    """The rectangle that examples are laid into, and the type of a token."""
+    """Width of padded rows and of their predictions, and the type of a token."""
 
     max_seq_length: int
     max_predictions: int
@@ -75,7 +74,7 @@ class Shape:
 
 
 def from_fixed(fields: Fields) -> tuple[Block, Ints]:
-    """The examples of fixed records, and how many each record holds: one."""
+    """The examples of fixed records, and the number of examples of each record: one."""
     next_labels = _single(fields, "next_sentence_labels")
     ids, mask, segments = (np.asarray(fields[name]) for name in FIXED[:3])
     positions, labels = (np.asarray(fields[name]) for name in FIXED[3:5])
@@ -83,7 +82,7 @@ def from_fixed(fields: Fields) -> tuple[Block, Ints]:
     _refuse_unequal_widths(fields, FIXED[3:5])
     weights = np.asarray(fields[WEIGHTS]) if WEIGHTS in fields else positions
     if weights.shape != positions.shape:
-        raise BadRecord(0, f"{WEIGHTS} has {weights.shape[1]} places, masked_lm_positions {positions.shape[1]}")
+        raise BadRecord(0, f"{WEIGHTS} has {weights.shape[1]} places, but masked_lm_positions has {positions.shape[1]}")
     real, predicted = mask != 0, weights != 0
     lengths = real.sum(axis=1)
     _refuse((real != (np.arange(mask.shape[1]) < lengths[:, None])).any(axis=1), "input_mask has a gap")
@@ -98,7 +97,7 @@ def from_fixed(fields: Fields) -> tuple[Block, Ints]:
 
 
 def from_varlength(fields: Fields) -> tuple[Block, Ints]:
-    """The examples of ragged records, one each."""
+    """The examples of variable-length records, and the number of examples of each record: one."""
     lengths, counts = _sizes(fields["input_ids"]), _sizes(fields["masked_lm_positions"])
     _refuse(_sizes(fields["segment_ids"]) != lengths, "segment_ids and input_ids differ in length")
     _refuse(_sizes(fields["masked_lm_ids"]) != counts, "masked_lm_ids and masked_lm_positions differ in length")
@@ -113,9 +112,9 @@ def from_varlength(fields: Fields) -> tuple[Block, Ints]:
 
 
 def from_packed(fields: Fields) -> tuple[Block, Ints]:
-    """The examples of NVIDIA's packs, and how many each pack holds."""
+    """The examples of NVIDIA's packs, and the number of examples of each pack."""
     parts = _sizes(fields["packed_input_len"])
-    _refuse(parts == 0, "the pack holds no sequence")
+    _refuse(parts == 0, "the pack contains no sequence")
     for name in ("packed_masked_lm_len", "next_sentence_labels"):
         _refuse(_sizes(fields[name]) != parts, f"{name} and packed_input_len differ in length")
     lengths, counts = joined(fields["packed_input_len"]), joined(fields["packed_masked_lm_len"])
@@ -149,7 +148,7 @@ def from_packed(fields: Fields) -> tuple[Block, Ints]:
 
 
 def from_graphcore(fields: Fields) -> tuple[Block, Ints]:
-    """The examples of Graphcore's packed rectangles, and how many each of them holds."""
+    """The examples of Graphcore's packs, and the number of examples of each pack."""
     _refuse_unequal_widths(fields, GRAPHCORE[:4])
     _refuse_unequal_widths(fields, GRAPHCORE[4:7])
     ids, mask, segments, position_ids, mlm_positions, mlm_ids = (
@@ -158,7 +157,10 @@ def from_graphcore(fields: Fields) -> tuple[Block, Ints]:
     mlm_mask, labels = (np.asarray(fields[name]).astype(np.int64) for name in GRAPHCORE[6:])
     width, slots = mask.shape[1], labels.shape[1]
     parts = mask.max(axis=1, initial=0)
-    _refuse((parts == 0) | (mask.min(axis=1, initial=0) < 0) | (parts > width), "packed_input_mask names no sequence")
+    _refuse(
+        (parts == 0) | (mask.min(axis=1, initial=0) < 0) | (parts > width),
+        "packed_input_mask is not a numbering of sequences",
+    )
     first_example = np.cumsum(parts) - parts
     pack = np.repeat(np.arange(len(parts)), parts)
 
@@ -167,18 +169,18 @@ def from_graphcore(fields: Fields) -> tuple[Block, Ints]:
     order = np.lexsort((position_ids[record, column], example))
     record, column, example = record[order], column[order], example[order]
     lengths = np.bincount(example, minlength=len(pack))
-    _refuse_at(pack[lengths == 0], "packed_input_mask passes over a sequence")
+    _refuse_at(pack[lengths == 0], "packed_input_mask skips a sequence")
     within = flat_ranges(np.zeros(len(pack), dtype=np.int64), lengths)
     _refuse_at(record[position_ids[record, column] != within], "packed_position_ids do not count a sequence from 0")
 
     label_slot = column[np.cumsum(lengths) - lengths] - (width - slots)
-    _refuse_at(pack[label_slot < 0], "a [CLS] is not among the last columns, where its label would be found")
+    _refuse_at(pack[label_slot < 0], "a [CLS] is not among the last columns, so it has no next-sentence label")
 
     predicted_in, prediction = np.nonzero(mlm_mask)
     place = mlm_positions[predicted_in, prediction]
-    _refuse_at(predicted_in[(place < 0) | (place >= width)], "a masked position lies outside the row")
+    _refuse_at(predicted_in[(place < 0) | (place >= width)], "a masked position is outside the row")
     owner = mlm_mask[predicted_in, prediction]
-    _refuse_at(predicted_in[owner != mask[predicted_in, place]], "a masked position lies in another sequence")
+    _refuse_at(predicted_in[owner != mask[predicted_in, place]], "a masked position is in another sequence")
     owner = first_example[predicted_in] + owner - 1
     by_owner = np.argsort(owner, kind="stable")
     masks = Masks(
@@ -194,14 +196,14 @@ def from_graphcore(fields: Fields) -> tuple[Block, Ints]:
 
 
 def from_encoded(fields: Fields) -> tuple[Block, Ints]:
-    """The unmasked examples of the study's encoded records, one each."""
+    """The unmasked examples of the study's records, and the number of examples of each record: one."""
     ids, special = np.asarray(fields["input_ids"]), np.asarray(fields["special_token_positions"]).astype(np.int64)
     if special.shape[1] not in (2, 3):
-        raise BadRecord(0, f"special_token_positions has {special.shape[1]} places where a pair has 3 and one text 2")
+        raise BadRecord(0, f"special_token_positions has {special.shape[1]} places, not 3 (a pair) or 2 (one text)")
     lengths = special[:, -1] + 1
     _refuse(
         (np.diff(special, axis=1) <= 0).any(axis=1) | (special[:, 0] != 0) | (lengths > ids.shape[1]),
-        "special_token_positions do not rise from 0 to the end of the example",
+        "special_token_positions do not ascend from 0 to the end of the example",
     )
     within = np.arange(ids.shape[1])
     real = within < lengths[:, None]
@@ -239,7 +241,7 @@ def to_fixed(block: Block, shape: Shape) -> Fields:
 
 
 def to_packed(block: Block, parts: Ints, shape: Shape) -> Fields:
-    """The fields of packs that hold `parts` of the examples each, in their order."""
+    """The fields of packs; pack i holds the next parts[i] examples."""
     assert block.masks is not None
     masks = block.masks
     pack = np.repeat(np.arange(len(parts)), parts)
@@ -260,30 +262,32 @@ def to_packed(block: Block, parts: Ints, shape: Shape) -> Fields:
 
 
 def to_varlength(block: Block, shape: Shape) -> Fields:
-    """The fields of ragged records: packs of one, whose lengths go without saying."""
+    """The fields of variable-length records: packs of one example, without the fields of lengths."""
     packs = to_packed(block, np.ones(len(block), dtype=np.int64), shape)
     return {name: packs[name] for name in VARLENGTH[:-1]} | {"next_sentence_labels": block.is_random.astype(np.int8)}
 
 
-# --- what all of them share ---------------------------------------------------------------------------
+# --- shared by all layouts ---------------------------------------------------------------------------
 
 
 def _block(
     tokens: npt.NDArray, lengths: Ints, segments: npt.NDArray, labels: npt.NDArray, masks: Masks | None
 ) -> Block:
-    """A block of flat arrays in which nothing contradicts anything; predictions in ascending order."""
+    """A block of these arrays, checked; predictions in ascending order."""
     example = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     _refuse(lengths == 0, "the example is empty")
-    _refuse_at(example[tokens < 0], "a word's number is negative")
+    _refuse_at(example[tokens < 0], "a token id is negative")
     segment_b = lengths - np.bincount(example, segments != 0, len(lengths)).astype(np.int64)
-    _refuse_at(example[segments != (within >= segment_b[example])], "segment_ids are not a run of 0, then a run of 1")
+    _refuse_at(
+        example[segments != (within >= segment_b[example])], "segment_ids are not a run of 0 followed by a run of 1"
+    )
     _refuse((labels != 0) & (labels != 1), "the next-sentence label is neither 0 nor 1")
     if masks is not None:
         owner = np.repeat(np.arange(len(lengths)), masks.counts)
         outside = (masks.positions < 0) | (masks.positions >= lengths[owner])
-        _refuse_at(owner[outside], "a masked position lies outside the example")
-        _refuse_at(owner[masks.labels < 0], "a masked word's number is negative")
+        _refuse_at(owner[outside], "a masked position is outside the example")
+        _refuse_at(owner[masks.labels < 0], "a label is negative")
         rising = (np.diff(masks.positions) > 0) | (np.diff(owner) > 0)
         if not rising.all():
             order = np.lexsort((masks.positions, owner))
@@ -296,7 +300,7 @@ def _block(
 
 
 def _refuse(is_bad: npt.NDArray[np.bool_], complaint: str) -> None:
-    """Complain of the first record that is bad."""
+    """Raise BadRecord for the first bad record, if any."""
     _refuse_at(np.flatnonzero(is_bad), complaint)
 
 
@@ -310,11 +314,11 @@ def _refuse_unequal_widths(fields: Fields, names: tuple[str, ...]) -> None:
     for name in names[1:]:
         if np.asarray(fields[name]).shape[1] != width:
             found = np.asarray(fields[name]).shape[1]
-            raise BadRecord(0, f"{name} has {found} places where {names[0]} has {width}")
+            raise BadRecord(0, f"{name} has {found} places, but {names[0]} has {width}")
 
 
 def _single(fields: Fields, name: str) -> npt.NDArray:
-    """A field of one number to the record, which TFRecords hold as a list of one."""
+    """A field of one number per record, which TFRecords store as a list of one."""
     values = np.asarray(fields[name])
     if values.ndim == 2 and values.shape[1] != 1:
         raise BadRecord(0, f"{name} has {values.shape[1]} places, not one")
@@ -331,7 +335,7 @@ def _segments(block: Block) -> npt.NDArray[np.int8]:
 
 
 def _rectangle(real: npt.NDArray[np.bool_], values: Ints, kind: npt.DTypeLike) -> npt.NDArray:
-    """Flat values laid into the true places of `real`; zeros elsewhere."""
+    """A 2-D array with the values where `real` is true, and zeros elsewhere."""
     out = np.zeros(real.shape, dtype=kind)
     out[real] = values
     return out

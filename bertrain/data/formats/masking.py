@@ -1,8 +1,8 @@
-"""Dynamic masking: which tokens to predict, and what stands in their place.
+"""Dynamic masking: which tokens to predict, and what replaces them in the input.
 
-Pure functions over a flat run of tokens. Every draw is a hash of (key, row, position), where the key stands
-for (seed, epoch), so the masks of an example are new each epoch and the same on every rank and worker. How
-*many* tokens are predicted depends on the length alone: any rank knows a step's total without reading it.
+Pure functions over a flat run of tokens. Every draw is a hash of (key, row, position), where the key is derived from
+(seed, epoch): the masks of an example are new in each epoch and the same on every rank. The *number* of predictions
+depends on the length alone, so every rank knows a step's total without reading the examples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.seeds import Words, combine, mix
+from bertrain.data.text.vocabulary import Vocabulary
 
 Ints = npt.NDArray[np.int64]
 
@@ -21,7 +22,7 @@ KEEP_SHARE, RANDOM_SHARE = 0.1, 0.1  # of the chosen tokens; the other 80 % beco
 
 @dataclass(frozen=True)
 class MaskingRules:
-    """What masking needs to know of the vocabulary and the recipe."""
+    """The parameters of masking that come from the vocabulary and the settings."""
 
     vocab_size: int
     mask_id: int
@@ -29,7 +30,21 @@ class MaskingRules:
     max_predictions: int
     probability: float
     continues_word: npt.NDArray[np.bool_] | None = None
-    """Set for whole-word masking: which word pieces continue a word."""
+    """For whole-word masking: which word pieces continue a word."""
+
+    @staticmethod
+    def of(
+        vocabulary: Vocabulary, *, max_predictions: int, probability: float, whole_word: bool = False
+    ) -> MaskingRules:
+        """The rules for data of this vocabulary."""
+        return MaskingRules(
+            vocab_size=len(vocabulary.words),
+            mask_id=vocabulary.id_of("[MASK]"),
+            special_ids=tuple(vocabulary.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]")),
+            max_predictions=max_predictions,
+            probability=probability,
+            continues_word=vocabulary.continues_word if whole_word else None,
+        )
 
 
 def count_predictions(lengths: npt.ArrayLike, max_predictions: int, probability: float) -> Ints:
@@ -48,9 +63,9 @@ def mask_tokens(
 ) -> tuple[Ints, Ints, Ints]:
     """Mask a flat run of examples; returns (masked tokens, positions, labels), positions ascending.
 
-    `tokens` holds the examples one after another, example i at starts[i] .. starts[i] + lengths[i]; `rows` are
-    their numbers in the data set and `keys` the word each example's draws are keyed by. Special tokens are
-    never chosen. An example shorter on words than on predictions has all its words chosen.
+    `tokens` are the examples one after another, example i at starts[i] .. starts[i] + lengths[i]; `rows` are their
+    row numbers in the data set and `keys` the 64-bit key of each example's draws. Special tokens are never chosen. In
+    an example with fewer other tokens than predictions, all of them are chosen.
     """
     example = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(tokens)) - np.repeat(starts, lengths)
@@ -64,7 +79,7 @@ def mask_tokens(
     else:
         chosen = _choose_words(tokens, candidates, example, token_keys, wanted, rules.continues_word)
 
-    # The choosing used up the order of token_keys; a second hash decides what stands in the place.
+    # token_keys decided the choice; a second hash decides the replacement, independent of it.
     replacement_keys = mix(token_keys[chosen])
     share = (replacement_keys >> np.uint64(32)).astype(np.float64) / 2.0**32
     random_words = combine(0, replacement_keys) % np.uint64(rules.vocab_size)
@@ -95,10 +110,10 @@ def _choose_words(
     wanted: Ints,
     continues_word: npt.NDArray[np.bool_],
 ) -> Ints:
-    """Whole words in random order while they fit, then pieces of one more word if the count is still short.
+    """Whole words in random order while they fit, then pieces of other words if the count is still short.
 
-    The last clause is rare (it takes an example with no short word left) and keeps the number of predictions
-    a function of the length.
+    The latter is rare (no word that is short enough is left) and keeps the number of predictions a function of the
+    length.
     """
     begins = np.ones(len(candidates), dtype=bool)
     begins[1:] = ~(

@@ -1,4 +1,4 @@
-"""`bertrain data pack`: how well the sequences of a folder, or of a table of lengths, pack into rows; and the packs."""
+"""`bertrain data pack`: packs the sequences of a data folder, or of a table of lengths, into rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from bertrain.base.errors import UserError
-from bertrain.config.choices import Algorithm
+from bertrain.config.choices import PACKING, Algorithm
 from bertrain.data.formats.convert import Conversion, convert
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import count_lengths, count_rows, efficiency, pack_histogram
 from bertrain.data.formats.source import open_data
 
 COLUMNS = ["length", "sequences"]
-LONGEST = 1_000_000  # tokens; more is a mistake in the table
+LONGEST = 1_000_000  # tokens
 
 
 @dataclass(frozen=True)
 class PackStats:
-    """What a packing comes to."""
+    """The result of a packing."""
 
     algorithm: str
     row_length: int
@@ -30,16 +30,16 @@ class PackStats:
     tokens: int
     rows: int
     efficiency: float
-    """Share of the places in all rows that sequences take."""
+    """Share of all row positions that are tokens of sequences."""
     unpacked: float
-    """The same with one sequence to a row."""
+    """The same with one sequence per row."""
     strategies: int
-    """Different rows, by the lengths in them."""
+    """Number of different rows, by the lengths in them."""
     most_per_row: int
-    """Most sequences in a row."""
+    """Maximum sequences in a row."""
     seconds: float
     written: Conversion | None = None
-    """The packs, where they were written."""
+    """The data written, if any."""
 
 
 def pack(
@@ -47,7 +47,7 @@ def pack(
     out: str | Path | None = None,
     *,
     lengths: str | Path | None = None,
-    algorithm: Algorithm = "lpfhp",
+    algorithm: Algorithm = PACKING,
     max_per_row: int = 0,
     row_length: int = 0,
     shards: int = 0,
@@ -56,15 +56,14 @@ def pack(
 ) -> PackStats:
     """Pack the sequences of a data folder, or of a CSV file with the columns length and sequences.
 
-    A row is as long as the longest sequence unless `row_length` says otherwise. With `max_per_row` 0, lpfhp and spfhp
-    put as many sequences to a row as it holds, and nnlshp three. The packs of a folder are written to `out`, if given,
-    in the layout hdf5-packed; `seed` decides which sequence of a length goes where, the order of the packs, and masks
-    where the folder has none.
+    Without `row_length`, rows have the length of the longest sequence. With `max_per_row` 0, lpfhp and spfhp have no
+    limit on sequences per row, and nnlshp has 3. With `out`, the packs of a folder are written in the layout
+    hdf5-packed; `seed` shuffles sequences of equal length and packs, and draws masks where the folder has none.
     """
     if (folder is None) == (lengths is None):
-        raise UserError("give a data folder or --lengths FILE.csv, one of the two")
+        raise UserError("one-input-expected", "give either a data folder or --lengths FILE.csv")
     if lengths is not None and out is not None:
-        raise UserError("--out needs a data folder to write the packs of; --lengths only counts them")
+        raise UserError("one-input-expected", "--out needs a data folder to write packs of, not --lengths")
     if lengths is not None:
         histogram = read_lengths(Path(lengths))
     else:
@@ -104,24 +103,24 @@ def pack(
 
 
 def read_lengths(path: Path) -> Ints:
-    """The histogram in a CSV file whose columns are length and sequences: histogram[n] sequences have n tokens."""
+    """The histogram of a CSV file with the columns length and sequences: histogram[n] sequences have n tokens."""
     counts: dict[int, int] = {}
     try:
         with open(path, encoding="utf-8", newline="") as file:
             table = csv.reader(file)
             if next(table, []) != COLUMNS:
-                raise UserError(f"{path} is not a table of lengths: its first line must be {','.join(COLUMNS)}")
+                raise UserError("bad-length-table", f"{path} must begin with the line {','.join(COLUMNS)}")
             for row in table:
                 length, count = _read_row(row, f"{path}, line {table.line_num}")
                 if length in counts:
-                    raise UserError(f"{path}, line {table.line_num}: length {length} stands there twice")
+                    raise UserError("bad-length-table", f"{path}, line {table.line_num}: length {length} is repeated")
                 counts[length] = count
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, csv.Error):
-        raise UserError(f"{path} is not a CSV file of UTF-8 text") from None
+        raise UserError("bad-length-table", f"{path} is not a CSV file of UTF-8 text") from None
     if not any(counts.values()):
-        raise UserError(f"{path} counts no sequence; there is nothing to pack")
+        raise UserError("empty-data", f"{path} counts no sequence; there is nothing to pack")
     histogram = np.zeros(max(counts) + 1, dtype=np.int64)
     histogram[list(counts)] = list(counts.values())
     return histogram
@@ -132,5 +131,5 @@ def _read_row(row: list[str], where: str) -> tuple[int, int]:
         length, count = map(int, row)
         if 1 <= length <= LONGEST:
             return length, count
-        raise UserError(f"{where}: a length of {length} is not between 1 and {LONGEST:,}")
-    raise UserError(f"{where}: {','.join(row)!r} is not a length and a number of sequences, such as 128,1000")
+        raise UserError("bad-length-table", f"{where}: a length of {length} is not between 1 and {LONGEST:,}")
+    raise UserError("bad-length-table", f"{where}: {','.join(row)!r} is not LENGTH,SEQUENCES, such as 128,1000")

@@ -1,14 +1,13 @@
 """Packing: sequences of many lengths into rows of one length, decided from the histogram of lengths alone.
 
-A **strategy** is the content of a row as a tuple of lengths, with the number of rows that have it. The packers know
-lengths and counts only, so 157 million sequences take them as long as a thousand:
+A **strategy** is the content of a row as a tuple of lengths, with the number of rows that have it. The packers see
+lengths and counts only, so their time hardly depends on the number of sequences:
 
     lpfhp    longest pack first: each sequence, longest first, into the fullest row that still holds it
     spfhp    shortest pack first: into the emptiest
-    nnlshp   a mixture of exactly filled rows by non-negative least squares (nnls.py), what it leaves by lpfhp
+    nnlshp   a mixture of exactly filled rows by non-negative least squares (nnls.py), the rest by lpfhp
 
-Sequences get their places by a counting sort: beside the lengths, a packing keeps one number of four bytes for each
-sequence, as much as the lengths themselves, and works rows out when they are asked for.
+A counting sort assigns sequences to rows: a packing stores four bytes for each sequence and computes rows on demand.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import derive, permute
-from bertrain.config.choices import Algorithm
+from bertrain.config.choices import MAX_PER_ROW, PACKING, Algorithm
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.nnls import fill_rows
 
-NNLSHP_PER_ROW = 3  # its work grows with the ways to fill a row
-CHUNK = 1 << 20  # sequences handled at once
+NNLSHP_PER_ROW = 3  # its work grows with the number of ways to fill a row
+CHUNK = 1 << 20  # sequences processed together
 ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """`rows` rows that each hold sequences of these lengths, longest first."""
+    """`rows` rows of sequences of these lengths, longest first."""
 
     lengths: tuple[int, ...]
     rows: int
@@ -44,21 +43,21 @@ class Strategy:
 
 
 def pack_histogram(
-    histogram: Ints, *, row_length: int, algorithm: Algorithm = "lpfhp", max_per_row: int = 3
+    histogram: Ints, *, row_length: int, algorithm: Algorithm = PACKING, max_per_row: int = MAX_PER_ROW
 ) -> list[Strategy]:
-    """Pack histogram[n] sequences of each length n into rows of `row_length`, `max_per_row` to a row at the most.
+    """Pack histogram[n] sequences of each length n into rows of `row_length` with at most `max_per_row` sequences.
 
-    With `max_per_row` 0, lpfhp and spfhp put as many to a row as it holds, and nnlshp three.
+    With `max_per_row` 0, lpfhp and spfhp have no limit, and nnlshp has 3.
     """
     if max_per_row < 0:
-        raise UserError(f"--max-per-row is {max_per_row}; it must be at least 1, or 0 for the algorithm's own")
+        raise UserError("option-out-of-range", f"--max-per-row is {max_per_row}; it must not be negative")
     present = np.flatnonzero(histogram)
     if not len(present):
-        raise UserError("there is no sequence to pack")
+        raise UserError("empty-data", "there is no sequence to pack")
     if present[0] == 0:
-        raise UserError(f"{histogram[0]} sequences have no token; leave them out")
+        raise UserError("empty-sequence", f"{histogram[0]} sequences have no token; leave them out")
     if present[-1] > row_length:
-        raise UserError(f"a sequence of {present[-1]} tokens does not fit into a row of {row_length}")
+        raise UserError("example-too-long", f"a sequence of {present[-1]} tokens exceeds a row of {row_length}")
     counts = np.zeros(row_length + 1, dtype=np.int64)
     counts[: present[-1] + 1] = histogram[: present[-1] + 1]
     if algorithm == "nnlshp":
@@ -87,18 +86,18 @@ def efficiency(strategies: Iterable[Strategy], row_length: int) -> float:
 
 
 def _fill(fillings: list[tuple[tuple[int, ...], int]], counts: Ints) -> list[tuple[tuple[int, ...], int]]:
-    """Rows of these fillings as far as `counts` goes, which is used up; where a length runs out, its place is empty."""
+    """Rows of these fillings, taken from `counts`; where a length runs out, its place stays empty."""
     filled = []
     for lengths, rows in fillings:
-        begun: list[tuple[tuple[int, ...], int]] = [((), rows)]
+        partial: list[tuple[tuple[int, ...], int]] = [((), rows)]
         for length in lengths:
-            parted = []
-            for content, number in begun:
-                given = min(number, int(counts[length]))
-                counts[length] -= given
-                parted += [((*content, length), given), (content, number - given)]
-            begun = [(content, number) for content, number in parted if number]
-        filled += [(content, number) for content, number in begun if content]
+            extended = []
+            for content, number in partial:
+                available = min(number, int(counts[length]))
+                counts[length] -= available
+                extended += [((*content, length), available), (content, number - available)]
+            partial = [(content, number) for content, number in extended if number]
+        filled += [(content, number) for content, number in partial if content]
     return filled
 
 
@@ -110,10 +109,10 @@ def _place(
     *,
     into_fullest: bool,
 ) -> list[tuple[tuple[int, ...], int]]:
-    """Sequences, longest first, into the fullest or the emptiest row that holds them, or into a new one.
+    """Place sequences, longest first, into the fullest or the emptiest row that holds them, or into a new one.
 
-    The rows are those that placing one sequence after another would give; equal rows are handled together. Of rows
-    with the same space left, the one with the most sequences comes first.
+    The result is that of placing one sequence after another; equal rows are processed together. Of rows with the same
+    space left, the one with the most sequences comes first.
     """
     spaces: dict[int, dict[int, list[tuple[tuple[int, ...], int]]]] = {}  # by space left, then by number of sequences
     has_space = 0  # bit n: there are rows with n tokens of space
@@ -171,14 +170,14 @@ def _place(
 
 @dataclass(frozen=True)
 class Packing:
-    """Which sequences lie in which row, worked out for any stretch of rows."""
+    """The assignment of sequences to rows, computed for any range of rows."""
 
     order: npt.NDArray[Any]
-    """The sequences by length, and by chance within a length: four bytes for each."""
+    """The sequences sorted by length, in random order within a length."""
     row_starts: Ints
-    """The rows that each strategy begins with, before they are shuffled, and the number of all rows."""
+    """The first row of each strategy before rows are shuffled, and the number of all rows."""
     slots: Ints
-    """[strategies, most sequences in a row]: where in `order` the sequences for this place begin; -1: no sequence."""
+    """[strategies, maximum per row]: where in `order` the sequences of this place begin; -1: no sequence."""
     key: int
 
     def __len__(self) -> int:
@@ -199,11 +198,11 @@ def plan_packing(
     lengths: npt.NDArray[np.integer],
     *,
     row_length: int,
-    algorithm: Algorithm = "lpfhp",
-    max_per_row: int = 3,
+    algorithm: Algorithm = PACKING,
+    max_per_row: int = MAX_PER_ROW,
     seed: int = 1,
 ) -> Packing:
-    """Pack sequences of these lengths; `seed` decides which sequence of a length goes where, and the order of rows."""
+    """Pack sequences of these lengths; `seed` shuffles the sequences of each length and the rows."""
     histogram = count_lengths(lengths)
     strategies = pack_histogram(histogram, row_length=row_length, algorithm=algorithm, max_per_row=max_per_row)
     taken = np.cumsum(histogram) - histogram  # where each length's sequences begin in the order
@@ -221,8 +220,8 @@ def pack_lengths(
     lengths: npt.NDArray[np.integer],
     *,
     row_length: int,
-    algorithm: Algorithm = "lpfhp",
-    max_per_row: int = 3,
+    algorithm: Algorithm = PACKING,
+    max_per_row: int = MAX_PER_ROW,
     seed: int = 1,
 ) -> tuple[Ints, Ints]:
     """All rows of a packing at once: row r holds the sequences indices[offsets[r] : offsets[r + 1]]."""
@@ -238,7 +237,7 @@ def pack_lengths(
 
 
 def count_lengths(lengths: npt.NDArray[np.integer]) -> Ints:
-    """How many sequences have each length, from 0 to the longest; a part at a time, in little memory."""
+    """The number of sequences of each length, from 0 to the longest; computed in chunks, to save memory."""
     histogram = np.zeros(int(lengths.max(initial=0)) + 1, dtype=np.int64)
     for first in range(0, len(lengths), CHUNK):
         histogram += np.bincount(lengths[first : first + CHUNK], minlength=len(histogram))
@@ -246,14 +245,14 @@ def count_lengths(lengths: npt.NDArray[np.integer]) -> Ints:
 
 
 def sort_by_length(lengths: npt.NDArray[np.integer], histogram: Ints, key: int) -> npt.NDArray[Any]:
-    """The numbers of the sequences, shortest first, and in an order drawn by `key` within a length."""
+    """The indices of the sequences, shortest first, in random order by `key` within a length."""
     order = np.empty(len(lengths), dtype=np.uint32 if len(lengths) < 1 << 32 else np.int64)
     next_place = np.cumsum(histogram) - histogram
     for first in range(0, len(lengths), CHUNK):
         members = permute(np.arange(first, min(first + CHUNK, len(lengths))), len(lengths), key)
-        here = lengths[members]
-        members = members[np.argsort(here, kind="stable")]
-        counts = np.bincount(here, minlength=len(histogram))
+        chunk = lengths[members]
+        members = members[np.argsort(chunk, kind="stable")]
+        counts = np.bincount(chunk, minlength=len(histogram))
         begins = np.repeat(next_place - (np.cumsum(counts) - counts), counts)
         order[begins + np.arange(len(members))] = members
         next_place += counts

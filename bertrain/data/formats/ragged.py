@@ -1,9 +1,8 @@
-"""Ragged datasets of HDF5 files, read past the HDF5 library, which believes whatever lengths a damaged file names and
-then crashes the process.
+"""Variable-length datasets of HDF5 files, read without the HDF5 library, which crashes on the lengths in damaged files.
 
-A ragged dataset is a run of references: the length of the list, the address of a collection in the file, and the
+Such a dataset is a run of references: the length of the list, the address of a heap collection in the file, and the
 number of the list in it. A collection ("GCOL" in the file) is a run of objects: number, size, content. Both are read
-from the mapped file, and nothing outside of them is ever touched.
+from the memory-mapped file with every bound checked.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Content = npt.NDArray[np.uint8]
 
 
 class RaggedColumn:
-    """A ragged dataset in a file of this content; a slice of it is a list of arrays, or ValueError if it is damaged."""
+    """A variable-length dataset; a slice of it is a list of arrays. Raises ValueError where the file is damaged."""
 
     def __init__(self, content: Content, dataset: h5py.Dataset) -> None:
         self._content = content
@@ -45,15 +44,15 @@ class RaggedColumn:
             except ValueError as error:
                 raise ValueError(f"row {row} cannot be found: {error}") from None
             if size < length * kind.itemsize:
-                raise ValueError(f"row {row} is longer than the place where it is kept")
+                raise ValueError(f"row {row} is longer than its object")
             lists.append(self._content[begin : begin + length * kind.itemsize].view(kind))
         return lists
 
 
 def _references(content: Content, dataset: h5py.Dataset) -> npt.NDArray[Any]:
-    """The references of all rows; only those of a dataset in chunks are copied."""
+    """The references of all rows; those of a chunked dataset are copied."""
     if dataset.compression is not None:
-        raise ValueError("its ragged datasets are compressed, which is not supported; write them anew with h5repack")
+        raise ValueError("its variable-length datasets are compressed; rewrite them with h5repack -f NONE")
     count = len(dataset)
     if dataset.chunks is None:
         return _references_at(content, dataset.id.get_offset(), count)
@@ -66,7 +65,7 @@ def _references(content: Content, dataset: h5py.Dataset) -> npt.NDArray[Any]:
 
 
 def _references_at(content: Content, offset: int | None, count: int) -> npt.NDArray[Any]:
-    """References from `offset` on; where nothing was ever written, all lists are empty."""
+    """References from `offset` on; None means that nothing was written: all lists are empty."""
     if offset is None:
         return np.zeros(count, dtype=REFERENCE)
     end = offset + count * REFERENCE.itemsize
@@ -76,26 +75,26 @@ def _references_at(content: Content, offset: int | None, count: int) -> npt.NDAr
 
 
 class _Collection:
-    """The collection at `address`, walked through as far as it was asked for."""
+    """The collection at `address`, parsed as far as needed."""
 
     def __init__(self, content: Content, address: int) -> None:
         head = content[address : address + COLLECTION.size].tobytes()
         signature, size = COLLECTION.unpack(head) if len(head) == COLLECTION.size else (b"", 0)
         if signature != b"GCOL" or address + size > len(content):
-            raise ValueError("there is no collection at its address")
-        self._content = content.data  # a buffer, from which single numbers are read sooner than from an array
+            raise ValueError("there is no heap collection at its address")
+        self._content = content.data  # unpacks single numbers faster than an array
         self._found: dict[int, tuple[int, int]] = {}
         self._place, self._end = address + COLLECTION.size, address + size
 
     def find(self, wanted: int) -> tuple[int, int]:
-        """Where an object begins, and its size."""
+        """The begin and size of an object."""
         content, found, place, end = self._content, self._found, self._place, self._end
         while wanted not in found:
             if place + OBJECT.size > end:
                 raise ValueError("it is not in its collection")
             number, size = OBJECT.unpack_from(content, place)
             place += OBJECT.size
-            if number == 0 or place + size > end:  # the free space at the end, or nonsense
+            if number == 0 or place + size > end:  # the free space at the end, or damage
                 raise ValueError("it is not in its collection")
             found[number] = (place, size)
             place += size + 7 & ~7

@@ -1,19 +1,17 @@
-"""Examples on disk: Apache Arrow files with a manifest, memory-mapped and read without copying.
+"""Reads prepared folders: memory-mapped Apache Arrow files with a manifest. `write.py` writes them.
 
-A prepared folder holds `shard-00000.arrow` …, the vocabulary, and `manifest.json` with counts, the
-length histogram and the SHA-256 of each file. Rows are unmasked examples,
+A prepared folder contains `shard-00000.arrow` …, the vocabulary, and `manifest.json` with counts, the length histogram
+and the SHA-256 of each file. Rows are unmasked examples,
 
     tokens          list<uint16 or uint32>   [CLS] A [SEP] B [SEP]
     segment_b       uint32                   where segment B begins
     is_random       bool                     whether B was drawn from another document
 
-or, where `manifest.json` says `"masks": "static"`, examples whose masks were drawn once for all; `tokens` are then
-the masked ones, and two columns more say what stood there:
+or, where `manifest.json` says `"masks": "static"`, examples with fixed masks: `tokens` are then masked, and there are
+two more columns:
 
-    mlm_positions   list<uint16 or uint32>   where in the example, ascending
-    mlm_labels      list<uint16 or uint32>   the words that stood there
-
-`write.py` writes such folders; here they are read.
+    mlm_positions   list<uint16 or uint32>   positions to predict in the example, ascending
+    mlm_labels      list<uint16 or uint32>   the original tokens at these positions
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -39,7 +37,7 @@ VOCABULARY = "vocab.txt"
 
 
 class ListColumn:
-    """A column of lists over all shards of a folder, mapped from disk."""
+    """A column of lists over all shards of a folder, memory-mapped."""
 
     def __init__(self, arrays: list[pa.ListArray]) -> None:
         self._values: list[npt.NDArray[Any]] = [array.values.to_numpy() for array in arrays]
@@ -62,7 +60,7 @@ class ListColumn:
 
 
 class Shards:
-    """A prepared folder, open for reading: lengths of all rows in memory, the tokens mapped from disk."""
+    """A prepared folder, open for reading: lengths of all rows in memory, tokens memory-mapped."""
 
     layout = "arrow"
 
@@ -73,62 +71,67 @@ class Shards:
         self._tokens = ListColumn([batch.column("tokens") for batch in batches])
         self.lengths = self._tokens.counts
         if len(self.lengths) != manifest["rows"]:
-            raise UserError(f"{folder} holds {len(self.lengths)} rows where its manifest says {manifest['rows']}")
+            raise UserError(
+                "damaged-data", f"{folder} has {len(self.lengths)} rows, not {manifest['rows']}; prepare it again"
+            )
         self._segment_b = np.concatenate([batch.column("segment_b").to_numpy() for batch in batches])
         self._is_random = np.concatenate(
             [batch.column("is_random").to_numpy(zero_copy_only=False) for batch in batches]
         )
         self.predictions: npt.NDArray[np.int32] | None = None
-        """Predictions of each row where masks are static; None where they are drawn at load."""
+        """Predictions of each row where masks are static; None where they are drawn at load time."""
         if manifest["masks"] == "static":
             self._mlm_positions = ListColumn([batch.column("mlm_positions") for batch in batches])
             self._mlm_labels = ListColumn([batch.column("mlm_labels") for batch in batches])
             self.predictions = self._mlm_positions.counts
             unequal = np.flatnonzero(self.predictions != self._mlm_labels.counts)
             if len(unequal):
-                raise self._damaged(int(unequal[0]), "it has more masked positions than labels, or fewer")
+                raise self._damaged(int(unequal[0]), "it has different numbers of masked positions and labels")
 
     @staticmethod
     def open(folder: str | Path, *, verify: str = "hash") -> Shards:
         """Open a prepared folder; `verify` checks each file's "hash" or only its "size"."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise UserError(f"no data folder at {folder}; make one with `bertrain data prepare INPUT --out {folder}`")
+            raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
         if not (folder / MANIFEST).is_file():
-            raise UserError(f"{folder} is not a prepared data folder: it has no {MANIFEST}")
+            raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
             version = manifest["schema_version"]
             if version != SCHEMA_VERSION:
-                raise UserError(f"{folder} was written in layout {version}; this bertrain reads {SCHEMA_VERSION}")
+                raise UserError(
+                    "other-schema",
+                    f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare it again",
+                )
             if not manifest["rows"]:
-                raise UserError(f"the data folder {folder} holds no example")
+                raise UserError("empty-data", f"the data folder {folder} contains no example")
             for file in manifest["files"]:
                 _check_file(folder / file["name"], file, verify)
             words = manifest["vocabulary"]
             vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=words["lower_case"])
             if vocabulary.hash != words["sha256"]:
-                raise UserError(f"{folder / VOCABULARY} is not the vocabulary that {folder} was prepared with")
+                raise UserError("damaged-data", f"{folder / VOCABULARY} was changed; prepare the data again")
             return Shards(folder, manifest, vocabulary)
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{folder / MANIFEST} is damaged; prepare the data again") from None
+            raise UserError("damaged-data", f"{folder / MANIFEST} is damaged; prepare the data again") from None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which names the hash of every shard: the data's identity."""
+        """SHA-256 of the manifest, which contains the hash of every shard."""
         return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
 
     @property
     def max_seq_length(self) -> int:
-        """The longest example it was prepared for, or its longest one."""
+        """The maximum length it was prepared for, or has."""
         return int(self.manifest["preparation"].get("max_seq_length") or self.lengths.max())
 
     @property
     def max_predictions(self) -> int:
-        """The most predictions a row was prepared for, or has; 0 where masks are drawn at load."""
+        """The maximum predictions per row it was prepared for, or has; 0 where masks are drawn at load time."""
         if self.predictions is None:
             return 0
         return int(self.manifest["preparation"].get("max_predictions") or self.predictions.max())
@@ -149,28 +152,32 @@ class Shards:
         return block
 
     def _refuse_damage(self, rows: Ints, block: Block) -> None:
-        """Refuse what would be read out of its bounds later, where the files' hashes were not compared."""
+        """Refuse values that would index out of bounds later; the files' hashes may not have been compared."""
         words = len(self.vocabulary.words)
         found = [
-            (_first_owner(block.tokens >= words, block.lengths), f"a word outside of the vocabulary of {words} words"),
-            (_first_owner(block.segment_b > block.lengths, np.ones_like(rows)), "a segment B that begins past its end"),
+            (_first_owner(block.tokens >= words, block.lengths), f"a token id outside the vocabulary of {words} words"),
+            (
+                _first_owner(block.segment_b > block.lengths, np.ones_like(rows)),
+                "a segment B that begins after its end",
+            ),
         ]
         if block.masks is not None:
             counts = block.masks.counts
             is_past_end = block.masks.positions >= np.repeat(block.lengths, counts)
             found += [
-                (_first_owner(is_past_end, counts), "a masked position past its end"),
-                (_first_owner(block.masks.labels >= words, counts), "a masked word outside of the vocabulary"),
+                (_first_owner(is_past_end, counts), "a masked position after its end"),
+                (_first_owner(block.masks.labels >= words, counts), "a label outside the vocabulary"),
             ]
         for example, what in found:
             if example is not None:
-                raise self._damaged(int(rows[example]), f"it holds {what}")
+                raise self._damaged(int(rows[example]), f"it contains {what}")
 
     def _damaged(self, row: int, complaint: str) -> UserError:
         shard = int(np.searchsorted(self._first_row, row, side="right")) - 1
         path = self.folder / self.manifest["files"][shard]["name"]
         return UserError(
-            f"{path} is damaged in row {row - self._first_row[shard]}: {complaint}; prepare the data again"
+            "damaged-data",
+            f"{path} is damaged in row {row - self._first_row[shard]}: {complaint}; prepare the data again",
         )
 
     def gather(self, rows: Ints) -> Ints:
@@ -188,17 +195,19 @@ class Shards:
 
 def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
     if not path.is_file():
-        raise UserError(f"the shard {path} is missing; its manifest lists it")
+        raise UserError("missing-shard", f"the shard {path} is missing; prepare the data again")
     if path.stat().st_size != expected["bytes"]:
         raise UserError(
-            f"the shard {path} is {path.stat().st_size} bytes long where its manifest says {expected['bytes']}"
+            "damaged-data",
+            f"the shard {path} has {path.stat().st_size} bytes, but its manifest says {expected['bytes']}; prepare the "
+            "data again",
         )
     if verify == "hash" and file_digest(path)[1] != expected["sha256"]:
-        raise UserError(f"the shard {path} is damaged: its SHA-256 is not the manifest's; prepare the data again")
+        raise UserError("damaged-data", f"the shard {path} is damaged (SHA-256); prepare the data again")
 
 
 def _open_shard(path: Path) -> pa.RecordBatch:
-    """The one batch of a shard, its columns of the right types and its lists known to lie within their values."""
+    """The record batch of a shard, its column types and list offsets checked."""
     try:
         with pa.memory_map(str(path)) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
@@ -206,14 +215,14 @@ def _open_shard(path: Path) -> pa.RecordBatch:
         is_sound = all(_is_sound(name, batch.column(name)) for name in batch.schema.names)
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         reason = str(error).split("\n")[0]
-        raise UserError(f"the shard {path} cannot be read: {reason}") from None
+        raise UserError("damaged-data", f"the shard {path} cannot be read: {reason}; prepare the data again") from None
     if not is_sound or not {"tokens", "segment_b", "is_random"} <= set(batch.schema.names):
-        raise UserError(f"the shard {path} is damaged: its rows contradict themselves; prepare the data again")
+        raise UserError("damaged-data", f"the shard {path} is damaged (columns); prepare the data again")
     return batch
 
 
 def _is_sound(name: str, column: pa.Array) -> bool:
-    """Whether a column has the type of its name, a value in each row, and lists that follow one another."""
+    """Whether a column has its expected type, no null, and consecutive lists."""
     if name == "is_random":
         return column.type == pa.bool_() and not column.null_count
     if name == "segment_b":
@@ -227,7 +236,7 @@ def _is_sound(name: str, column: pa.Array) -> bool:
 
 
 def _first_owner(is_bad: npt.NDArray[np.bool_], counts: Ints) -> int | None:
-    """Which list the first bad one of many values belongs to, if there is one."""
+    """The list that the first bad value belongs to, if any."""
     if not is_bad.any():
         return None
     return int(np.searchsorted(np.cumsum(counts), int(is_bad.argmax()), side="right"))

@@ -1,8 +1,7 @@
-"""Where examples come from: what the trainer needs of a data set, and the one door to every layout."""
+"""DataSource, the interface of every data set, and `open_data`, which opens a data set of any layout."""
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,14 +13,14 @@ import numpy.typing as npt
 from bertrain.base.errors import UserError
 from bertrain.data.formats.block import Block
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.shards import MANIFEST, Shards
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.formats.shards import MANIFEST, VOCABULARY, Shards
+from bertrain.data.text.vocabulary import Vocabulary
 
 
 class DataSource(Protocol):
-    """A data set open for reading: the sizes of all its rows at hand, the rows themselves on disk.
+    """A data set open for reading: the sizes of all rows are in memory, the rows themselves may be on disk.
 
-    Lengths and predictions are an index that every rank has, so each knows the denominators of a step unasked.
+    Every rank has the lengths and the predictions, so each computes the loss denominators of a step by itself.
     """
 
     @property
@@ -35,22 +34,22 @@ class DataSource(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The identity of the data: two equal ones hold the same rows of the same words."""
+        """Identifies the data: equal fingerprints mean equal rows and equal vocabularies."""
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]: ...
 
     @property
     def predictions(self) -> npt.NDArray[np.int32] | None:
-        """Predictions of each row where masks are static; None where they are drawn at load."""
+        """Predictions of each row where masks are static; None where they are drawn at load time."""
 
     @property
     def max_seq_length(self) -> int:
-        """Width of the rows the data was made for: no example is longer."""
+        """The maximum length the data was prepared for."""
 
     @property
     def max_predictions(self) -> int:
-        """The most predictions the rows were made for; 0 where masks are drawn at load."""
+        """The maximum predictions per row it was prepared for; 0 where masks are drawn at load time."""
 
     @property
     def num_files(self) -> int: ...
@@ -64,44 +63,53 @@ class DataSource(Protocol):
         """Next-sentence label of each of `rows`."""
 
 
-def open_data(folder: str | Path, *, vocab: str | Path | Vocabulary | None = None, verify: str = "hash") -> DataSource:
-    """Open a data folder of any layout (or one file of other people's); finds out which, and says so.
+def open_data(
+    folder: str | Path,
+    *,
+    vocab: str | Path | Vocabulary | None = None,
+    verify: str = "hash",
+    quiet: bool = False,
+) -> DataSource:
+    """Open a data folder of any layout, or one HDF5 or TFRecord file; the layout is detected.
 
-    Prepared folders have their vocabulary with them. For others it is `vocab` (a file, or the words themselves), else
-    a `vocab.txt` that lies there, else the uncased one that ships with bertrain. `verify` checks each file's "hash"
-    or only its "size".
+    Prepared folders contain their vocabulary. For others it is `vocab` (a file or a Vocabulary), else the `vocab.txt`
+    in the folder, else the uncased vocabulary that ships with bertrain. `verify` checks each file's "hash" or only its
+    "size". Notes on what was detected go to standard error, unless `quiet`: ranks other than the first are quiet.
     """
     folder = Path(folder)
-    given = vocab if isinstance(vocab, Vocabulary) else None
+    note = _ignore if quiet else print_once
     if not folder.exists():
-        raise UserError(f"no data folder at {folder}; make one with `bertrain data prepare INPUT --out {folder}`")
+        raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
     if (folder / MANIFEST).is_file():
         shards = Shards.open(folder, verify=verify)
-        if vocab and given is None and Vocabulary.load(str(vocab)).words != shards.vocabulary.words:
+        if isinstance(vocab, str | Path) and vocab and Vocabulary.load(vocab).words != shards.vocabulary.words:
             raise UserError(
-                f"{folder} was prepared with its own vocabulary, which is not {vocab}; leave --vocab out "
-                "(pretrain: --data.vocab)"
+                "other-vocabulary",
+                f"{folder} contains its own vocabulary, which differs from {vocab}; leave --vocab out "
+                "(pretrain: --data.vocab)",
             )
         return shards
     from bertrain.data.formats import foreign
     from bertrain.data.formats.index import open_index
 
-    index = open_index(folder, verify=verify, say=say_once)
-    if given is None and vocab:
-        given = foreign.load_vocabulary(str(vocab))
-    if given is None:
-        given = foreign.vocabulary_beside(folder)
-    if given is None:
-        given = foreign.load_vocabulary(None)
-        say_once(
-            f"{folder} names no vocabulary: taking BERT's uncased one; --vocab FILE (pretrain: --data.vocab) names "
-            "another"
-        )
-    return foreign.ForeignData(folder, index, given)
+    index = open_index(folder, verify=verify, note=note)
+    if not isinstance(vocab, Vocabulary):
+        beside = (folder if folder.is_dir() else folder.parent) / VOCABULARY
+        path = vocab or (beside if beside.is_file() else None)
+        if path is None:
+            note(
+                f"{folder} contains no {VOCABULARY}: using BERT's uncased vocabulary; --vocab FILE (pretrain: "
+                "--data.vocab) selects another"
+            )
+        vocab = foreign.load_vocabulary(path)
+    return foreign.ForeignData(folder, index, vocab)
 
 
 @cache
-def say_once(line: str) -> None:
-    """A line about what was found or chosen, beside the output; said by the first rank only."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
+def print_once(line: str) -> None:
+    """Print a line to standard error, unless this process has printed it before."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _ignore(line: str) -> None:
+    pass

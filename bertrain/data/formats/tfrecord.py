@@ -1,7 +1,7 @@
-"""TFRecord files of tf.train.Example, without TensorFlow: the framing, the wire format, and BERT's features in it.
+"""TFRecord files of tf.train.Example, read and written without TensorFlow.
 
-A file is a run of records: length (8 bytes), checksum of these, data, checksum of the data; a checksum is a CRC32C,
-rotated and shifted. The data of a record is a protocol buffer: a map of names to lists of integers or floats.
+A file is a run of records: length (8 bytes), its checksum, data, its checksum; a checksum is a masked CRC32C. The data
+of a record is a protocol buffer: a map of names to lists of integers or floats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.data.formats.block import Block, flat_ranges
+from bertrain.base.protobuf import decode_varints, encode_field, encode_varints, wire_fields
+from bertrain.data.formats.block import Block
 from bertrain.data.formats.layouts import FIXED, GRAPHCORE, WEIGHTS, BadRecord, Fields, Shape, to_fixed
 from bertrain.data.formats.masking import Ints
 
@@ -31,22 +32,22 @@ MAY_BE_FLOATS = {WEIGHTS, "packed_masked_lm_mask"}
 
 
 def is_tfrecord(first_bytes: bytes) -> bool:
-    """Whether a file that begins so is a TFRecord file: its first length has the right checksum."""
+    """Whether these are the first bytes of a TFRecord file: its first length has the right checksum."""
     if len(first_bytes) < HEADER.size:
         return False
     return masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
 
 
 def masked_checksum(data: bytes) -> int:
-    """CRC32C, rotated right by 15 bits and shifted by a constant, as TFRecord files hold it."""
-    import google_crc32c  # of those who train, few read TensorFlow's files
+    """The CRC32C of TFRecord files: rotated right by 15 bits, plus a constant."""
+    import google_crc32c  # only for TensorFlow's files
 
     checksum = google_crc32c.value(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each record of a file with the place it begins at."""
+    """Each record of a file with its byte offset."""
     size = path.stat().st_size
     with _open(path) as stream:
         place = number = 0
@@ -58,18 +59,18 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_record(stream: BinaryIO, available: int, where: str) -> bytes:
-    """The record that begins where `stream` stands, both its checksums right."""
+    """The record at the position of `stream`, both checksums verified."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise UserError(f"{where} is cut off: the file ends within its length")
+        raise UserError("damaged-data", f"{where} is truncated: the file ends within its length")
     length, checksum = HEADER.unpack(header)
     if masked_checksum(header[:8]) != checksum:
-        raise UserError(f"{where} is damaged: the checksum of its length is wrong")
+        raise UserError("damaged-data", f"{where} is damaged: the checksum of its length is wrong")
     if length + HEADER.size + FOOTER.size > available:
-        raise UserError(f"{where} is cut off: it is {length} bytes long, and the file ends before")
+        raise UserError("damaged-data", f"{where} is truncated: it has {length} bytes, and the file ends before")
     data, footer = stream.read(length), stream.read(FOOTER.size)
     if FOOTER.pack(masked_checksum(data)) != footer:
-        raise UserError(f"{where} is damaged: the checksum of its data is wrong")
+        raise UserError("damaged-data", f"{where} is damaged: the checksum of its data is wrong")
     return data
 
 
@@ -77,14 +78,14 @@ def _open(path: Path) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
 
 
 # --- tf.train.Example ---------------------------------------------------------------------------------
 
 
 class Feature(NamedTuple):
-    """A list of numbers as it lies in the record: a run of varints, or of floats of four bytes."""
+    """A list of numbers as stored in the record: varints, or 4-byte floats."""
 
     is_float: bool
     content: bytes
@@ -94,7 +95,7 @@ EMPTY = Feature(False, b"")
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """The features of a tf.train.Example that are lists of integers or floats; raises ValueError if it is none."""
+    """The integer and float features of a tf.train.Example; raises ValueError if it is none."""
     features = {}
     for _, message in _submessages(data):
         for _, entry in _submessages(message):
@@ -106,17 +107,17 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 
 def _list_content(message: bytes, *, is_float: bool) -> bytes:
-    """The numbers of a FloatList or an Int64List: one field with all of them, or a field for each."""
+    """The numbers of a FloatList or an Int64List, packed in one field or in a field for each."""
     contents = []
     for _, wire, content in wire_fields(message):
         if wire not in ((2, 5) if is_float else (0, 2)) or (is_float and len(content) % 4):
-            raise ValueError("a list of numbers holds something else")
+            raise ValueError("a list of numbers contains something else")
         contents.append(content)
     return contents[0] if len(contents) == 1 else b"".join(contents)
 
 
 def stack(name: str, features: list[Feature]) -> npt.NDArray:
-    """A feature of some records as a rectangle, a row for each; raises BadRecord if one is not like the first."""
+    """A feature of some records as a 2-D array; raises BadRecord if one differs from the first in length or type."""
     contents = [feature.content for feature in features]
     data = b"".join(contents)
     byte_ends = np.cumsum([len(content) for content in contents])
@@ -132,102 +133,29 @@ def stack(name: str, features: list[Feature]) -> npt.NDArray:
     sizes = np.diff(ends, prepend=0)
     for number, (feature, size) in enumerate(zip(features, sizes.tolist(), strict=True)):
         if size != sizes[0] or feature.is_float != features[0].is_float:
-            raise BadRecord(number, f"{name} has {size} places where records before it have {sizes[0]}")
+            raise BadRecord(number, f"{name} has {size} places, but records before it have {sizes[0]}")
     return values.reshape(len(features), int(sizes[0]))
 
 
 def _submessages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each length-delimited field; there are no others outside of the lists."""
+    """Number and content of each field, all of which must be length-delimited."""
     for number, wire, content in wire_fields(data):
         if wire != 2:
             raise ValueError("a field has an unexpected type")
         yield number, content
 
 
-def wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Field number, wire type and content of each field of a message; a varint's content is its bytes."""
-    place = 0
-    while place < len(data):
-        key, place = read_varint(data, place)
-        wire = key & 7
-        begin = place
-        if wire == 0:
-            _, place = read_varint(data, place)
-        elif wire == 2:
-            size, begin = read_varint(data, place)
-            place = begin + size
-        elif wire in (1, 5):
-            place += 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire} is unknown")
-        if place > len(data):
-            raise ValueError("a field is longer than its message")
-        yield key >> 3, wire, data[begin:place]
-
-
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number of 7 bits to the byte, lowest first, and the place after it."""
-    value = shift = 0
-    for byte in data[place : place + 10]:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return value, place + shift // 7
-    raise ValueError("a number is cut off, or has too many bytes")
-
-
-def decode_varints(data: bytes) -> Ints:
-    """All numbers of a run of varints; negative ones take ten bytes."""
-    raw = np.frombuffer(data, dtype=np.uint8)
-    is_last = raw < 128
-    if is_last.all():
-        return raw.astype(np.int64)
-    ends = np.flatnonzero(is_last) + 1
-    if not is_last[-1]:
-        raise ValueError("a number is cut off")
-    starts = np.concatenate([[0], ends[:-1]])
-    sizes = ends - starts
-    if sizes.max() > 10:
-        raise ValueError("a number has too many bytes")
-    shifts = 7 * flat_ranges(np.zeros(len(sizes), dtype=np.int64), sizes)
-    shifted = (raw & 127).astype(np.uint64) << shifts.astype(np.uint64)
-    return np.add.reduceat(shifted, starts).view(np.int64)
-
-
-def encode_varints(values: npt.NDArray) -> bytes:
-    """Numbers from 0 on as a run of varints."""
-    values = values.astype(np.uint64)
-    sizes = np.ones(len(values), dtype=np.int64)
-    for bits in range(7, 64, 7):
-        sizes += values >= np.uint64(1 << bits)
-    within = flat_ranges(np.zeros(len(sizes), dtype=np.int64), sizes)
-    groups = np.repeat(values, sizes) >> (7 * within).astype(np.uint64) & np.uint64(127)
-    more = within < np.repeat(sizes, sizes) - 1
-    return (groups.astype(np.uint8) | (more.astype(np.uint8) << 7)).tobytes()
-
-
 def encode_example(features: dict[str, Feature]) -> bytes:
     """A tf.train.Example of these features."""
     entries = []
     for name, (is_float, content) in features.items():
-        feature = _field(2 if is_float else 3, _field(1, content))
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
-    return _field(1, b"".join(entries))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
-    head = bytearray([number << 3 | 2])
-    size = len(content)
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + content
+        feature = encode_field(2 if is_float else 3, encode_field(1, content))
+        entries.append(encode_field(1, encode_field(1, name.encode()) + encode_field(2, feature)))
+    return encode_field(1, b"".join(entries))
 
 
 def rows_of(values: npt.NDArray) -> list[Feature]:
-    """The rows of a rectangle of floats, or of integers from 0 on, as features."""
+    """The rows of a 2-D array of floats, or of non-negative integers, as features."""
     if values.dtype.kind == "f":
         return [Feature(True, row.tobytes()) for row in values.astype("<f4")]
     encoded = encode_varints(values.reshape(-1))
@@ -240,7 +168,7 @@ def rows_of(values: npt.NDArray) -> list[Feature]:
 
 
 def layout_of(path: Path) -> str:
-    """Which layout a file has, told by the features of its first record."""
+    """The layout of a file by the features of its first record."""
     features = _parse(*next(records(path)), path, 0)
     layout = "graphcore" if "packed_input_ids" in features else "fixed"
     _refuse_missing(features, layout, f"record 0 of {path}")
@@ -248,7 +176,7 @@ def layout_of(path: Path) -> str:
 
 
 def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
-    """All records of a file in order, some at a time: their places and their features."""
+    """All records of a file in order, in chunks: byte offsets and features."""
     places: list[int] = []
     waiting: list[dict[str, Feature]] = []
     for number, (place, data) in enumerate(records(path)):
@@ -264,7 +192,7 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
 
 
 def fetch(path: Path, layout: str, places: Ints) -> Fields:
-    """The features of the records that begin at `places`."""
+    """The features of the records at these byte offsets."""
     found = []
     size = path.stat().st_size if path.is_file() else 0
     with _open(path) as stream:
@@ -279,7 +207,7 @@ def fetch(path: Path, layout: str, places: Ints) -> Fields:
 
 
 def write(path: Path, blocks: Iterable[Block], shape: Shape) -> None:
-    """Write examples with the features of BERT's own script."""
+    """Write examples with the features of BERT's script."""
     with open(path, "wb") as stream:
         for block in blocks:
             assert block.masks is not None
@@ -299,20 +227,20 @@ def _parse(place: int, data: bytes, path: Path, number: int | None) -> dict[str,
         return parse_example(data)
     except ValueError as error:
         where = f"record {number}" if number is not None else f"the record at byte {place}"
-        raise UserError(f"{where} of {path} is not a tf.train.Example: {error}") from None
+        raise UserError("damaged-data", f"{where} of {path} is not a tf.train.Example: {error}") from None
 
 
 def _refuse_missing(features: dict[str, Feature], layout: str, where: str) -> None:
     for name in FIELDS[layout]:
         if name not in features:
             wanted = ", ".join(FIELDS[layout])
-            raise UserError(f"{where} has no feature {name}; a pre-training example has {wanted}")
+            raise UserError("missing-field", f"{where} has no feature {name}; a pre-training example has {wanted}")
         if features[name].is_float and name not in MAY_BE_FLOATS:
-            raise UserError(f"the feature {name} in {where} holds floats, not integers")
+            raise UserError("bad-field", f"the feature {name} in {where} contains floats, not integers")
 
 
 def _stack_all(found: list[dict[str, Feature]], layout: str) -> Fields:
-    """The features of some records, each a rectangle."""
+    """The features of some records, each as a 2-D array."""
     fields = {}
     for name in (*FIELDS[layout], *OPTIONAL[layout]):
         if name in found[0]:

@@ -1,6 +1,6 @@
-"""Examples to a prepared folder: Arrow files and their manifest (the layout is described in shards.py).
+"""Writes prepared folders: Arrow files and their manifest, as shards.py describes them.
 
-The folder is written under another name beside its place and renamed when it is whole.
+A folder is written under a temporary name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bertrain.base.files import file_digest, new_folder, refuse_occupied, write_
 from bertrain.data.formats.block import Block, Masks, Values, in_batches
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
-MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow counts them in 32 bits
+MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow's offsets have 32 bits
 Histogram = Counter[int]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row: the tokens with their special ones, where segment B begins, and the next-sentence label.
+    """One row: tokens including special ones, where segment B begins, and the next-sentence label.
 
-    Where masks were drawn at preparation, `tokens` are masked, and positions and labels say what stood where.
+    With static masks, `tokens` are masked, and positions and labels hold the original tokens.
     """
 
     tokens: list[int]
@@ -59,7 +59,7 @@ def write_blocks(
 ) -> dict[str, Any]:
     """Write a prepared folder, a file for each block, and return its manifest.
 
-    `preparation` records how the examples were made.
+    `preparation` describes how the examples were made.
     """
     refuse_occupied(out)
     with new_folder(out) as folder:
@@ -84,7 +84,7 @@ def finish_folder(
 ) -> dict[str, Any]:
     """Write the vocabulary and the manifest of a folder whose shards are written; returns the manifest."""
     if not files:
-        raise UserError(f"there is no example to write into {folder}")
+        raise UserError("empty-data", f"there is no example to write into {folder}")
     vocabulary.save(folder / VOCABULARY)
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -109,7 +109,7 @@ def shard_name(number: int) -> str:
 
 
 def histogram_of(block: Block) -> Histogram:
-    """How many examples there are of each length."""
+    """The number of examples of each length."""
     lengths, counts = np.unique(block.lengths, return_counts=True)
     return Counter(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
 
@@ -136,7 +136,7 @@ def _flatten(lists: list[list[int]]) -> tuple[Ints, Ints]:
 
 
 def narrow(block: Block, vocabulary: Vocabulary) -> Block:
-    """The same block with tokens, positions and labels of the type they have on disk."""
+    """The same block with tokens, positions and labels of their type on disk."""
     dtype = vocabulary.dtype
     masks = block.masks
     if masks is not None:
@@ -145,7 +145,7 @@ def narrow(block: Block, vocabulary: Vocabulary) -> Block:
 
 
 def write_shard(path: Path, block: Block) -> dict[str, Any]:
-    """Write one Arrow file of a narrow block; returns what the manifest says of it."""
+    """Write one Arrow file of a narrow block; returns its entry in the manifest."""
     columns = {
         "tokens": _list_column(path, block.tokens, block.offsets),
         "segment_b": pa.array(block.segment_b.astype(np.uint32)),
@@ -163,5 +163,5 @@ def write_shard(path: Path, block: Block) -> dict[str, Any]:
 
 def _list_column(path: Path, values: Values, offsets: Ints) -> pa.ListArray:
     if offsets[-1] > MOST_VALUES:
-        raise UserError(f"{path.name} would hold {offsets[-1]:,} tokens, more than Arrow counts; write more shards")
+        raise UserError("shard-too-large", f"{path.name} would have {offsets[-1]:,} tokens; write more shards")
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))

@@ -1,4 +1,4 @@
-"""Stretches of text to rows: special tokens put between them, and more rows than memory holds kept in files."""
+"""Pairs to rows of tokens with special tokens; and rows in files, where they exceed memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block_of_pairs(tokens: Values, pairs: Sequence[Pair], start: int, separator:
 
 
 def spool(blocks: Iterable[Block], folder: Path) -> Block:
-    """Masked blocks end to end as one, its tokens in files of `folder` rather than in memory."""
+    """Masked blocks concatenated to one, its tokens in files of `folder` instead of memory."""
     lengths: list[Ints] = []
     counts: list[Ints] = []
     segment_b: list[Values] = []

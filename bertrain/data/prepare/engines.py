@@ -1,4 +1,4 @@
-"""Who makes the units: this process, several of this machine, or a Dask cluster. The units are the same."""
+"""Runs preparation in this process, in several processes, or on a Dask cluster. The result is the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DASK_TIMEOUT_S = 20
 def make_units(
     work_folder: str, numbers: list[int], workers: int, engine: Engine, scheduler: str | None
 ) -> Iterator[int]:
-    """Make the units of these numbers, and yield each number when its unit is there."""
+    """Make the units of these numbers; yields each number when its unit is finished."""
     if engine == "dask":
         yield from _on_dask(work_folder, numbers, scheduler)
     elif workers == 1 or len(numbers) == 1:
@@ -37,13 +37,13 @@ def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Ite
     try:
         import distributed
     except ImportError:
-        raise UserError("--engine dask needs the extra: pip install 'bertrain[dask]'") from None
+        raise UserError("missing-extra", "--engine dask needs Dask: pip install 'bertrain[dask]'") from None
     if scheduler is None:
-        raise UserError("--engine dask needs the address of a running scheduler, such as --scheduler tcp://node1:8786")
+        raise UserError("missing-option", "--engine dask needs a scheduler, such as --scheduler tcp://node1:8786")
     try:
         client: Any = distributed.Client(scheduler, timeout=DASK_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"no Dask scheduler answers at --scheduler {scheduler}: {error}") from None
+        raise UserError("no-scheduler", f"no Dask scheduler answers at --scheduler {scheduler}: {error}") from None
     with client:
         futures = [client.submit(make_unit, work_folder, number, pure=False) for number in numbers]
         try:
@@ -51,8 +51,9 @@ def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Ite
                 yield future.result()
         except distributed.KilledWorker:
             raise UserError(
-                "the Dask workers were killed again and again at the same unit, perhaps for want of memory; what is "
-                "finished is kept: give the same command again"
+                "killed-worker",
+                "Dask workers were killed repeatedly at the same unit, perhaps because memory ran out; finished units "
+                "are kept: run the same command again",
             ) from None
         finally:
             client.cancel(futures)

@@ -1,9 +1,9 @@
-"""Documents to examples: which stretches of the tokens make a row. Nothing is copied here.
+"""Documents to examples: which ranges of the tokens make a row. No token is copied.
 
-Pairs for next-sentence prediction are those of BERT's reference: sentences of a document are gathered into a chunk
-of about the target length (now and then a shorter one, so that short input is seen too), the chunk is cut at a random
-sentence into A and B, and half the time B is replaced by a stretch of another document, whose unused sentences go
-back. Full sentences, without next-sentence prediction, are RoBERTa's: rows filled with sentences in their order.
+Pairs for next-sentence prediction are those of BERT's reference: sentences of a document are collected into a chunk of
+about the target length (sometimes a shorter one), the chunk is split at a random sentence into A and B, and half the
+time B is replaced by a range of another document, and its own sentences are used again. Full sentences, without
+next-sentence prediction, are RoBERTa's: rows filled with consecutive sentences.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SINGLE_SPECIAL_TOKENS = 2  # [CLS] A [SEP]
 
 @dataclass(frozen=True)
 class TokenText:
-    """Tokens of many documents one after another; sentence s is sentences[s] .. sentences[s + 1] of them.
+    """Tokens of many documents: sentence s is tokens[sentences[s] : sentences[s + 1]].
 
-    Document d is the sentences documents[d] .. documents[d + 1]. No sentence and no document is empty.
+    Document d has the sentences documents[d] .. documents[d + 1] - 1. No sentence and no document is empty.
     """
 
     tokens: npt.NDArray[Any]
@@ -42,7 +42,7 @@ class TokenText:
 
 
 class Pair(NamedTuple):
-    """Two stretches of the tokens; `is_random` says that B does not follow A. An empty B stands for none."""
+    """Two ranges of the tokens. An empty B means that there is none."""
 
     a_start: int
     a_stop: int
@@ -62,12 +62,14 @@ def draw_pairs(
 ) -> Iterator[Pair]:
     """All pairs of the first `num_documents` documents; a random B may come from any document of `text`.
 
-    Each document draws from a generator of its own, seeded by its number (they count from `first_number`), so its
-    pairs do not depend on how many pairs others made.
+    Each document has its own random generator, seeded by its number (counted from `first_number`), so its pairs do not
+    depend on other documents.
     """
     if text.num_documents < 2:
         raise UserError(
-            "the input is a single document, so no pair can be drawn from another; put a blank line between documents"
+            "single-document",
+            "the input is a single document, so there is no other to draw a random B from; put a blank line between "
+            "documents",
         )
     for number in range(num_documents or text.num_documents):
         draw = random.Random(derive(seed, "pairs", first_number + number))
@@ -94,8 +96,8 @@ def pairs_of_document(
 ) -> Iterator[Pair]:
     """Pairs of one document; `another` draws the document of a random B.
 
-    The draws, and their order, are those of the reference. It masks a pair before it draws the next one, and so may
-    a caller that draws from the same generator.
+    The draws and their order are those of the reference, which masks each pair before it draws the next; a caller may
+    do so too, from the same generator.
     """
     sentences = text.sentences
     longest = max_seq_length - PAIR_SPECIAL_TOKENS
@@ -124,7 +126,7 @@ def pairs_of_document(
 def _truncate(
     a_start: int, a_stop: int, b_start: int, b_stop: int, is_random: bool, longest: int, draw: random.Random
 ) -> Pair:
-    """Take tokens off the longer of the two, at a random end each time, until both fit."""
+    """Remove tokens from the longer one, each at a random end, until both fit."""
     a_length, b_length = a_stop - a_start, b_stop - b_start
     while a_length + b_length > longest:
         at_front = draw.random() < 0.5
@@ -140,10 +142,10 @@ def _truncate(
 def full_sentences(
     text: TokenText, separator: int, *, max_seq_length: int, seed: int
 ) -> tuple[npt.NDArray[Any], Iterator[Pair]]:
-    """Rows of whole sentences, as many as fit, on from one document to the next with a [SEP] between.
+    """Rows of as many whole sentences as fit, continuing into the next document after a [SEP].
 
-    Returns the tokens that the rows are stretches of, documents in an order drawn by `seed`. A sentence that is longer
-    than a row fills rows of its own.
+    Returns the tokens, documents shuffled by `seed`, and the rows as ranges of them. A sentence that is longer than a
+    row is split over several.
     """
     order = list(range(text.num_documents))
     random.Random(seed).shuffle(order)

@@ -1,4 +1,4 @@
-"""`bertrain data prepare`: text in, a folder of shards out."""
+"""`bertrain data prepare`: text to a folder of shards."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import refuse_occupied
 from bertrain.base.formatting import counted
-from bertrain.config.choices import Engine, OnError
+from bertrain.config.choices import MASK_PROBABILITY, Engine, OnError
 from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY
 from bertrain.data.formats.write import Histogram, finish_folder, shard_name
 from bertrain.data.prepare.engines import make_units
 from bertrain.data.prepare.units import Plan, Summary, unit_folder
 from bertrain.data.text.documents import Span, check_readable, find_inputs, plan_units
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
-SHORT_SEQ_PROB, MAX_PREDICTIONS, MASKED_LM_PROB = 0.1, 76, 0.15
+SHORT_SEQ_PROB = 0.1
+MAX_PREDICTIONS = 76
 LOCK, WHOLE = "lock", "whole"
-UNKNOWN_LIMIT = 0.5  # of all tokens; more says that vocabulary and text do not belong together
+UNKNOWN_LIMIT = 0.5  # of all tokens; above it, the vocabulary is taken to be of another text
 
 Progress = Callable[[int, int], None]
-"""Called with the number of finished units and of all."""
+"""Called with the number of finished units and of all units."""
 
 
 def prepare(
@@ -60,28 +61,35 @@ def prepare(
 ) -> dict[str, Any]:
     """Turn plain text (a sentence per line, a blank line between documents) into training examples.
 
-    Returns the manifest of the folder written at `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples
-    are unmasked pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference
-    script, for all files as one or, `per_file`, for each by itself. There `max_predictions` (76) and `masked_lm_prob`
-    (0.15) rule the draw; for other rows, whose masks are drawn later, the manifest notes them for `convert`.
-    `short_seq_prob` (0.1) is the share of documents cut into shorter pairs. The result does not depend on `workers` or
-    `engine`; it does depend on `unit_mb`, since a random B comes from the same stretch of text. An interrupted
-    preparation, called again, goes on where it was. With several workers, a script calls this under
-    `if __name__ == "__main__":`.
+    Returns the manifest of the folder `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples are unmasked
+    pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference script, for all
+    files together or, `per_file`, for each separately. There `max_predictions` (76) and `masked_lm_prob` (0.15) control
+    masking; for other rows, which are masked later, the manifest records them for `convert`. `short_seq_prob` (0.1) is
+    the share of documents cut into shorter pairs. The result does not depend on `workers` or `engine`, but on
+    `unit_mb`, since a random B comes from the same unit. Called again after an interruption, it resumes. With several
+    workers, a script must call this under `if __name__ == "__main__":`.
     """
-    _check_choices(full_sentences, reference, per_file, workers)
-    _check_effect(short_seq_prob, full_sentences, scheduler, engine)
-    noted = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
+    _check_combination(full_sentences, reference, per_file, short_seq_prob, engine == "dask", scheduler is not None)
+    recorded = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
     short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
     max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
-    masked_lm_prob = MASKED_LM_PROB if masked_lm_prob is None else masked_lm_prob
-    _check_numbers(max_seq_length, max_predictions, dupe_factor, rows_per_shard, unit_mb)
-    _check_probabilities(short_seq_prob, masked_lm_prob)
+    masked_lm_prob = MASK_PROBABILITY if masked_lm_prob is None else masked_lm_prob
+    _check_ranges(
+        ("--workers", workers, 1, math.inf),
+        ("--max-seq-length", max_seq_length, 8, 1 << 16),
+        ("--max-predictions", max_predictions, 1, math.inf),
+        ("--dupe-factor", dupe_factor, 1, (1 << 16) - 1),
+        ("--unit-mb", unit_mb, 1e-6, math.inf),
+        ("--short-seq-prob", short_seq_prob, 0, 1),
+        ("--masked-lm-prob", masked_lm_prob, 0, 1),
+    )
+    most_rows = (1 << 31) // max_seq_length - 1  # offsets of Arrow's list columns have 32 bits
+    _check_ranges(("--rows-per-shard", rows_per_shard, 1, most_rows))
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
-    if capitals := vocabulary.num_unreachable:
+    if unreachable := vocabulary.num_unreachable:
         warn(
-            f"{vocab} has {counted(capitals, 'word')} with capitals, which text in lower case never meets; "
-            "if it is a cased vocabulary, use --cased"
+            f"{vocab} has {counted(unreachable, 'word')} with capitals, which lower-cased text never has; if it is "
+            "a cased vocabulary, use --cased"
         )
     files, unreadable = _usable(find_inputs(inputs), on_error)
     out = Path(out)
@@ -121,57 +129,46 @@ def prepare(
         try:
             _check_text(counts, vocab)
         except UserError:
-            shutil.rmtree(work)  # nobody will go on from here
+            shutil.rmtree(work)  # there is nothing to resume
             raise
         description = _describe(plan, files, unreadable, counts)
         if not reference:
             description["unit_mb"] = unit_mb
-            description |= {name: value for name, value in noted.items() if value is not None}
+            description |= {name: value for name, value in recorded.items() if value is not None}
         if per_file:
             description["rows_per_input"] = [sum(file["rows"] for file in summary.files) for summary in summaries]
         return _assemble(work, out, vocabulary, summaries, description)
 
 
-def _check_choices(full_sentences: bool, reference: bool, per_file: bool, workers: int) -> None:
-    if full_sentences and reference:
-        raise UserError("--full-sentences and --reference exclude each other: the reference makes pairs")
-    if per_file and not reference:
-        raise UserError("--per-file belongs to --reference, whose rows depend on which files are taken together")
-    if workers < 1:
-        raise UserError(f"--workers is {workers}; it must be at least 1")
-
-
-def _check_effect(short_seq_prob: float | None, full_sentences: bool, scheduler: str | None, engine: Engine) -> None:
-    if short_seq_prob is not None and full_sentences:
-        raise UserError("--short-seq-prob has no effect with --full-sentences, whose rows are all full; leave it out")
-    if scheduler is not None and engine != "dask":
-        raise UserError("--scheduler has no effect without --engine dask; give that too, or leave it out")
-
-
-def _check_numbers(
-    max_seq_length: int, max_predictions: int, dupe_factor: int, rows_per_shard: int, unit_mb: float
+def _check_combination(
+    full_sentences: bool,
+    reference: bool,
+    per_file: bool,
+    short_seq_prob: float | None,
+    uses_dask: bool,
+    scheduler: bool,
 ) -> None:
-    if not 8 <= max_seq_length <= 1 << 16:
-        raise UserError(f"--max-seq-length is {max_seq_length}; it must be between 8 and 65536")
-    if max_predictions < 1:
-        raise UserError(f"--max-predictions is {max_predictions}; it must be at least 1")
-    if not 1 <= dupe_factor < 1 << 16:
-        raise UserError(f"--dupe-factor is {dupe_factor}; it must be between 1 and 65535")
-    most = (1 << 31) // max_seq_length - 1  # a list column of Arrow counts its tokens in 32 bits
-    if not 1 <= rows_per_shard <= most:
-        raise UserError(f"--rows-per-shard is {rows_per_shard}; it must be at least 1 and at the most {most}")
-    if not (unit_mb > 0 and math.isfinite(unit_mb)):
-        raise UserError(f"--unit-mb is {unit_mb}; it must be more than 0, and a finite number")
+    if full_sentences and reference:
+        raise UserError("conflicting-options", "--full-sentences and --reference exclude each other")
+    for is_useless, option, reason in (
+        (per_file and not reference, "--per-file", "without --reference"),
+        (short_seq_prob is not None and full_sentences, "--short-seq-prob", "with --full-sentences"),
+        (scheduler and not uses_dask, "--scheduler", "without --engine dask"),
+    ):
+        if is_useless:
+            raise UserError("useless-option", f"{option} has no effect {reason}; leave it out")
 
 
-def _check_probabilities(short_seq_prob: float, masked_lm_prob: float) -> None:
-    for option, value in (("--short-seq-prob", short_seq_prob), ("--masked-lm-prob", masked_lm_prob)):
-        if not 0 <= value <= 1:
-            raise UserError(f"{option} is {value}; it is a probability, between 0 and 1")
+def _check_ranges(*ranges: tuple[str, float, float, float]) -> None:
+    """Refuse options that are not within their bounds: (option, value, minimum, maximum)."""
+    for option, value, least, most in ranges:
+        if not (least <= value <= most and math.isfinite(value)):
+            bounds = f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:.9g}"
+            raise UserError("option-out-of-range", f"{option} is {value}; it must be {bounds}")
 
 
 def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path]]:
-    """The files that can be read, and those that cannot, which are an error unless they are to be skipped."""
+    """The readable files, and the unreadable ones, which are refused unless `on_error` is skip."""
     usable, unreadable = [], []
     for path in files:
         try:
@@ -190,12 +187,13 @@ def _whole(path: Path) -> Span:
 
 def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:
     if not counts["tokens"]:
-        raise UserError("the input holds no text that makes an example: sentences on lines, documents apart")
+        raise UserError("no-example", "the input contains no text: give one sentence per line")
     if counts["unknown_tokens"] > UNKNOWN_LIMIT * counts["tokens"]:
         share = counts["unknown_tokens"] / counts["tokens"]
         raise UserError(
-            f"{share:.0%} of the text is not in {vocab or 'the vocabulary'}; it is the vocabulary of another text, or "
-            "--lower-case or --cased is wrong for it"
+            "other-vocabulary",
+            f"{share:.0%} of the text is not in {vocab or 'the vocabulary'}; use a vocabulary of this text, and "
+            "--lower-case or --cased as the vocabulary needs it",
         )
 
 
@@ -218,11 +216,11 @@ def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Cou
     return description
 
 
-# --- the folder of work -----------------------------------------------------------------------------
+# --- the work folder -----------------------------------------------------------------------------
 
 
 def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
-    """Where the work for this result lies: its name says what it depends on, but for what may change on the way."""
+    """The work folder of this result; its name is a hash of everything that the result depends on."""
     sources = {span.path: Path(span.path).stat() for unit in plan.units for span in unit}
     everything = [
         vars(plan) | {"on_error": None},
@@ -237,29 +235,30 @@ def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
 
 @contextmanager
 def _work_in(work: Path, out: Path) -> Iterator[None]:
-    """Have the folder of work for oneself. It is removed unless it holds finished units of an unfinished whole."""
+    """Lock the work folder. After an error it is kept only if it contains finished units."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = open(work / LOCK, "w")  # noqa: SIM115 - held until the end
     except OSError as error:
-        raise UserError(f"could not write {out}: {error.strerror or error}") from None
+        raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another bertrain is preparing {out} just now") from None
+            raise UserError("already-running", f"another process is preparing {out}; wait for it") from None
         try:
             yield
         except (UserError, OSError) as error:
-            said = f"could not write {out}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError):
+                error = UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}")
             if next(work.glob("unit-*"), None) is None:
                 shutil.rmtree(work, ignore_errors=True)
-                raise UserError(said) from None
-            raise UserError(f"{said} (what is finished is kept in {work})") from None
+                raise error from None
+            raise UserError(error.code, f"{error} (finished units are kept in {work})") from None
 
 
 def _keep_only_usable_units(work: Path, plan: Plan) -> None:
-    """Remove units that are damaged, and those where an earlier call skipped lines that this one shall stop at."""
+    """Remove damaged units, and with `on_error` stop those where an earlier call skipped lines."""
     for folder in work.glob(".unit-*"):  # left by workers that were killed
         shutil.rmtree(folder, ignore_errors=True)
     _take_apart(work, plan)
@@ -271,7 +270,7 @@ def _keep_only_usable_units(work: Path, plan: Plan) -> None:
 
 
 def _take_apart(work: Path, plan: Plan) -> None:
-    """Put the shards of an interrupted assembly back into their units, as far as the units say which are theirs."""
+    """Move the shards of an interrupted assembly back into their units."""
     whole = work / WHOLE
     if not whole.is_dir():
         return
@@ -289,7 +288,7 @@ def _take_apart(work: Path, plan: Plan) -> None:
 
 
 def _remove_work_of_other_arguments(out: Path) -> None:
-    """Remove what is left of preparations of the same `out` by other arguments, unless somebody is at work there."""
+    """Remove work folders of the same `out` with other arguments, unless another process uses them."""
     for work in out.resolve().parent.glob(f".{escape(out.name)}.work-*"):
         try:
             with open(work / LOCK) as lock:
@@ -309,7 +308,7 @@ def _total(counters: Iterable[Counter[Any]]) -> Counter[Any]:
 def _assemble(
     work: Path, out: Path, vocabulary: Vocabulary, summaries: list[Summary], description: dict[str, Any]
 ) -> dict[str, Any]:
-    """Number the shards of all units, and make their folder the result. Killed on any line, it can be done again."""
+    """Collect the shards of all units in one folder and rename it to `out`; can be repeated if killed at any point."""
     whole = work / WHOLE
     whole.mkdir()
     files: list[dict[str, Any]] = []

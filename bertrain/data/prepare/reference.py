@@ -1,9 +1,9 @@
 """The rows of MLPerf's reference preparation, draw for draw, masks included.
 
-The reference (create_pretraining_data of mlcommons/training) uses one generator from end to end: it shuffles the
-documents, makes and masks the pairs of each, `dupe_factor` times over, and shuffles all rows. Whatever consumes that
-generator here consumes it in the same order and to the same extent. What it does not consume is done elsewhere, on
-arrays: texts and rows lie in files, so memory holds some dozens of bytes a row whatever the size of the input.
+The reference (create_pretraining_data of mlcommons/training) uses one random generator throughout: it shuffles the
+documents, makes and masks the pairs of each, `dupe_factor` times, and shuffles all rows. This module makes the same
+draws in the same order. The rest is done on arrays: texts and rows are in files, so memory use is some dozens of bytes
+per row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from bertrain.data.formats.block import EXAMPLES_AT_ONCE, Block, Masks, in_batches
 from bertrain.data.prepare.assembly import block_of_pairs, spool
 from bertrain.data.prepare.examples import Pair, TokenText, pairs_of_document
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 
 OTHER_DOCUMENT_TRIALS = 10
-KEPT = -1  # in place of a word: leave what stands there
+KEPT = -1  # instead of a replacement: keep the token
 
 Masked = tuple[Pair, list[int], list[int]]
-"""A pair, the positions to predict, and the words that take their places."""
+"""A pair, the positions to predict, and the replacement of each token."""
 
 
 def reference_rows(
@@ -41,7 +41,7 @@ def reference_rows(
     seed: int,
     rows_per_shard: int,
 ) -> Iterator[Block]:
-    """All rows in the reference's order, `rows_per_shard` at a time; `folder` holds them until they are shuffled."""
+    """All rows in the reference's order, `rows_per_shard` at a time; `folder` stores them until they are shuffled."""
     draw = random.Random(seed)
     masks = mask_drawer(
         draw,
@@ -71,7 +71,7 @@ def shuffle(items: list[int], draw: random.Random) -> None:
 
 
 def shuffled_head(items: list[int], count: int, draw: random.Random) -> list[int]:
-    """The first `count` items of what draw.shuffle(items) makes; the rest is drawn for, but not put in place."""
+    """The first `count` items of draw.shuffle(items), with all its draws; the other items are lost."""
     bits = draw.getrandbits
     for width, stretch in _stretches(len(items) - 1, max(1, count)):
         for index in stretch:
@@ -85,7 +85,7 @@ def shuffled_head(items: list[int], count: int, draw: random.Random) -> list[int
 
 @lru_cache(maxsize=4096)
 def _stretches(top: int, bottom: int) -> list[tuple[int, range]]:
-    """The indices top .. bottom that a shuffle goes down by, in stretches for which as many bits are drawn."""
+    """The indices top .. bottom of a shuffle, in ranges for which the same number of bits is drawn."""
     stretches = []
     while top >= bottom:
         width = (top + 1).bit_length()
@@ -136,7 +136,7 @@ def _masked_pairs(
 
 
 def _mostly_another(order: list[int], index: int, draw: random.Random) -> Callable[[], int]:
-    """The reference tries ten times to find another document than the one at `index`, and then takes what it has."""
+    """The reference tries ten times to draw a document other than that at `index`, and then takes the last drawn."""
 
     def another() -> int:
         for _ in range(OTHER_DOCUMENT_TRIALS):
@@ -149,7 +149,7 @@ def _mostly_another(order: list[int], index: int, draw: random.Random) -> Callab
 
 
 def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> Block:
-    """Rows of some masked pairs, the positions of each in ascending order."""
+    """The rows of some masked pairs, positions in ascending order."""
     rows = block_of_pairs(text.tokens, [pair for pair, _, _ in batch], start, separator)
     counts = np.array([len(positions) for _, positions, _ in batch])
     positions = np.fromiter(chain.from_iterable(positions for _, positions, _ in batch), np.int64)

@@ -1,8 +1,8 @@
-"""Preparation in units: what processes and machines do apart, and how the parts become one folder.
+"""Units: the parts of a preparation, which processes and machines make in parallel.
 
-Work lies in a hidden folder beside the place of the result, named after the arguments and the input. Each unit is a
-stretch of the input and becomes a folder of shards, written under another name and renamed when it is whole; what is
-there after an interruption is not done again. A unit's content depends on the plan alone, not on who makes it or when.
+They are in a hidden work folder beside the output, named after a hash of arguments and input. Each unit is a part of
+the input and becomes a folder of shards, written under a temporary name and renamed when it is complete; an interrupted
+preparation keeps finished units. A unit's content depends on the plan alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from bertrain.data.prepare.assembly import block_of_pairs
 from bertrain.data.prepare.examples import SINGLE_SPECIAL_TOKENS, Pair, TokenText, draw_pairs, full_sentences
 from bertrain.data.prepare.reference import reference_rows
 from bertrain.data.text.documents import Span, read_lines
-from bertrain.data.text.tokenizer import Tokenizer, Vocabulary
+from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.vocabulary import Vocabulary
 
 PLAN, SUMMARY = "plan.json", "unit.json"
 SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
@@ -40,7 +41,7 @@ SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a unit depends on."""
+    """Everything that units depend on."""
 
     mode: str
     """`pairs`, `full-sentences` or `reference`."""
@@ -66,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a finished unit holds: its shards as a manifest lists them, their lengths, and counts of its text."""
+    """A finished unit: its shards as in a manifest, their length histogram, and counts of its text."""
 
     files: list[dict[str, Any]]
     histogram: Histogram
@@ -83,14 +84,14 @@ class Summary:
 
     @staticmethod
     def find(folder: Path) -> Summary | None:
-        """The summary of a unit, or None where it is damaged or missing, as a loss of power leaves it."""
+        """The summary of a unit, or None where it is damaged or missing, for example after a power failure."""
         try:
             return Summary.read(folder)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether all shards are there in their length."""
+        """Whether all shards exist and have their size."""
         paths = [(folder / file["name"], file["bytes"]) for file in self.files]
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
@@ -100,7 +101,7 @@ def unit_folder(work: Path, number: int) -> Path:
 
 
 def make_unit(work_folder: str, number: int) -> int:
-    """Make a unit of the plan in `work_folder`, unless it is there; returns its number. Runs in any process."""
+    """Make a unit of the plan in `work_folder`, unless it exists; returns its number. Runs in any process."""
     work = Path(work_folder)
     done = unit_folder(work, number)
     if done.is_dir():
@@ -114,8 +115,8 @@ def make_unit(work_folder: str, number: int) -> int:
         sync(partial)
         partial.rename(done)
     except OSError as error:
-        if not done.is_dir():  # somebody else may have been faster
-            raise UserError(f"could not write in {work}: {error.strerror or error}") from None
+        if not done.is_dir():  # another process may have been faster
+            raise UserError("unwritable-file", f"cannot write in {work}: {error.strerror or error}") from None
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
@@ -124,7 +125,7 @@ def make_unit(work_folder: str, number: int) -> int:
 
 @lru_cache(maxsize=1)
 def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, Tokenizer]:
-    """The vocabulary, and a tokenizer that remembers words from one unit to the next."""
+    """The vocabulary, and a tokenizer whose cache is kept from one unit to the next."""
     vocabulary = Vocabulary.load(Path(work_folder) / VOCABULARY, lower_case=lower_case)
     return vocabulary, Tokenizer(vocabulary)
 
@@ -175,7 +176,7 @@ def _unit_rows(
 def _sources(
     text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer, separator: int
 ) -> Iterator[tuple[Values, Iterator[Pair]]]:
-    """Tokens, and the stretches of them that make rows; a copy of the text draws anew."""
+    """Tokens, and the ranges of them that make rows; each copy of the text has new draws."""
     if plan.mode == "full-sentences":
         for copy in range(plan.dupe_factor):
             seed = derive(plan.seed, "documents", number, copy)
@@ -199,7 +200,7 @@ def _sources(
 
 
 def _with_partners(text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer) -> TokenText:
-    """A unit's only document, and after it those of the next unit that has any, to draw a random B from."""
+    """A unit's only document, followed by those of the next unit that has any, to draw a random B from."""
     for step in range(1, len(plan.units)):
         with tempfile.TemporaryFile() as file:
             spans = plan.units[(number + step) % len(plan.units)]
@@ -223,10 +224,10 @@ def tokenize(
     on_error: OnError,
     as_reference: bool = False,
 ) -> TokenText:
-    """The tokens of some stretches of text, in `file` rather than in memory.
+    """The tokens of some spans of text, in `file` instead of memory.
 
-    The end of a stretch ends a document, except `as_reference`, which goes on until a blank line and drops carriage
-    returns. Sentences without a word, and documents without a sentence, are left out.
+    The end of a span ends a document; with `as_reference`, only a blank line does, and carriage returns are dropped.
+    Empty sentences and documents are left out.
     """
     sentences, documents = array("q", [0]), array("q", [0])
     waiting: list[bytes] = []
@@ -257,7 +258,7 @@ def tokenize(
 
 
 def _count_text(text: TokenText, plan: Plan, unknown: int, counts: Counter[str]) -> None:
-    """Add to `counts` what a user wants to know of a text."""
+    """Add the statistics of a text to `counts`."""
     counts["documents"] += text.num_documents
     counts["sentences"] += len(text.sentences) - 1
     counts["sentences_longer_than_an_example"] += int(

@@ -1,1 +1,1 @@
-"""Raw files to documents of sentences and token ids: download, extract, tokenize."""
+"""Raw files to documents, sentences and token ids: download, extract, tokenize."""

@@ -1,7 +1,7 @@
 """Plain text to lines and documents: one sentence per line, a blank line between documents.
 
-A line ends at a newline; bytes that are not UTF-8 are left out, as in BERT's reference. Large input is cut into
-units: stretches of whole documents that processes work on apart. Where the cuts lie depends on the text alone.
+Invalid UTF-8 is dropped, as in BERT's reference. Large input is cut into units of whole documents, which processes
+work on in parallel. The cuts depend on the text alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bertrain.data.text.records import recognize
 
 Document = list[str]
 
-LONGEST_LINE = 4 << 20  # in bytes; a sentence of four million letters is a mistake
-LONGEST_DOCUMENT = 4  # in units; what is longer is cut at a line's end, so that memory stays bounded
+LONGEST_LINE = 4 << 20  # bytes
+LONGEST_DOCUMENT = 4  # units; a longer one is cut at the end of a line, so that memory stays bounded
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -34,12 +34,13 @@ FOR_EXTRACT = {
     "json": "JSON",
     "parquet": "a Parquet file",
 }
-RECOGNISED_BY = 1 << 16  # bytes of a file's beginning
-EXTRACT_DESCRIPTION, EXTRACT_TRAINING = "extract.json", "train"
+DETECTION_BYTES = 1 << 16  # of a file's beginning
+EXTRACT_DESCRIPTION = "extract.json"
+EXTRACT_TRAINING = "train"
 
 
 class Span(NamedTuple):
-    """A stretch of a file, in bytes, from the beginning of a line to the end of one."""
+    """Bytes `start` .. `stop` of a file: whole lines."""
 
     path: str
     start: int
@@ -47,50 +48,46 @@ class Span(NamedTuple):
 
 
 def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
-    """The text files behind `inputs`: files as given, folders by their files in order of name."""
+    """The text files of `inputs`: files as given, the files of folders in order of name."""
     files: list[Path] = []
     for entry in map(Path, inputs):
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
             if not inside:
-                raise UserError(f"the input folder {entry} holds no file")
-            _refuse_held_out(inside)
+                raise UserError("empty-input", f"the input folder {entry} contains no file")
+            extracted = [path.parent for path in inside if path.name == EXTRACT_DESCRIPTION]
+            if extracted:
+                raise UserError(
+                    "held-out-input",
+                    f"{extracted[0]} is output of `bertrain data extract` and may contain held-out text; give "
+                    f"{extracted[0] / EXTRACT_TRAINING} instead",
+                )
             files += inside
         elif entry.is_file():
             files.append(entry)
         else:
-            raise UserError(f"no input file or folder at {entry}")
+            raise UserError("missing-input", f"no input file or folder at {entry}")
     return files
 
 
-def _refuse_held_out(files: list[Path]) -> None:
-    """Refuse a folder that `data extract` made as a whole: what it held out for evaluation lies there too."""
-    for path in files:
-        if path.name == EXTRACT_DESCRIPTION:
-            raise UserError(
-                f"{path.parent} was made by `bertrain data extract` and may hold text for evaluation; give "
-                f"{path.parent / EXTRACT_TRAINING} instead"
-            )
-
-
 def check_readable(path: Path) -> None:
-    """Refuse a file that cannot be read, or that is no plain text."""
+    """Refuse a file that cannot be read, or that is not plain text."""
     try:
         with open(path, "rb") as file:
-            head = file.read(RECOGNISED_BY)
+            head = file.read(DETECTION_BYTES)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
-            raise UserError(f"{path} is compressed ({name}); unpack it first, or let `bertrain data extract` read it")
+            raise UserError("not-text", f"{path} is compressed ({name}); read it with `bertrain data extract`")
     for magic, name in NOT_TEXT.items():
         if head.startswith(magic):
-            raise UserError(f"{path} is {name}, not text; leave it out")
+            raise UserError("not-text", f"{path} is {name}, not text; leave it out")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) and len(head) >= 64 and 4 * head.count(0) >= len(head):
-        raise UserError(f"{path} is text in UTF-16; save it as UTF-8")
+        raise UserError("not-text", f"{path} is text in UTF-16; save it as UTF-8")
     form = recognize(head, path.name)
     if form in FOR_EXTRACT:
-        raise UserError(f"{path} is {FOR_EXTRACT[form]}; `bertrain data extract` reads it")
+        raise UserError("not-text", f"{path} is {FOR_EXTRACT[form]}; read it with `bertrain data extract`")
 
 
 def read_documents(files: Iterable[Path], counts: Counter[str] | None = None) -> Iterator[Document]:
@@ -115,9 +112,8 @@ def read_lines(
 ) -> Iterator[str]:
     """The lines of a span without their newlines.
 
-    A line that is too long to be one is an error, or with `on_error="skip"` left out; `counts` counts those, and the
-    lines that are not all UTF-8. BERT's reference, on TensorFlow's file reader, drops carriage returns wherever they
-    stand.
+    A line longer than LONGEST_LINE is refused, or with `on_error="skip"` left out; `counts` counts those and the lines
+    with invalid UTF-8. BERT's reference, on TensorFlow's file reader, drops all carriage returns.
     """
     try:
         with open(span.path, "rb") as file:
@@ -125,15 +121,16 @@ def read_lines(
             while position < span.stop:
                 raw = file.readline(LONGEST_LINE + 1)
                 if not raw:
-                    raise UserError(f"{span.path} has become shorter while it was read; begin again when it is at rest")
+                    raise UserError("changed-input", f"{span.path} became shorter while it was read; run again")
                 position += len(raw)
                 if len(raw) > LONGEST_LINE:
                     length = len(raw) + (0 if raw.endswith(b"\n") else _skip_line(file))
                     if on_error != "skip":
                         number = _line_number(span.path, position - len(raw))
                         raise UserError(
-                            f"line {number} of {span.path} is {length:,} bytes long; put a sentence on each line, or "
-                            "leave such lines out with --on-error skip"
+                            "line-too-long",
+                            f"line {number} of {span.path} is {length:,} bytes long; put one sentence on each line, "
+                            "or skip such lines with --on-error skip",
                         )
                     position = file.tell()
                     counts["lines_skipped"] += 1
@@ -145,14 +142,14 @@ def read_lines(
                 except UnicodeDecodeError:
                     line = raw.decode(errors="ignore")
                     counts["lines_not_utf8"] += 1
-                if line:  # what is left of a last line without its newline may be nothing
+                if line:  # a last line without newline may have lost all its bytes
                     yield line.removesuffix("\n")
     except OSError as error:
-        raise UserError(f"cannot read {span.path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {span.path}: {error.strerror or error}") from None
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Read on to the end of a line; returns how many bytes that took."""
+    """Read to the end of the line; returns the number of bytes read."""
     skipped = 0
     while True:
         raw = file.readline(LONGEST_LINE)
@@ -172,7 +169,7 @@ def _line_number(path: str, position: int) -> int:
 
 
 def plan_units(files: Iterable[Path], unit_bytes: int) -> list[list[Span]]:
-    """Cut files into units of about `unit_bytes`, at the ends of documents; small files share a unit."""
+    """Cut files into units of about `unit_bytes` at the ends of documents; small files share a unit."""
     units: list[list[Span]] = [[]]
     filled = 0
     for path in files:
@@ -201,7 +198,7 @@ def _cut(path: Path, unit_bytes: int) -> Iterator[Span]:
 
 
 def _end_of_document(file: BinaryIO, position: int, limit: int) -> int:
-    """Where the first document ends that reaches `position`, or the line that reaches `limit` if that comes first."""
+    """The end of the first document that reaches `position`, or of the line that reaches `limit`."""
     file.seek(position - 1)
     line = file.readline(LONGEST_LINE)  # the rest of the line that reaches the position
     position += len(line) - 1

@@ -1,7 +1,7 @@
-"""`bertrain data download`: large files over HTTP that arrive whole or not at all.
+"""`bertrain data download`: large files over HTTP, verified.
 
-A file grows under a hidden name beside its place, goes on from there after a break, even in a later run, and gets its
-name when length and checksum are right.
+A file is downloaded under a hidden name, resumed after an interruption, also by a later run, and renamed when its
+length and checksum are correct.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 120.0
 ATTEMPTS_WITHOUT_PROGRESS = 8
 TIMEOUT_S = 60.0
 
-_WORTH_ANOTHER_TRY = (408, 429, 500, 502, 503, 504)
+_RETRIED = (408, 429, 500, 502, 503, 504)
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch, its place under the output folder, and what is known of it."""
+    """A file to fetch: its path under the output folder, URL, checksum, and size where it is known."""
 
     place: str
     url: str
@@ -45,7 +45,7 @@ class RemoteFile:
     size: int | None = None
 
 
-# What MLPerf's reference publishes of its files (mlcommons/training, retired_benchmarks/bert/README.md): bytes, MD5.
+# Bytes and MD5 that MLPerf's reference publishes (mlcommons/training, retired_benchmarks/bert/README.md).
 MLPERF_FILES = {
     "bert_config.json": (314, "7f59165e21b7d566db610ff6756c926b"),
     "vocab.txt": (231_508, "64800d5d8528ce344256daf115d4965e"),
@@ -68,8 +68,8 @@ def download(
 ) -> dict[str, Any]:
     """Fetch the newest Wikipedia dump of a language, or MLPerf's text, checkpoint, configuration and vocabulary.
 
-    `mirror` takes the place of the host in every address. Files already at `out` are verified and not fetched again.
-    Returns what was fetched, what was there and what was left out.
+    `mirror` replaces the host in every URL. Files already in `out` are verified, not fetched again. Returns the names
+    of files fetched, already there, and left out.
     """
     out = Path(out)
     left_out: list[str] = []
@@ -82,22 +82,22 @@ def download(
     return {"out": str(out), "fetched": fetched, "already_there": there, "left_out": left_out}
 
 
-# --- what there is to fetch -----------------------------------------------------------------------------------
+# --- files to fetch -----------------------------------------------------------------------------------
 
 
 def wikipedia_files(host: str, language: str, date: str) -> list[RemoteFile]:
-    """The one dump of articles, by the checksums that Wikimedia publishes beside it; "latest" becomes a date."""
+    """The dump of articles, found in the list of checksums that Wikimedia publishes; "latest" becomes a date."""
     wiki = f"{language.replace('-', '_')}wiki"
     sums = f"{host.rstrip('/')}/{wiki}/{date}/{wiki}-{date}-md5sums.txt"
     for md5, name in _read_checksums(sums):
         found = re.fullmatch(rf"{re.escape(wiki)}-(\d{{8}})-pages-articles-multistream\.xml\.bz2", name)
         if found:
             return [RemoteFile(name, f"{host.rstrip('/')}/{wiki}/{found.group(1)}/{name}", md5)]
-    raise UserError(f"{sums} lists no dump of articles yet; choose another --date")
+    raise UserError("missing-dump", f"{sums} lists no dump of articles yet; choose another --date")
 
 
 def mlperf_files(host: str) -> tuple[list[RemoteFile], list[str]]:
-    """MLPerf's files by MLCommons' manifests, into the folders of NVIDIA's prepare_data; and what is not needed.
+    """MLPerf's files by MLCommons' manifests, in the folders of NVIDIA's prepare_data; and files not needed.
 
     A manifest is a pair: NAME.uri holds the address of a folder, NAME.md5 lists its files.
     """
@@ -115,23 +115,23 @@ def mlperf_files(host: str) -> tuple[list[RemoteFile], list[str]]:
 
 
 def _known_size(name: str, md5: str) -> int | None:
-    """The published size of a file, whose published checksum must be the manifest's."""
+    """The published size of a file, if any; its published checksum must be that of the manifest."""
     for known, (size, published) in MLPERF_FILES.items():
         if name == known or name.endswith(f"/{known}"):
             if md5 != published:
-                raise UserError(f"the manifest gives {name} the MD5 {md5}, but MLPerf published {published}")
+                raise UserError("wrong-checksum", f"the manifest gives {name} the MD5 {md5}, not {published}")
             return size
     return None
 
 
 def _read_checksums(url: str) -> list[tuple[str, str]]:
-    """(MD5, name) of each line that md5sum wrote."""
+    """(MD5, name) of each line of an md5sum file."""
     listed = re.findall(r"^([0-9a-fA-F]{32})[ \t]+\*?(?:\./)?(\S.*?)\s*$", _read_text(url), re.MULTILINE)
     if not listed:
-        raise UserError(f"{url} lists no checksum; is the address right?")
+        raise UserError("bad-checksum-list", f"{url} lists no checksum; check the URL")
     for _, name in listed:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise UserError(f"{url} lists a file outside of its folder: {name}")
+            raise UserError("bad-checksum-list", f"{url} lists a file outside its folder: {name}")
     return [(md5.lower(), name) for md5, name in listed]
 
 
@@ -140,33 +140,33 @@ def _read_text(url: str) -> str:
         with _open(url, 0) as response:
             return str(response.read().decode("utf-8", errors="replace"))
 
-    return str(_persistently(url, read, lambda: 0))
+    return str(_with_retries(url, read, lambda: 0))
 
 
 # --- fetching -------------------------------------------------------------------------------------------------
 
 
 def fetch(file: RemoteFile, out: Path) -> bool:
-    """Make `file` be at its place under `out`, verified; False if it was there already."""
+    """Fetch and verify `file`; returns False if it was already there."""
     place = out / file.place
     if place.exists():
         if not _is_right(place, file):
-            raise UserError(f"{place} is not the file that {file.url} should be (length or MD5); remove it to fetch it")
+            raise UserError("wrong-checksum", f"{place} is not {file.url} (length or MD5); remove it to fetch it again")
         return False
     partial = place.with_name(f".{place.name}.partial")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
     except OSError as error:
-        raise UserError(f"cannot write {place}: {error.strerror or error}") from None
-    went_on = partial.stat().st_size > 0
+        raise UserError("unwritable-file", f"cannot write {place}: {error.strerror or error}") from None
+    is_resumed = partial.stat().st_size > 0
     _complete(file, partial)
-    if went_on and not _is_right(partial, file):  # the beginning may be of an older version, or of a bad disk
+    if is_resumed and not _is_right(partial, file):  # the beginning may be of an older version, or damaged
         partial.write_bytes(b"")
         _complete(file, partial)
     if not _is_right(partial, file):
         partial.unlink()
-        raise UserError(f"what {file.url} sent has another length or MD5 than {file.md5}; nothing of it was kept")
+        raise UserError("wrong-checksum", f"{file.url} sent other bytes than those of MD5 {file.md5}; try again")
     partial.rename(place)
     return True
 
@@ -183,12 +183,12 @@ def md5_of(path: Path) -> str:
 
 
 def _complete(file: RemoteFile, partial: Path) -> None:
-    """Fetch what is still missing of `partial`, through as many breaks as make progress."""
+    """Fetch the missing rest of `partial`, retrying while there is progress."""
 
     def size() -> int:
         return partial.stat().st_size
 
-    with progress(file.place, file.size or 0) as tell, open(partial, "r+b") as sink:
+    with progress(file.place, file.size or 0) as report, open(partial, "r+b") as sink:
 
         def attempt(have: int) -> None:
             if file.size is not None and have >= file.size:
@@ -197,35 +197,35 @@ def _complete(file: RemoteFile, partial: Path) -> None:
             with _open_from(file.url, have, sink) as response:
                 start, total = _extent(response, have)
                 if file.size is not None and total not in (None, file.size):
-                    raise UserError(f"{file.url} has {total:,} bytes, but {file.size:,} are expected")
+                    raise UserError("wrong-checksum", f"{file.url} has {total:,} bytes, not {file.size:,}")
                 sink.seek(start)
                 sink.truncate()
-                _copy(response, sink, tell)
+                _copy(response, sink, report)
                 if total is not None and size() < total:
                     raise http.client.IncompleteRead(b"", total - size())
 
-        _persistently(file.url, attempt, size)
+        _with_retries(file.url, attempt, size)
 
 
-def _copy(response: Any, sink: IO[bytes], tell: Callable[[int], None]) -> None:
+def _copy(response: Any, sink: IO[bytes], report: Callable[[int], None]) -> None:
     while block := response.read(_BLOCK):
         try:
             sink.write(block)
             sink.flush()
         except OSError as error:  # a full disk is not a bad connection
-            raise UserError(f"cannot write {sink.name}: {error.strerror or error}; run again to go on") from None
-        tell(sink.tell())
+            raise UserError("unwritable-file", f"cannot write {sink.name}: {error.strerror or error}") from None
+        report(sink.tell())
 
 
 def _open(url: str, have: int) -> Any:
     if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
-        raise UserError(f"{url} is not an address that can be fetched; begin it with https://")
+        raise UserError("bad-url", f"{url} is not a URL that can be fetched; it must begin with https://")
     headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
     return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
 
 
 def _open_from(url: str, have: int, sink: IO[bytes]) -> Any:
-    """The answer from byte `have` on; from the beginning if the server has not so many bytes."""
+    """The response from byte `have` on; from the beginning if the server's file is shorter."""
     try:
         return _open(url, have)
     except urllib.error.HTTPError as error:
@@ -236,7 +236,7 @@ def _open_from(url: str, have: int, sink: IO[bytes]) -> Any:
 
 
 def _extent(response: Any, have: int) -> tuple[int, int | None]:
-    """Where the answer begins in the file, and how long the file is; a server may ignore the request for a part."""
+    """Where in the file the response begins, and the file's length; a server may ignore the range request."""
     if response.status == HTTPStatus.PARTIAL_CONTENT:
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if found and int(found.group(1)) <= have:
@@ -246,29 +246,29 @@ def _extent(response: Any, have: int) -> tuple[int, int | None]:
     return 0, int(length) if length else None
 
 
-def _persistently(url: str, attempt: Callable[[int], Any], progress_made: Callable[[], int]) -> Any:
-    """Try until it works; give up at what no repetition mends, or after so many tries that brought no byte."""
-    in_vain = 0
+def _with_retries(url: str, attempt: Callable[[int], Any], progress_made: Callable[[], int]) -> Any:
+    """Retry until it works; give up at permanent errors, or after several attempts without progress."""
+    failures = 0
     while True:
         have = progress_made()
         try:
             return attempt(have)
         except urllib.error.HTTPError as error:
-            if error.code in _WORTH_ANOTHER_TRY:
+            if error.code in _RETRIED:
                 what, wait = f"HTTP {error.code} {error.reason}", _retry_after(error.headers.get("Retry-After"))
             else:
-                raise UserError(f"{url} answers HTTP {error.code} {error.reason}; is the address right?") from None
-        except http.client.InvalidURL as error:  # an HTTPException, but no repetition mends it
-            raise UserError(f"{url} is not an address that can be fetched ({error})") from None
+                raise UserError("http-error", f"{url}: HTTP {error.code} {error.reason}; check the URL") from None
+        except http.client.InvalidURL as error:  # an HTTPException, but permanent
+            raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
         except (OSError, http.client.HTTPException) as error:
             what, wait = str(getattr(error, "reason", error)) or type(error).__name__, None
         except ValueError as error:
-            raise UserError(f"{url} is not an address that can be fetched ({error})") from None
-        in_vain = 0 if progress_made() > have else in_vain + 1
-        if in_vain == ATTEMPTS_WITHOUT_PROGRESS:
-            raise UserError(f"gave up on {url} after {in_vain} tries in vain ({what}); run again to go on from there")
-        seconds = min(FIRST_WAIT_S * 2**in_vain if wait is None else wait, LONGEST_WAIT_S)
-        print(f"{url}: {what}; trying again in {seconds:.0f} s", file=sys.stderr, flush=True)
+            raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
+        failures = 0 if progress_made() > have else failures + 1
+        if failures == ATTEMPTS_WITHOUT_PROGRESS:
+            raise UserError("download-failed", f"{url} failed {failures} times ({what}); run again to resume")
+        seconds = min(FIRST_WAIT_S * 2**failures if wait is None else wait, LONGEST_WAIT_S)
+        print(f"{url}: {what}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
         time.sleep(seconds)
 
 

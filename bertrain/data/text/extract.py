@@ -1,7 +1,7 @@
-"""`bertrain data extract`: dumps, archives and tables in; text out, a sentence per line, documents apart.
+"""`bertrain data extract`: dumps, archives and tables to text, a sentence per line and a blank line between documents.
 
-One process cuts the inputs into records and writes the results in the order of the input; the parsing between is
-dealt to workers. So the bytes written do not depend on the number of workers, and memory holds a few batches only.
+One process cuts the inputs into records and writes the results in input order; workers parse in between. So the output
+does not depend on the number of workers, and memory holds only a few batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bertrain.data.text.records import Problem, Record, read_records
 EVALUATION = "eval.txt"
 PROBLEMS_LISTED = 100
 
-_BATCH_BYTES = 1 << 18  # enough to outweigh the way to a worker and back
+_BATCH_BYTES = 1 << 18  # large enough to outweigh the transfer to a worker and back
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
@@ -53,9 +53,9 @@ def extract(
 ) -> dict[str, Any]:
     """Turn documents of any source into text files, one sentence per line and a blank line between documents.
 
-    `out` becomes a folder of `train/part-00000-of-00003.txt` and so on, `eval.txt` with `hold_out` whole documents
-    drawn by `hold_out_seed`, and `extract.json`, which says how they were made and is returned. `on_error` "skip"
-    passes over damaged records and counts them; otherwise the first one is a UserError.
+    Writes `train/part-00000-of-00003.txt` and so on into the folder `out`, `eval.txt` with `hold_out` whole documents
+    drawn by `hold_out_seed`, and `extract.json`, which describes them and is returned. `on_error` "skip" skips and
+    counts damaged records; otherwise the first one raises UserError.
     """
     settings = {
         "form": form,
@@ -77,15 +77,15 @@ def extract(
     read = partial(read_records, form=form, text_column=text_column, document_end=document_end)
     parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
     held = _HeldOut(hold_out, hold_out_seed)
-    with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as tell:
+    with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as report:
         parts = _Parts(folder / EXTRACT_TRAINING, part_bytes)
         tally = _Tally(min_characters, deduplicate, on_error)
-        for results in in_order(parse, _batches(_all_records(files, read, tell)), workers):
+        for results in in_order(parse, _batches(_all_records(files, read, report)), workers):
             for result in results:
-                if tally.takes(result):
+                if tally.keeps(result):
                     held.consider()
                     parts.write(result.document)
-        tally.refuse_nothing()
+        tally.refuse_no_document()
         held_out = held.separate(parts.finish(), folder / EVALUATION)
         description = {
             "inputs": [file.name for file in files],
@@ -102,18 +102,19 @@ def extract(
 def _check_least(least: int, **given: int) -> None:
     for name, value in given.items():
         if value < least:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+            option = f"--{name.replace('_', '-')}"
+            raise UserError("option-out-of-range", f"{option} is {value}; it must be at least {least}")
 
 
 # --- the work, in order --------------------------------------------------------------------------------------
 
 
 def _all_records(
-    files: list[Path], read: Callable[..., Iterator[Record | Problem]], tell: Callable[[int], None]
+    files: list[Path], read: Callable[..., Iterator[Record | Problem]], report: Callable[[int], None]
 ) -> Iterator[Record | Problem]:
     before = 0
     for file in files:
-        yield from read(file, report=lambda done, before=before: tell(before + done))
+        yield from read(file, report=lambda done, before=before: report(before + done))
         before += file.stat().st_size
 
 
@@ -130,7 +131,7 @@ def _batches(records: Iterable[Record | Problem]) -> Iterator[list[Record | Prob
 
 
 def in_order(function: Callable[[_Item], _Made], items: Iterable[_Item], workers: int) -> Iterator[_Made]:
-    """`function` of each item, in the order of the items, by so many processes, reading little ahead of them."""
+    """`function` of each item, in order, computed by `workers` processes; reads only a few items ahead."""
     if workers == 1:
         yield from map(function, items)
         return
@@ -145,7 +146,7 @@ def in_order(function: Callable[[_Item], _Made], items: Iterable[_Item], workers
 
 
 class _Tally:
-    """Decides which documents are kept, and counts them and the others."""
+    """Decides which documents are kept, and counts kept and skipped ones."""
 
     def __init__(self, min_characters: int, deduplicate: bool, on_error: OnError) -> None:
         self._min_characters = min_characters
@@ -155,11 +156,11 @@ class _Tally:
         self.skipped: Counter[str] = Counter()
         self.problems: list[str] = []
 
-    def takes(self, result: Result) -> bool:
-        """Whether the document is kept; raises the problem there was, unless it is to be skipped."""
+    def keeps(self, result: Result) -> bool:
+        """Whether the document is kept; raises its problem, if any, unless `on_error` is skip."""
         if result.problem is not None:
             if self._on_error == "stop":
-                raise UserError(f"{result.problem}; mend it, or pass over it with --on-error skip")
+                raise UserError("damaged-input", f"{result.problem}; repair it, or skip it with --on-error skip")
             self.problems += [str(result.problem)] * (len(self.problems) < PROBLEMS_LISTED)
         characters = sum(map(len, result.document))
         reason = result.skipped or self._reason_to_skip(result.document, characters)
@@ -184,11 +185,11 @@ class _Tally:
             self._seen.add(digest)
         return ""
 
-    def refuse_nothing(self) -> None:
+    def refuse_no_document(self) -> None:
         if not self.counts["documents"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
             records = self.skipped.total()
-            raise UserError(f"no document is left of the {records:,} records read: {reasons or 'the input is empty'}")
+            raise UserError("no-document", f"none of {records:,} records was kept: {reasons or 'the input is empty'}")
 
 
 # --- files out ------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def _as_bytes(document: Document) -> bytes:
 
 
 class _Parts:
-    """Documents in files of about equal size; none is cut in two."""
+    """Writes whole documents into files of about equal size."""
 
     def __init__(self, folder: Path, part_bytes: int) -> None:
         folder.mkdir()
@@ -227,12 +228,12 @@ class _Parts:
 
 
 class _HeldOut:
-    """A seeded draw of whole documents from a stream of unknown length: those with the smallest random numbers."""
+    """A seeded draw from a stream of documents of unknown length: those with the smallest random numbers."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count = count
         self._seed = seed
-        self._drawn: list[tuple[int, int]] = []  # (minus random number, document): a heap, the largest number first
+        self._drawn: list[tuple[int, int]] = []  # (-random number, document): a heap, largest number first
         self._documents = 0
 
     def consider(self) -> None:
@@ -246,11 +247,13 @@ class _HeldOut:
         self._documents += 1
 
     def separate(self, parts: list[Path], place: Path) -> int:
-        """Move the drawn documents from the parts to `place`, both in their order; returns how many."""
+        """Move the drawn documents from the parts to `place`, keeping the order of both; returns their number."""
         if not self._count:
             return 0
         if self._documents <= self._count:
-            raise UserError(f"--hold-out is {self._count:,}, but there are only {self._documents:,} documents")
+            raise UserError(
+                "too-little-text", f"--hold-out is {self._count:,}, but there are {self._documents:,} documents"
+            )
         wanted = {document for _, document in self._drawn}
         number = 0
         with open(place, "wb") as held:

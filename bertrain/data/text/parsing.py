@@ -1,4 +1,4 @@
-"""Records to documents: what costs time, and can be done in any process."""
+"""Records to documents: the expensive part, which runs in worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bertrain.data.text.wikipedia import NotAnArticle, article_text, paragraphs_
 
 
 class Result(NamedTuple):
-    """What became of a record: a document, or the reason why there is none."""
+    """The document of a record, or the reason why there is none."""
 
     document: Document
     skipped: str = ""
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 def parse_records(
     records: list[Record | Problem], *, text_column: str, splitter: Splitter, language: str
 ) -> list[Result]:
-    """What becomes of each record; never raises, a damaged one comes back as its problem."""
+    """The result of each record; never raises: a damaged record becomes a problem."""
     return [_document_of(record, text_column, splitter, language) for record in records]
 
 
@@ -42,18 +42,18 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
     document = split_sentences(paragraphs, splitter=splitter, language=language)
     longest = max(map(_bytes_of_line, document), default=0)
     if longest > LONGEST_LINE:
-        what = f"holds a sentence of {longest:,} bytes, too long to be one; try other --sentences"
+        what = f"contains a sentence of {longest:,} bytes, which is too long; try another --sentences"
         return Result([], "damaged", Problem(record.place, what))
     return Result(document, lines_not_utf8=_lines_not_utf8(record))
 
 
 def _bytes_of_line(sentence: str) -> int:
-    """As in a file of text, with its newline."""
+    """With its newline."""
     return len(sentence.encode()) + 1
 
 
 def _lines_not_utf8(record: Record) -> int:
-    """Lines that lost bytes; other forms than these are refused where they are not UTF-8."""
+    """Lines that lost bytes; other formats with invalid UTF-8 are refused."""
     content = record.content
     if record.form not in ("text", "prose", "wikiextractor") or isinstance(content, str):
         return 0
@@ -69,7 +69,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 class _Unreadable(Exception):
-    """A record that does not hold what its form promises."""
+    """A record that does not have the format of its file."""
 
 
 def _paragraphs_of(record: Record, text_column: str) -> list[str]:
@@ -98,7 +98,7 @@ def _paragraphs_of_page(record: Record) -> list[str]:
     except ElementTree.ParseError as error:
         raise _Unreadable(f"is broken XML ({error})") from None
     except ParserError as error:
-        raise _Unreadable(f"holds wikitext that cannot be parsed ({error})") from None
+        raise _Unreadable(f"contains wikitext that cannot be parsed ({error})") from None
 
 
 def _text_of_json(line: bytes, text_column: str) -> str:
@@ -114,7 +114,7 @@ def _text_of_json(line: bytes, text_column: str) -> str:
     text = row[text_column]
     if text is not None and not isinstance(text, str):
         raise _Unreadable(f"has {type(text).__name__} in {text_column!r}, not text; give --text-column")
-    return (text or "").encode("utf-8", errors="replace").decode()  # JSON can name half of a surrogate pair
+    return (text or "").encode("utf-8", errors="replace").decode()  # JSON can contain half of a surrogate pair
 
 
 def _paragraphs_of_lines(lines: list[str]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Processes to share work with: started afresh, ended with their parent, and missed in one sentence."""
+"""A pool of worker processes that ends with its parent."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from bertrain.base.errors import UserError
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `workers` processes. What they have not begun when the body ends is left undone."""
-    # Started afresh rather than forked: a fork copies locks that other threads hold.
+    """A pool of `workers` processes; tasks not begun when the body ends are cancelled."""
+    # Spawned, not forked: a fork copies locks that other threads hold.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         try:
             yield pool
         except BrokenProcessPool:
             raise UserError(
-                "a worker process was killed, perhaps for want of memory; give the same command again, perhaps with "
-                "fewer --workers"
+                "killed-worker",
+                "a worker process was killed, perhaps because memory ran out; run the same command again, perhaps with "
+                "fewer --workers",
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _end_with_parent() -> None:
-    """Let this worker die when its parent is killed, rather than wait for work for ever."""
+    """Exit when the parent is killed, instead of waiting for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

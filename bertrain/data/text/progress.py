@@ -1,4 +1,4 @@
-"""How far a long work has come, on standard error."""
+"""Progress of long operations, on standard error."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to tell how many of `total` bytes are done: a bar on a terminal, a line now and then elsewhere."""
+    """Yields a function to call with the bytes done, of `total`: a bar on a terminal, else a line every few seconds."""
     if sys.stderr.isatty():
-        with _bar(label, total) as tell:
-            yield tell
+        with _bar(label, total) as report:
+            yield report
     else:
         yield _lines(label, total)
 
@@ -34,7 +34,7 @@ def _bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
 def _lines(label: str, total: int) -> Callable[[int], None]:
     last = time.monotonic()
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
@@ -42,24 +42,24 @@ def _lines(label: str, total: int) -> Callable[[int], None]:
             share = f" of {total / 1e6:,.0f} MB, {done / total:.0%}" if total else " MB"
             print(f"{label}: {done / 1e6:,.0f}{share}", file=sys.stderr, flush=True)
 
-    return tell
+    return report
 
 
-def tell_units() -> Callable[[int, int], None]:
-    """A function to tell how many units of work are done, of how many: a line where it goes on, and now and then."""
-    began = said = time.monotonic()
+def unit_progress() -> Callable[[int, int], None]:
+    """A function to call with the units done and their total: prints a line when resuming, then every few seconds."""
+    began = last = time.monotonic()
     first: int | None = None
 
-    def tell(done: int, total: int) -> None:
-        nonlocal said, first
+    def report(done: int, total: int) -> None:
+        nonlocal last, first
         now = time.monotonic()
         if first is None:
             first = done
             if done:
-                print(f"continuing: {done} of {total} units are there", file=sys.stderr)
-        elif done < total and now - said >= SECONDS_BETWEEN_LINES:
-            said = now
+                print(f"resuming: {done} of {total} units are finished", file=sys.stderr)
+        elif done < total and now - last >= SECONDS_BETWEEN_LINES:
+            last = now
             left = (now - began) / (done - first) * (total - done)
             print(f"{done} of {total} units, {left / 60:.0f} min left", file=sys.stderr)
 
-    return tell
+    return report

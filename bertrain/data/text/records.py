@@ -1,7 +1,7 @@
 """Files to records: one page, document, line or row each, not yet parsed.
 
-Cutting a stream into records is cheap and stays in one process; what a record costs to parse is for many. Readers do
-not raise on bad content: they yield a Problem in its place, and whoever asked decides whether that ends the work.
+Cutting a stream into records is cheap and runs in one process; parsing them runs in many. Readers do not raise on bad
+content: they yield a Problem in its place, and the caller decides whether to stop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 from bertrain.data.text.wikipedia import Wiki
 
 LARGEST_RECORD = 64 << 20
-"""Bytes; the largest page of Wikipedia has two million. What is larger is two documents without a boundary."""
+"""Bytes; the largest page of Wikipedia has two million. A larger record is probably several documents."""
 
 _CHUNK = 1 << 20
 _BEGINS_JSON = re.compile(rb'(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
 class Record(NamedTuple):
-    """One document in the form of its source. `place` is what a message calls it."""
+    """One document in the format of its source. Messages call it `place`."""
 
     form: str
     place: str
@@ -34,7 +34,7 @@ class Record(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is wrong, and where."""
+    """A defect of the input, and where it is."""
 
     place: str
     what: str
@@ -46,9 +46,9 @@ class Problem(NamedTuple):
 def read_records(
     path: Path, *, form: Form, text_column: str, document_end: DocumentEnd, report: Callable[[int], None]
 ) -> Iterator[Record | Problem]:
-    """All records of a file, whose `form` "auto" tells from its content.
+    """All records of a file; `form` "auto" detects the format from the content.
 
-    `document_end` says what ends a document of plain text: "blank-line" or "file".
+    A document of plain text ends at a "blank-line" or at the end of its "file", as `document_end` says.
     """
     place = f"the beginning of {path}"
     try:
@@ -59,7 +59,7 @@ def read_records(
                 yield record
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
+            raise UserError("unreadable-file", f"cannot read {path}: {error.strerror}") from None
         yield Problem(str(path), f"is damaged or cut off after {place} ({error or type(error).__name__})")
 
 
@@ -77,11 +77,11 @@ def _read_stream(stream: Stream, form: str, text_column: str, document_end: Docu
         return _whole_file(stream) if document_end == "file" else _documents(stream)
     if form == "json":
         return iter([Problem(stream.name, "is one JSON value over many lines, or an array; give one object per line")])
-    return iter([Problem(stream.name, "is neither text nor any other form that is read; leave it out")])
+    return iter([Problem(stream.name, "has no format that bertrain reads; leave it out")])
 
 
 def recognize(beginning: bytes, name: str) -> str:
-    """The form of a file by its beginning and its name; "" if it is neither text nor any other that is read."""
+    """The format of a file by its beginning and its name; "" if it is none that bertrain reads."""
     content = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
     head = content[:4096]
     ending = name.lower().rpartition(".")[2]
@@ -94,7 +94,7 @@ def recognize(beginning: bytes, name: str) -> str:
     if ending in ("jsonl", "ndjson") or (head.startswith(b"{") and _is_json_object(content)):
         return "jsonl"
     if _BEGINS_JSON.match(head) or (ending == "json" and head.startswith((b"[", b"{"))):
-        return "json" if head.startswith(b"[") or b"\n" in content else "jsonl"  # a line longer than the beginning
+        return "json" if head.startswith(b"[") or b"\n" in content else "jsonl"  # one line, longer than `beginning`
     return "" if b"\0" in head else "text"
 
 
@@ -109,11 +109,11 @@ def _is_json_object(head: bytes) -> bool:
 
 
 def _pages(stream: Stream) -> Iterator[Record | Problem]:
-    """Pages of a MediaWiki dump. In XML, text cannot hold an unescaped "<", so tags may be searched for as bytes."""
+    """Pages of a MediaWiki dump. XML text contains no unescaped "<", so tags are found as bytes."""
     wiki: Wiki | None = None
     number = 0
     pending = b""
-    while chunk := stream.bytes.read1(_CHUNK):  # `read` would keep what comes before a break to itself
+    while chunk := stream.bytes.read1(_CHUNK):  # `read` would drop the bytes before an error
         *pieces, pending = (pending + chunk).split(b"</page>")
         for piece in pieces:
             before, _, page = piece.partition(b"<page>")
@@ -121,19 +121,19 @@ def _pages(stream: Stream) -> Iterator[Record | Problem]:
             number += 1
             yield Record("dump", f"page {number:,} of {stream.name}", page, wiki)
         if len(pending) > LARGEST_RECORD:
-            what = f"is larger than {LARGEST_RECORD >> 20} MiB; take a dump of articles, without their history"
+            what = f"is larger than {LARGEST_RECORD >> 20} MiB; use a dump of current articles, without history"
             yield Problem(f"page {number + 1:,} of {stream.name}", what)
             return
     if b"<page>" in pending:
         yield Problem(stream.name, f"is cut off in page {number + 1:,}")
     elif wiki is None:
-        yield Problem(stream.name, "holds no page")
+        yield Problem(stream.name, "contains no page")
     elif wiki.has_header and b"</mediawiki>" not in pending:
         yield Problem(stream.name, f"is cut off after page {number:,}: its last line is not </mediawiki>")
 
 
 def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
-    """What WikiExtractor writes: <doc ...>, a title, text, </doc>."""
+    """Documents of WikiExtractor: <doc ...>, a title, text, </doc>."""
     document = _Gathered(stream.name)
     for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
@@ -180,7 +180,7 @@ def _documents(stream: Stream) -> Iterator[Record | Problem]:
 
 
 class _Gathered:
-    """The lines of a document so far, as many as may be kept. `first` is the number of the first, or 0."""
+    """The lines of a document so far, up to LARGEST_RECORD. `first` is the number of its first line, or 0."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -201,15 +201,15 @@ class _Gathered:
         place = f"line {self.first:,} of {self._name}"
         self.first = 0
         if self._size > LARGEST_RECORD:
-            return Problem(place, f"begins a document of more than {LARGEST_RECORD >> 20} MiB; cut it into several")
+            return Problem(place, f"begins a document of more than {LARGEST_RECORD >> 20} MiB; split it")
         return Record(form, place, b"".join(self._lines))
 
 
 def _whole_file(stream: Stream) -> Iterator[Record | Problem]:
-    """Prose, one document to a file: a blank line ends a paragraph, whose lines may be wrapped."""
+    """A file of prose is one document: a blank line ends a paragraph, whose lines may be wrapped."""
     content = stream.bytes.read(LARGEST_RECORD + 1)
     if len(content) > LARGEST_RECORD:
-        what = f"is larger than {LARGEST_RECORD >> 20} MiB, too much for one document; cut it up"
+        what = f"is larger than {LARGEST_RECORD >> 20} MiB, too large for one document; split it"
         yield Problem(stream.name, what)
     else:
         yield Record("prose", stream.name, content)
@@ -220,7 +220,7 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
     import pyarrow.parquet
 
     if stream.path is None:
-        yield Problem(stream.name, "is a Parquet file inside another; unpack that first, Parquet is compressed anyway")
+        yield Problem(stream.name, "is a Parquet file inside an archive; unpack it first")
         return
     number = 0
     try:
@@ -242,7 +242,7 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
 
 
 def numbered_lines(stream: Stream) -> Iterator[tuple[int, bytes | Problem]]:
-    """Numbered lines; one too long for memory is a Problem, and its rest is passed over."""
+    """Numbered lines; a line that is too long becomes a Problem."""
     number = 0
     while line := stream.bytes.readline(LARGEST_RECORD + 1):
         number += 1

@@ -9,13 +9,12 @@ from bertrain.data.text.documents import Document
 
 
 def split_sentences(paragraphs: Iterable[str], *, splitter: Splitter, language: str = "en") -> Document:
-    """The sentences of a document, without runs of white space and without empty ones.
+    """The non-empty sentences of a document, runs of white space reduced to one space.
 
-    "sentencex" splits each paragraph by the rules and abbreviations of `language` (Wikimedia's library of that name)
-    and drops what has neither letter nor digit; "lines" takes each paragraph for a sentence; "none" makes one sentence
-    of the whole document.
+    "sentencex" (Wikimedia's library) splits each paragraph by the rules and abbreviations of `language` and drops
+    sentences without letter or digit; "lines" makes each paragraph one sentence; "none" the whole document.
     """
-    # Rust's sentencex panics on white space of more than one byte beside an initial, so it never sees any.
+    # sentencex panics on white space of more than one byte beside an initial, so white space is replaced first.
     squeezed = [text for text in (" ".join(paragraph.split()) for paragraph in paragraphs) if text]
     if splitter == "none":
         return [" ".join(squeezed)] if squeezed else []

@@ -1,4 +1,4 @@
-"""Files as streams of bytes, whatever they are packed in: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
+"""Files as streams of bytes, decompressed: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 from bertrain.base.errors import UserError
 
 DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
-"""What unpacking raises on damaged or truncated input; an OSError with an errno is the machine's fault instead."""
+"""Raised by decompression of damaged or truncated input; an OSError with an errno is a failure of the machine."""
 
 BUFFER = 1 << 20
 ZSTANDARD_AT_ONCE = 1 << 13
@@ -24,30 +24,30 @@ ZSTANDARD_AT_ONCE = 1 << 13
 
 @dataclass(frozen=True)
 class Stream:
-    """The unpacked bytes of a file, or of a member of an archive, under the name that messages use."""
+    """The decompressed bytes of a file, or of a member of an archive. Messages use `name`."""
 
     name: str
     bytes: io.BufferedReader
     path: Path | None
-    """The file itself where nothing was unpacked, for readers that must seek."""
+    """The file itself where it was not compressed, for readers that must seek."""
 
 
 def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
-    """The one stream of a file, or those of an archive's members in their order.
+    """The stream of a file, or those of an archive's members in their order.
 
-    Each is to be read before the next is asked for. `report` is told how many bytes of the file have been read.
+    Read each before taking the next. `report` is called with the number of bytes of the file that have been read.
     """
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed below, after the last stream)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     with file:
         counted: Any = _Counted(file, report)
         yield from _unpack(str(path), path.name, io.BufferedReader(counted, BUFFER), path)
 
 
 class _Counted(io.RawIOBase):
-    """A file that says how far it has been read."""
+    """A file that reports how far it has been read."""
 
     def __init__(self, file: io.FileIO, report: Callable[[int], None]) -> None:
         self._file = file
@@ -69,7 +69,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Unpacked(io.RawIOBase):
-    """What a decompressor gives, up to the break of a damaged file: only the read after that raises."""
+    """Decompressed bytes up to the defect of a damaged file: only the read after them raises."""
 
     def __init__(self, read_some: Callable[[int], bytes]) -> None:
         self._read_some = read_some
@@ -94,7 +94,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _unpack(name: str, file_name: str, packed: io.BufferedReader, path: Path | None) -> Iterator[Stream]:
-    """Take off one wrapping after another, as the endings of the file name say."""
+    """Undo one compression or archive after another, by the extensions of the file name."""
     stem, _, ending = file_name.lower().rpartition(".")
     if ending in _SHORT_FOR_TAR:
         stem, ending = f"{stem}.tar", _SHORT_FOR_TAR[ending]
@@ -115,7 +115,7 @@ def _members(name: str, archive: io.BufferedReader, path: Path | None) -> Iterat
                 content: Any = tar.extractfile(member)
                 yield from _unpack(f"{name}:{member.name}", file_name, io.BufferedReader(content, BUFFER), None)
         end = tar.offset
-    if path is not None:  # tarfile takes a damaged header for the end; compressed archives have checksums instead
+    if path is not None:  # tarfile takes a damaged header for the end; compressed archives have checksums
         archive.seek(end)
         while block := archive.read(BUFFER):
             if block.strip(b"\0"):
@@ -126,7 +126,9 @@ def _unpack_zstandard(packed: IO[bytes]) -> Callable[[int], bytes]:
     import pyarrow as pa
 
     stream = pa.CompressedInputStream(packed, "zstd")
-    return lambda most: bytes(stream.read(min(most, ZSTANDARD_AT_ONCE)))  # of a read that fails, nothing is given
+    return lambda most: bytes(
+        stream.read(min(most, ZSTANDARD_AT_ONCE))
+    )  # a read that fails returns nothing, so reads are small
 
 
 _UNPACKERS: dict[str, Callable[[Any], Callable[[int], bytes]]] = {

@@ -1,7 +1,7 @@
-"""Wikipedia's own forms to paragraphs: pages of a MediaWiki dump, and what WikiExtractor made of them.
+"""Wikipedia articles to paragraphs: pages of a MediaWiki dump, and output of WikiExtractor.
 
-Only running text is kept. Tables, templates, references, images, categories, headings and lists go, as in the text
-that BERT was trained on.
+Only running text is kept. Tables, templates, references, images, categories, headings and lists are dropped, as in the
+text that BERT was trained on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ FILES, CATEGORIES, MEDIA = 6, 14, -2
 
 
 class NotAnArticle(Exception):
-    """A page that is passed over; its argument says what it is instead."""
+    """A page that is skipped; the argument says why."""
 
 
 @dataclass(frozen=True)
 class Wiki:
-    """What the header of a dump says of its wiki: the names of its namespaces, in small letters."""
+    """A wiki as the header of its dump describes it: names of its namespaces, in lower case."""
 
     namespaces: frozenset[str]
     unprinted: frozenset[str]
@@ -38,12 +38,12 @@ class Wiki:
         return Wiki(frozenset(names), frozenset(unprinted) | _UNPRINTED, "<mediawiki" in text)
 
 
-_UNPRINTED = frozenset({"file", "image", "category", "media"})  # every wiki knows these besides its own words
+_UNPRINTED = frozenset({"file", "image", "category", "media"})  # every wiki has these besides its own names
 _LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
 
 
 def article_text(page: bytes, wiki: Wiki) -> str:
-    """The wikitext of a page's last revision. Raises NotAnArticle, or ElementTree.ParseError if the XML is broken."""
+    """The wikitext of a page's last revision. Raises NotAnArticle, or ElementTree.ParseError for invalid XML."""
     root = ElementTree.fromstring(b"<page>" + page + b"</page>")
     title = root.findtext("title") or ""
     namespace = root.findtext("ns")  # old dumps have only the title's prefix
@@ -72,9 +72,9 @@ _DROPPED_TAGS = frozenset([
 _BLOCK_TAGS = frozenset(["p", "blockquote", "poem"])
 _LIST_MARKS = frozenset(["li", "dd", "dt", "hr"])
 _LIST_LINE = "\0"
-"""Put where a list item's mark stood; no XML text can hold it."""
+"""Replaces the mark of a list item; XML text cannot contain it."""
 
-_PREFORMATTED = re.compile(r"\n +(?=\S)")  # a line that begins with a space is shown as it is typed: code, diagrams
+_PREFORMATTED = re.compile(r"\n +(?=\S)")  # a line that begins with a space is preformatted: code, diagrams
 
 _LEFT_OVER = re.compile(r"'{2,}|__[A-Z]+__|\[\[|\]\]|</?[A-Za-z][^<>]*>")
 _UNBALANCED = re.compile(r"^[|!]|\{\{|\}\}|\{\||\|\}")
@@ -84,7 +84,7 @@ _SPACE_BEFORE_MARK = re.compile(r"\s+([,.;:])(?=\s|$)")
 
 
 def paragraphs_of_wikitext(wikitext: str, wiki: Wiki) -> list[str]:
-    """The running text of an article, a paragraph to a string; raises mwparserfromhell's ParserError if it must."""
+    """The paragraphs of an article; raises mwparserfromhell's ParserError."""
     import mwparserfromhell
 
     pieces: list[str] = []
@@ -102,7 +102,7 @@ def paragraphs_of_wikitext(wikitext: str, wiki: Wiki) -> list[str]:
 
 
 def _render(code: Any, wiki: Wiki, pieces: list[str]) -> None:
-    """Append what a reader of the page would see of `code`."""
+    """Append the visible text of `code`."""
     from mwparserfromhell import nodes
 
     for node in code.nodes:
@@ -149,12 +149,12 @@ def _render_tag(node: Any, wiki: Wiki, pieces: list[str]) -> None:
         pieces.append(edge)
 
 
-_SPOKEN_TEMPLATES = {"lang": ("2",), "nowrap": ("1",), "nobr": ("1",), "convert": ("1", "2"), "cvt": ("1", "2")}
-"""Templates in the middle of sentences whose arguments, these, are what is read there; all others go."""
+_INLINE_TEMPLATES = {"lang": ("2",), "nowrap": ("1",), "nobr": ("1",), "convert": ("1", "2"), "cvt": ("1", "2")}
+"""Templates within sentences, and the arguments that they display; all others are dropped."""
 
 
 def _render_template(node: Any, wiki: Wiki, pieces: list[str]) -> None:
-    wanted = _SPOKEN_TEMPLATES.get(str(node.name).strip().lower(), ())
+    wanted = _INLINE_TEMPLATES.get(str(node.name).strip().lower(), ())
     for position, name in enumerate(wanted):
         if node.has(name):
             pieces.append(" " if position else "")
@@ -163,11 +163,11 @@ def _render_template(node: Any, wiki: Wiki, pieces: list[str]) -> None:
 
 def _entity(node: Any) -> str:
     character = str(node.normalize())
-    return "" if "\ud800" <= character <= "\udfff" else character  # half of a surrogate pair is no character
+    return "" if "\ud800" <= character <= "\udfff" else character  # half of a surrogate pair
 
 
 def _tidy(paragraph: str) -> str:
-    """Without left-over marks, and without the holes that removed templates leave in brackets."""
+    """Remove left-over markup, and the empty brackets that removed templates leave."""
     text = _LEFT_OVER.sub("", paragraph)
     text = _BEGINS_WITH_COMMA.sub("(", _EMPTY_BRACKETS.sub("", text))
     return " ".join(_SPACE_BEFORE_MARK.sub(r"\1", text).split())
@@ -179,7 +179,7 @@ _TITLE = re.compile(r'title="([^"]*)"')
 
 
 def paragraphs_of_extracted(document: str) -> list[str]:
-    """The lines of a <doc> block, without the tag and the title, and without what WikiExtractor leaves of markup."""
+    """The lines of a <doc> block without tag, title and left-over markup."""
     head, *lines = document.split("\n")
     title = _TITLE.search(head)
     if lines and title and lines[0].strip() == html.unescape(title.group(1)).strip():

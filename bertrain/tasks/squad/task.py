@@ -13,7 +13,7 @@ import numpy as np
 from bertrain.base.errors import UserError, nearest
 from bertrain.config.settings import Settings, TaskSettings
 from bertrain.data.formats.block import Block
-from bertrain.data.text.tokenizer import Vocabulary
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.answers import Answers, find_answers, write_answers
 from bertrain.tasks.squad.files import Collection, Version, find_file, read_squad, shorten
 from bertrain.tasks.squad.scoring import score_squad

@@ -15,7 +15,8 @@ import numpy as np
 
 from bertrain.data.formats.block import Block, Values, flat_ranges, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Vocabulary, build_pipeline
+from bertrain.data.text.tokenizer import build_pipeline
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.files import Collection
 
 CHUNK_TEXTS = 1000  # tokenized together: the tokenizer's objects take a few hundred bytes per token

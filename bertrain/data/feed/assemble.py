@@ -1,0 +1,82 @@
+"""The examples of a bin to a Batch: masked tokens laid out in a flat run, everything padded to the bin's shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bertrain.config.settings import ModelSettings
+from bertrain.data.feed.batching import Capacity, Policy
+from bertrain.data.formats.block import Block, Masks, flat_ranges
+from bertrain.data.formats.masking import Ints
+from bertrain.model.batch import IGNORED, Batch
+
+
+def assemble_batch(
+    block: Block, *, policy: Policy, shape: Capacity, max_seq_length: int, pad_id: int, dropout_seed: int
+) -> Batch:
+    """The batch of a bin of this shape that holds the masked examples of `block`."""
+    assert block.masks is not None
+    lengths, masks = block.lengths, block.masks
+    layout = policy.lay_out(lengths, shape.tokens, max_seq_length)
+    num_slots = policy.num_slots(shape, max_seq_length)
+    within = flat_ranges(np.zeros_like(lengths), lengths)  # position of each token in its example
+    place = within + np.repeat(layout.starts, lengths)  # and in the batch
+
+    input_ids = np.full(shape.tokens, pad_id, dtype=np.int64)
+    input_ids[place] = block.tokens
+    segment_ids = np.zeros(shape.tokens, dtype=np.int64)
+    segment_ids[place] = within >= np.repeat(block.segment_b, lengths)
+    boundaries = layout.boundaries
+    sequence_lengths = np.diff(boundaries)
+    position_ids = np.arange(shape.tokens) - np.repeat(boundaries[:-1], sequence_lengths)
+
+    cu_seqlens = np.full(num_slots + 1, shape.tokens, dtype=np.int32)
+    cu_seqlens[: len(boundaries)] = boundaries
+    nsp_labels = np.full(num_slots, IGNORED, dtype=np.int64)
+    nsp_labels[layout.slots] = block.is_random
+    is_real = np.zeros(num_slots, dtype=bool)
+    is_real[layout.slots] = True
+    mlm_positions = np.zeros(shape.predictions, dtype=np.int64)
+    mlm_positions[: len(masks.positions)] = masks.positions + np.repeat(layout.starts, masks.counts)
+    mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
+    mlm_labels[: len(masks.labels)] = masks.labels
+    answers = None
+    if block.answers is not None:
+        answers = np.zeros((num_slots, block.answers.shape[1]), dtype=block.answers.dtype)
+        answers[layout.slots] = block.answers
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        segment_ids=torch.from_numpy(segment_ids),
+        position_ids=torch.from_numpy(position_ids),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
+        cls_positions=torch.from_numpy(np.minimum(cu_seqlens[:-1], shape.tokens - 1).astype(np.int64)),
+        mlm_positions=torch.from_numpy(mlm_positions),
+        mlm_labels=torch.from_numpy(mlm_labels),
+        nsp_labels=torch.from_numpy(nsp_labels),
+        is_real=torch.from_numpy(is_real),
+        answers=None if answers is None else torch.from_numpy(answers),
+        max_seqlen=max_seq_length,
+        sequence_lengths=tuple(sequence_lengths.tolist()),
+        dropout_seed=dropout_seed,
+        num_tokens=len(block.tokens),
+        num_sequences=len(block),
+        num_predictions=len(masks.positions),
+    )
+
+
+def placeholder_block(lengths: Ints, predictions: Ints, token: int, model: ModelSettings) -> Block:
+    """Masked examples of these sizes that repeat one token, for a step that only measures time or memory."""
+    positions = flat_ranges(np.zeros_like(predictions), predictions)
+    answers = None
+    if model.head != "pretrain":
+        columns, dtype = 2 if model.head == "span" else 1, np.float32 if model.head == "regress" else np.int64
+        answers = np.zeros((len(lengths), columns), dtype=dtype)
+    return Block(
+        tokens=np.full(lengths.sum(), token),
+        lengths=lengths,
+        segment_b=lengths // 2,
+        is_random=np.zeros_like(lengths),
+        masks=Masks(predictions, positions, np.full_like(positions, token)),
+        answers=answers,
+    )
