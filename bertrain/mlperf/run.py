@@ -150,9 +150,9 @@ def recipe_of(settings: Settings, data: str | Path, init: str) -> str:
 
 
 def _start(nproc: int, arguments: list[str]) -> int:
-    from bertrain.launch.local import run_alone, run_ranks
+    from bertrain.launch.local import run_in_subprocess, run_ranks
 
-    return run_ranks(nproc, arguments) if nproc > 1 else run_alone(arguments)
+    return run_ranks(nproc, arguments) if nproc > 1 else run_in_subprocess(arguments)
 
 
 def _end_as(code: int, what: str, *, may_be_repeated: bool = False) -> None:
