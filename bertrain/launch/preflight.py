@@ -104,7 +104,7 @@ def preflight_job(folder: str | Path) -> Preflight | None:
         is_fit = ranks.broadcast_int(not refusals)
     if not ranks.is_first:
         if not is_fit:
-            raise ReportedElsewhereError("preflight-failed", "the first rank reports the reason")
+            raise ReportedElsewhereError("reported-elsewhere", "the first rank reports the reason")
         return None
     return Preflight(all_facts, links, bandwidth, refusals, warnings)
 

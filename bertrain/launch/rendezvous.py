@@ -69,7 +69,7 @@ def publish_endpoint(folder: Path, *, host: str = "", port: int = 0) -> tuple[st
         write_atomically(folder / ENDPOINT, json.dumps({"host": host, "port": port}))
     except OSError as error:
         raise UserError(
-            "unwritable-file",
+            "cannot-write",
             f"cannot write {folder / ENDPOINT}: {error.strerror}; free some space, or choose another --job",
         ) from None
     return host, port

@@ -117,7 +117,7 @@ def run_experiment(
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise UserError("unwritable-folder", f"cannot write into {out}: {error.strerror or error}") from None
+            raise UserError("cannot-write", f"cannot write into {out}: {error.strerror or error}") from None
         log = ResultLog(folder / "result.txt")
         log.event("cache_clear", cleared, **({"reason": reason} if reason else {}))
         log.start("init_start", ranks=count_ranks())

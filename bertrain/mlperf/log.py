@@ -119,7 +119,7 @@ class ResultLog:
         try:
             handler = _ErrorKeepingHandler(self.path, mode="x", encoding="utf-8")
         except OSError as error:
-            raise UserError("unwritable-file", f"cannot write the log {self.path}: {error.strerror or error}") from None
+            raise UserError("cannot-write", f"cannot write the log {self.path}: {error.strerror or error}") from None
         logger = _AlwaysEnabledLogger("bertrain.mlperf")
         logger.addHandler(handler)
         self._handler = handler
@@ -150,7 +150,7 @@ class ResultLog:
         if self._handler.failure is not None:
             reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
             raise UserError(
-                "unwritable-file", f"cannot write the log {self.path}: {reason}; free some space and start again"
+                "cannot-write", f"cannot write the log {self.path}: {reason}; free some space and start again"
             )
 
 

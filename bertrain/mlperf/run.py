@@ -144,7 +144,7 @@ def _write_recipe(settings: Settings, out: Path, data: str | Path, init: str) ->
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(recipe, text)
     except OSError as error:
-        raise UserError("unwritable-folder", f"cannot write into {out}: {error.strerror or error}") from None
+        raise UserError("cannot-write", f"cannot write into {out}: {error.strerror or error}") from None
 
 
 def experiment_recipe(settings: Settings, data: str | Path, init: str) -> str:
@@ -162,7 +162,7 @@ def _start(nproc: int, arguments: list[str]) -> int:
 def _check_exit_code(code: int, part: str, *, may_be_repeated: bool = False) -> None:
     """Raise what the process of a part has reported, or its failure; nothing if it succeeded."""
     if code == EXIT_USER_ERROR:
-        raise ReportedElsewhereError("experiment-failed", f"{part} has failed and reported why")
+        raise ReportedElsewhereError("reported-elsewhere", f"{part} has failed and reported why")
     if code == EXIT_REQUEUE:
         raise RequeueError("experiment-stopped", f"a signal stopped {part}; run the same command again to continue")
     if code and not may_be_repeated:

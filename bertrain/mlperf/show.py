@@ -202,7 +202,7 @@ def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
     try:
         write_atomically(out, draw_logs(show_logs(files)))
     except OSError as error:
-        raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
+        raise UserError("cannot-write", f"cannot write {out}: {error.strerror or error}") from None
     return out
 
 

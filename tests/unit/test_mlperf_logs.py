@@ -142,7 +142,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert [(entry.key, entry.value) for entry in entries] == [("seed", 7), ("eval_start", 3)]
     assert entries[1].metadata["epoch_num"] == 3
     assert entries[0].metadata["file"].endswith("test_mlperf_logs.py"), "the author's place, not the logger's"
-    with helpers.refused("unwritable-file", tmp_path / "result.txt"):
+    with helpers.refused("cannot-write", tmp_path / "result.txt"):
         ResultLog(tmp_path / "result.txt")
 
 
@@ -151,7 +151,7 @@ def test_a_line_that_cannot_be_written_is_not_lost_in_silence(tmp_path: Path) ->
     log = ResultLog(tmp_path / "result.txt")
     log._handler.stream.close()
     log._handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
-    with helpers.refused("unwritable-file", tmp_path / "result.txt", "No space left on device"):
+    with helpers.refused("cannot-write", tmp_path / "result.txt", "No space left on device"):
         log.event("seed", 7)
 
 
