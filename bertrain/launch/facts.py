@@ -1,4 +1,4 @@
-"""What a rank finds out about its machine before training: versions, processes, memory, disk, devices, network."""
+"""Facts about a machine, collected by each rank before training: versions, processes, memory, disk, GPUs, network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one rank found out."""
+    """The facts that one rank collected."""
 
     rank: int
     node: int

@@ -211,29 +211,25 @@ def _read_json(path: Path) -> Any:
 
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    """Write a CSV file, compressed if its name ends in .gz."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)
 
 
-def write_objects(path: Path, objects: Iterable[Any]) -> None:
+def write_objects(path: Path, objects: Sequence[Any]) -> None:
     """Write one row for each dataclass object."""
-    rows = list(objects)
-    columns = [item.name for item in fields(rows[0])] if rows else []
-    write_table(path, columns, ([getattr(row, column) for column in columns] for row in rows))
+    columns = [item.name for item in fields(objects[0])] if objects else []
+    write_table(path, columns, ([getattr(one, column) for column in columns] for one in objects))
 
 
 def write_launches(path: Path, launches: Iterable[Launch]) -> None:
     """Write one row for each launch; operators of a CPU have neither grid nor block."""
-    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(LAUNCH_COLUMNS)
-        for launch in launches:
-            grid, block = ("x".join(map(str, size)) for size in (launch.grid, launch.block))
-            writer.writerow(
-                (
-                    launch.start_ns, launch.duration_ns, launch.stream, launch.kind, launch.region, grid, block,
-                    launch.name,
-                )
-            )  # fmt: skip
+    sizes = {"grid", "block"}
+    rows = (
+        ["x".join(map(str, getattr(one, name))) if name in sizes else getattr(one, name) for name in LAUNCH_COLUMNS]
+        for one in launches
+    )
+    write_table(path, LAUNCH_COLUMNS, rows)
