@@ -52,7 +52,7 @@ _HOMES = {
     "preflight_job": "launch.preflight",
     "prepare": "data.prepare.prepare",
     "pretrain": "training.start",
-    "probe": "mlperf.experiment",
+    "probe_initial_weights": "mlperf.experiment",
     "profile": "profiling.profile",
     "profile_report": "profiling.profile_report",
     "read_roofline": "profiling.profile_report",

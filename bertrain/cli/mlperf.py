@@ -16,8 +16,8 @@ from bertrain.config import resolve as config
 from bertrain.config.settings import Settings
 
 if TYPE_CHECKING:
-    from bertrain.mlperf.check import Checked
-    from bertrain.mlperf.show import LogFigures
+    from bertrain.mlperf.check import SubmissionCheck
+    from bertrain.mlperf.show import LogSummary
 
 mlperf_app = typer.Typer(
     help="MLPerf: experiments that train to a target, their logs, and the official checks.",
@@ -68,10 +68,10 @@ def mlperf_run(
 
 
 def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
-    from bertrain.mlperf.experiment import probe, run_experiment
+    from bertrain.mlperf.experiment import probe_initial_weights, run_experiment
 
     if only == "probe":
-        accuracy = probe(settings, init)
+        accuracy = probe_initial_weights(settings, init)
         if is_first_rank():
             print(f"the probe: the initial weights guess {accuracy:.5f} of the masked words right, as they should")
     elif only.isascii() and only.isdigit():
@@ -106,7 +106,7 @@ def mlperf_check(
     raise typer.Exit(0 if checked.passes else 1)
 
 
-def _say(checked: Checked, *, as_json: bool) -> None:
+def _say(checked: SubmissionCheck, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(checked)))
         return
@@ -151,10 +151,10 @@ def mlperf_show(
 
     Example: bertrain mlperf show results/result_0.txt --plot accuracy.svg
     """
-    from bertrain.mlperf.show import CAN_BE_SCORED, of_one_system, plot_logs, score_of, show_logs
+    from bertrain.mlperf.show import MIN_SCORED, are_of_one_system, plot_logs, score_runs, show_logs
 
     logs = show_logs(files, ranks=ranks)
-    score = score_of(logs) if len(logs) >= CAN_BE_SCORED and of_one_system(logs) else None
+    score = score_runs(logs) if len(logs) >= MIN_SCORED and are_of_one_system(logs) else None
     if plot is not None:
         plot_logs(files, plot)
     if as_json:
@@ -172,7 +172,7 @@ def mlperf_show(
         print(plot)
 
 
-def _describe(log: LogFigures, *, whole: bool) -> None:
+def _describe(log: LogSummary, *, whole: bool) -> None:
     """One log: a paragraph, and its accuracies where it is the only one."""
 
     def shown(value: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m bertrain.launch node|rank|ssh JOB preflight|training`: what the script of a job runs; people do not."""
+"""`python -m bertrain.launch node|rank|ssh JOB preflight|training`: run by a job's script, not by people."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from bertrain.base.errors import UserError
 from bertrain.launch.job import read_job
 
 
-def main(role: str, folder: str, what: str) -> int:
+def main(role: str, folder: str, stage: str) -> int:
     job = read_job(folder)
-    if role == "rank":
-        from bertrain.launch.node import become_rank
-
-        become_rank(job, what)
     if role == "ssh":
         from bertrain.launch.remote import run_hosts
 
-        return run_hosts(job, what)
-    from bertrain.launch.node import run_node
+        return run_hosts(job, stage)
+    from bertrain.launch.node import exec_rank, run_node
 
-    return run_node(job, what)
+    if role == "rank":
+        exec_rank(job, stage)
+    return run_node(job, stage)
 
 
 if __name__ == "__main__":
     try:
         code = main(*sys.argv[1:])
     except UserError as error:
-        print(f"bertrain: {error}", file=sys.stderr)
+        print(f"bertrain: {error} [{error.code}]", file=sys.stderr)
         code = error.exit_code
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What one rank can say of its machine before a job trains: versions, processes, memory, disk, devices, network."""
+"""Facts about a machine, collected by each rank before training: versions, processes, memory, disk, GPUs, network."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 BUSY_SHARE = 0.2
-"""Of a core: a process that takes this much of one is no bystander."""
+"""Of a core: a process that uses more counts as busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one rank found."""
+    """The facts that one rank collected."""
 
     rank: int
     node: int
@@ -46,25 +47,25 @@ class Facts:
     memory_free: int = 0
     disk_free: int = 0
     run_place: str = ""
-    """Where the run will be written, or why it cannot be."""
+    """The folder that the run is written into, or why it cannot be."""
     can_write: bool = True
     data: str = ""
-    """The fingerprints of the data to train on and to evaluate on, as this node sees them."""
+    """The fingerprints of the training and evaluation data on this node."""
     data_problem: str = ""
     gpus_seen: int = 0
     gpus: tuple[Gpu, ...] = ()
     on_gpus: tuple[str, ...] = ()
-    """Processes of others on the GPUs."""
+    """Processes on the GPUs that do not belong to the job."""
     foreign: tuple[str, ...] = ()
-    """Processes of others that take a good part of a core."""
+    """Busy processes that do not belong to the job."""
     network: str = ""
     is_loopback: bool = False
-    """Whether this machine's name means itself only, to itself."""
+    """Whether this machine resolves its own name to a loopback address."""
     binding: str = ""
 
 
 def versions(code: Mapping[str, str]) -> dict[str, str]:
-    """What must be the same on all nodes."""
+    """The versions that must be the same on all nodes."""
     import numpy
     import torch
 
@@ -87,7 +88,7 @@ def memory_free() -> int:
 
 
 def disk_free(folder: Path) -> tuple[int, str, bool]:
-    """Bytes free where a folder is or will be, that place, and whether we may write there."""
+    """Bytes free where a folder is or will be, its closest existing parent, and whether we may write there."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         return shutil.disk_usage(place).free, str(place), os.access(place, os.W_OK | os.X_OK)
@@ -96,28 +97,30 @@ def disk_free(folder: Path) -> tuple[int, str, bool]:
 
 
 def foreign_processes(own: set[int], interval_s: float = 0.5) -> tuple[str, ...]:
-    """Processes that are not among `own` and take a good part of a core: name, number and share."""
+    """Busy processes that are not among `own`, the busiest first: name, number and share of a core."""
     ticks = os.sysconf("SC_CLK_TCK")
-    before, began = _work_of_all(), time.monotonic()
+    before, began = _processes(), time.monotonic()
     time.sleep(interval_s)
-    after, passed = _work_of_all(), time.monotonic() - began
+    after, passed = _processes(), time.monotonic() - began
     found = []
-    for process, (name, work) in after.items():
-        share = (work - before.get(process, (name, work))[1]) / ticks / passed
-        if share >= BUSY_SHARE and process not in own:
-            found.append((share, f"{name} ({process}, {share:.0%} of a core)"))
+    for number, process in after.items():
+        share = (process.ticks - before.get(number, process).ticks) / ticks / passed
+        if share >= BUSY_SHARE and number not in own:
+            found.append((share, f"{process.name} ({number}, {share:.0%} of a core)"))
     return tuple(text for _, text in sorted(found, reverse=True))
 
 
-def _work_of_all() -> dict[int, tuple[str, int]]:
-    """Name and work (user and system, in ticks) of each process."""
-    found = {}
-    for process, (name, fields) in _stat_of_all().items():
-        found[process] = name, int(fields[11]) + int(fields[12])
-    return found
+class Process(NamedTuple):
+    """A line of /proc/PID/stat."""
+
+    name: str
+    parent: int
+    ticks: int
+    """Of processor time, user and system."""
 
 
-def _stat_of_all() -> dict[int, tuple[str, list[str]]]:
+def _processes() -> dict[int, Process]:
+    """Every process of this machine by its number."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -125,22 +128,25 @@ def _stat_of_all() -> dict[int, tuple[str, list[str]]]:
                 before, _, after = (entry / "stat").read_text().rpartition(")")
             except OSError:
                 continue  # it has just ended
-            found[int(entry.name)] = before.partition("(")[2], after.split()
+            fields = after.split()
+            found[int(entry.name)] = Process(
+                before.partition("(")[2], int(fields[1]), int(fields[11]) + int(fields[12])
+            )
     return found
 
 
 def own_processes(generations: int = 2) -> set[int]:
-    """This rank, the agent that started it, whoever started that, and all below them: the job on this machine."""
-    stat = _stat_of_all()
-    parent = {process: int(fields[1]) for process, (_, fields) in stat.items()}
+    """The processes of the job on this machine: this rank's parent and grandparent, and all their descendants."""
+    parents = {number: process.parent for number, process in _processes().items()}
     top = os.getpid()
     for _ in range(generations):
-        if parent.get(top, 0) > 1:
-            top = parent[top]
-    own, grows = {top}, True
-    while grows:
-        grown = own | {process for process, above in parent.items() if above in own}
-        grows, own = grown != own, grown
+        if parents.get(top, 0) > 1:
+            top = parents[top]
+    own: set[int] = set()
+    added = {top}
+    while added:
+        own |= added
+        added = {number for number, parent in parents.items() if parent in own} - own
     return own
 
 
@@ -193,26 +199,27 @@ def _output(words: list[str]) -> str:
 # --- network --------------------------------------------------------------------------------------
 
 
+SIOCGIFADDR = 0x8915  # the ioctl that returns an interface's address
+NETWORK_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+
+
 def describe_network(towards: str, sys: Path = Path("/sys")) -> str:
-    """The interface that leads to a host, its speed, InfiniBand devices, and what was asked of gloo and NCCL."""
+    """The interface that leads to a host, its speed, InfiniBand devices, and the variables that gloo and NCCL read."""
     address = _own_address(towards)
     name = _interface_of(address)
     speed = _text(sys / f"class/net/{name}/speed") if name else ""
-    words = [f"{name or 'an unknown interface'} ({address or 'no address'}"]
-    words[0] += f", {int(speed):,} Mbit/s)" if speed.isdigit() else ")"
+    speed = f", {int(speed):,} Mbit/s" if speed.isdigit() else ""
+    parts = [f"{name or 'an unknown interface'} ({address or 'no address'}{speed})"]
     for device in sorted((sys / "class/infiniband").glob("*")):
-        rate, state = (_text(device / f"ports/1/{what}") for what in ("rate", "state"))
-        words.append(f"{device.name} {rate} {state.partition(': ')[2] or state}".strip())
-    asked = [f"{name}={os.environ[name]}" for name in ASKED if os.environ.get(name)]
-    words.append(" ".join(asked) if asked else "gloo and NCCL choose for themselves")
-    return "; ".join(words)
-
-
-ASKED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+        rate, state = (_text(device / f"ports/1/{file}") for file in ("rate", "state"))
+        parts.append(f"{device.name} {rate} {state.partition(': ')[2] or state}".strip())
+    chosen = [f"{name}={os.environ[name]}" for name in NETWORK_VARIABLES if os.environ.get(name)]
+    parts.append(" ".join(chosen) or "gloo and NCCL choose for themselves")
+    return "; ".join(parts)
 
 
 def _own_address(towards: str) -> str:
-    """The address that packets to a host would leave from; none are sent."""
+    """The local address of packets to a host; sends none."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -223,6 +230,7 @@ def _own_address(towards: str) -> str:
 
 
 def _interface_of(address: str) -> str:
+    """The network interface that has an IPv4 address."""
     import fcntl
 
     for _, name in socket.if_nameindex():
@@ -236,11 +244,8 @@ def _interface_of(address: str) -> str:
     return "lo" if address.startswith("127.") or address == "::1" else ""
 
 
-SIOCGIFADDR = 0x8915
-
-
 def is_loopback(host: str) -> bool:
-    """Whether a name leads back to this very machine, and would lead any other to itself."""
+    """Whether a host name resolves to loopback addresses only."""
     try:
         return all(str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(host, None))
     except OSError:

@@ -1,11 +1,11 @@
-"""The job folder: everything a job is made of, written once, before anything is started.
+"""The job folder: everything a job consists of, written once, before anything is started.
 
-job.sh        what the scheduler runs: read it, edit it, submit it by hand
-recipe.toml   the settings, all of them, resolved
+job.sh        the script that the scheduler runs; can be read, edited and submitted by hand
+recipe.toml   all settings, resolved
 job.json      the rest: the exact command, nodes and ranks, the version of the code
-hosts         the hosts, if a list was given
-submitted     the scheduler's number for it, a line for each time
-events        what the script did and when
+hosts         the hosts, if there is a hostfile
+submitted     the scheduler's job number, a line for each submission
+events        the events of the script, with their times
 logs/         a folder for each start, a file for each rank
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,12 +41,12 @@ MpiType = Literal["none", "pmi2", "pmix"]
 JOB, RECIPE, SCRIPT, HOSTS = "job.json", "recipe.toml", "job.sh", "hosts"
 SCHEMA_VERSION = 1
 DIRECTIVES = ("nodelist", "partition", "account", "gres", "constraint", "queue", "project", "select", "place")
-"""JobSpec that are written where a scheduler reads them, rather than bash."""
+"""Fields of JobSpec that a scheduler parses rather than bash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A line of a hostfile: where, and how many ranks."""
+    """A line of a hostfile: a host and its number of ranks."""
 
     name: str
     slots: int
@@ -52,7 +54,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What a job is to run on; names as the options of `bertrain launch` are called."""
+    """The resources of a job; fields are named after the options of `bertrain launch`."""
 
     nodes: int = 1
     gpus_per_node: int = 0
@@ -93,41 +95,45 @@ class JobSpec:
         if bool(self.gpus_per_node) == bool(self.procs_per_node):
             given = "both are" if self.gpus_per_node else "neither is"
             raise UserError(
-                f"ranks on a node are counted by --gpus-per-node or by --procs-per-node, and {given} given; give one"
+                "ranks-per-node",
+                f"--gpus-per-node or --procs-per-node sets the ranks of a node; {given} given; give one",
             )
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):
                 refuse_line_breaks(f"--{name.replace('_', '-')}", value)
         for name in DIRECTIVES:
-            if '"' in getattr(self, name):
-                raise UserError(
-                    f"--{name} {getattr(self, name)} holds a quotation mark, which no scheduler takes there"
-                )
+            refuse_quotation_marks(f"--{name}", getattr(self, name))
         for name in ("ssh", "mpirun"):
-            _refuse_no_command(f"--{name}", getattr(self, name))
+            _check_command(f"--{name}", getattr(self, name))
         seconds = {name: parse_time(getattr(self, name), f"--{name}") for name in ("time", "warning")}
         if self.time and seconds["time"] <= seconds["warning"]:
-            raise UserError(f"--time {self.time} is over before the warning (--warning {self.warning}) would come")
+            raise UserError(
+                "time-too-short",
+                f"--time {self.time} must be longer than --warning {self.warning}, which comes before its end",
+            )
         if self.gres and not self.gpus_per_node and "gpu" in self.gres:
             raise UserError(
-                f"--gres {self.gres} asks for GPUs, and --procs-per-node is for ranks without; give --gpus-per-node"
+                "gpus-without-ranks",
+                f"--gres {self.gres} requests GPUs, but --procs-per-node starts ranks without; give --gpus-per-node",
             )
         if self.runtime == "pyxis" and self.container and launcher != "slurm":
             raise UserError(
-                f"pyxis is a part of Slurm, so with `launch {launcher}` a container needs --runtime apptainer"
+                "wrong-container-runtime",
+                f"pyxis is a plugin of Slurm; with `launch {launcher}` use --runtime apptainer",
             )
         if launcher == "ssh" and not self.hostfile:
-            raise UserError("--hostfile is missing: one host per line, such as `node1 slots=8`")
+            raise UserError("missing-hostfile", "give --hostfile, with one host per line, such as `node1 slots=8`")
         if launcher == "local" and self.nodes > 1:
             raise UserError(
-                f"`launch local` is for this machine, and --nodes is {self.nodes}; use ssh, slurm, pbs or mpi"
+                "too-many-nodes",
+                f"`launch local` runs on this machine only, but --nodes is {self.nodes}; use ssh, slurm, pbs or mpi",
             )
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as it stands in its folder."""
+    """A job as its folder describes it."""
 
     folder: Path
     launcher: Launcher
@@ -150,43 +156,47 @@ class Job:
         return self.spec.nodes * self.spec.ranks_per_node
 
     def run_of(self, repeat: int) -> str:
-        """The run folder of one repeat; 0 where there are none."""
+        """The run folder of a repeat; 0: the job has a single run."""
         return f"{self.run}-{repeat}" if repeat else self.run
 
     def command(self, repeat: int = 0) -> list[str]:
-        """The words after `bertrain` that each rank runs; repeats have run folders and seeds of their own."""
+        """The arguments of `bertrain` on each rank; every repeat has its own run folder and seed."""
         words = ["pretrain", str(self.folder / RECIPE), "--data", self.data, "--run", self.run_of(repeat)]
         if self.init:
             words += ["--init", self.init]
-        if repeat and self.seed >= 0:  # below 0 each draws one for itself
+        if repeat and self.seed >= 0:  # below 0: every run draws its own
             words += ["--train.seed", str(self.seed + repeat - 1)]
         return words
 
     def describe_code(self) -> str:
-        """The version of the code, for people."""
-        commit = self.code["commit"]
-        return (
-            f"bertrain {self.code['version']}{f', commit {commit}' if commit else ''}, files {self.code['files'][:12]}"
-        )
+        """The version of the code in one line."""
+        commit = f", commit {self.code['commit']}" if self.code["commit"] else ""
+        return f"bertrain {self.code['version']}{commit}, files {self.code['files'][:12]}"
 
 
 def refuse_line_breaks(option: str, value: str) -> None:
-    """Refuse what would end a line of a script before its time."""
     if re.search(r"[\n\r\0]", value):
-        raise UserError(f"{option} holds a line break, which a script cannot carry")
+        raise UserError("line-break", f"{option} contains a line break, which a script cannot hold")
 
 
-def _refuse_no_command(option: str, value: str) -> None:
+def refuse_quotation_marks(option: str, value: str) -> None:
+    if '"' in value:
+        raise UserError(
+            "quotation-mark", f"{option} {value} contains a quotation mark, which no scheduler accepts there"
+        )
+
+
+def _check_command(option: str, value: str) -> None:
     try:
         words = shlex.split(value)
     except ValueError as error:
-        raise UserError(f"{option} {value} is no command: {error}") from None
+        raise UserError("invalid-command", f"{option} {value} is not a shell command: {error}") from None
     if not words:
-        raise UserError(f"{option} is empty; leave it out, or say how it is called")
+        raise UserError("invalid-command", f"{option} is empty; leave it out, or give the command")
 
 
 def parse_time(text: str, option: str) -> int:
-    """Seconds in a time such as 1h30m, or 01:30:00 as schedulers write it."""
+    """Seconds of a time such as 1h30m, or 01:30:00 as schedulers write it."""
     if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text, re.ASCII):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -199,13 +209,15 @@ def write_time(seconds: int) -> str:
 
 
 def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ...]:
-    """The first `nodes` hosts of a hostfile, or all (0); a line is a name, maybe `slots=N`, maybe a comment after #."""
+    """The first `nodes` hosts (0: all) of a hostfile: a name per line, optionally `slots=N`; # starts a comment."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise UserError(f"no hostfile at {path} (--hostfile): {error.strerror}") from None
+        raise UserError("missing-hostfile", f"cannot read {path} (--hostfile): {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} (--hostfile) is not text; give a host per line, such as `node1 slots=8`") from None
+        raise UserError(
+            "damaged-hostfile", f"{path} (--hostfile) is not text; give one host per line, such as `node1 slots=8`"
+        ) from None
     hosts = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -214,23 +226,21 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
         found = re.fullmatch(r"(?:slots=([1-9]\d*))?", " ".join(words[1:]), re.ASCII)
         if found is None or not re.fullmatch(r"[\w.:@\[\]-]+", words[0]) or words[0].startswith("-"):
             raise UserError(
-                f"{path}, line {number}, is {line.strip()!r}; give a host and its ranks, such as `node1 slots=8`"
+                "damaged-hostfile",
+                f"{path}, line {number}, is {line.strip()!r}; give a host and its ranks, such as `node1 slots=8`",
             )
         hosts.append(Host(name=words[0], slots=int(found[1] or ranks_per_node)))
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{path} names {name} {names.count(name)} times; give each host one line, with slots=N")
-    if len(hosts) < nodes:
-        raise UserError(f"{path} names {len(hosts)} host(s), and --nodes asks for {nodes}")
-    if not hosts:
-        raise UserError(f"{path} (--hostfile) names no host; give one per line, such as `node1 slots=8`")
+    repeated = [name for name, count in Counter(host.name for host in hosts).items() if count > 1]
+    if repeated:
+        raise UserError("repeated-host", f"{path} lists {repeated[0]} more than once; give one line, with slots=N")
+    if not hosts or len(hosts) < nodes:
+        raise UserError("too-few-hosts", f"{path} (--hostfile) lists {len(hosts)} host(s); --nodes is {nodes}")
     return tuple(hosts[: nodes or None])
 
 
 @cache
 def code_version() -> dict[str, str]:
-    """What code this is: the package's version, the commit it was checked out from if any, and a hash of its files."""
+    """The version of this code: the package's number, the git commit if there is one, and a hash of its files."""
     package = Path(bertrain.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(path for suffix in ("py", "toml") for path in package.rglob(f"*.{suffix}")):
@@ -241,21 +251,21 @@ def code_version() -> dict[str, str]:
 def _commit(package: Path) -> str:
     if not (package.parent / ".git").exists():
         return ""
-    words = ["git", "-C", str(package.parent)]
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", package.parent, *words], capture_output=True, text=True, check=True).stdout
+
     try:
-        commit = subprocess.run([*words, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*words, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        changes = " and changes" if git("status", "--porcelain", "-uno").strip() else ""
+        return git("rev-parse", "--short", "HEAD").strip() + changes
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return commit.stdout.strip() + (" and changes" if changed.stdout.strip() else "")
 
 
 def free_job_folder(run: str, parent: Path = Path("jobs")) -> Path:
-    """The first folder under `parent` that is not there yet, named after the run."""
-    number = 1
-    while (parent / f"{Path(run).name}-{number}").exists():
-        number += 1
-    return parent / f"{Path(run).name}-{number}"
+    """The first of `parent`/RUN-1, RUN-2, ... that does not exist."""
+    paths = (parent / f"{Path(run).name}-{number}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def make_job(
@@ -268,19 +278,20 @@ def make_job(
     folder: str | Path | None = None,
     init: str = "",
 ) -> Job:
-    """A job, checked, with every path absolute; nothing is written."""
+    """Describe a job, checked, with every path absolute; writes nothing."""
     if launcher not in get_args(Launcher):
-        raise UserError(f"no launcher named {launcher!r}; there are {', '.join(get_args(Launcher))}")
+        raise UserError(
+            "unknown-launcher", f"there is no launcher {launcher!r}; choose one of {', '.join(get_args(Launcher))}"
+        )
     spec = spec.check(launcher)
     hosts = read_hostfile(Path(spec.hostfile), spec.ranks_per_node, spec.nodes) if spec.hostfile else ()
     spec = dataclasses.replace(spec, nodes=len(hosts) or spec.nodes or 1)
     place = Path(folder) if folder is not None else free_job_folder(str(run))
     for option, path in {"--data": data, "--run": run, "--job": place, "--init": init}.items():
         refuse_line_breaks(option, str(path))
-    if launcher in ("slurm", "pbs") and '"' in str(place.resolve()):
-        raise UserError(f"{place} (--job) holds a quotation mark, which no scheduler takes there; choose another")
-    if place.exists():
-        raise UserError(f"{place} is there already; choose another --job, or leave it out")
+    if launcher in ("slurm", "pbs"):
+        refuse_quotation_marks("--job", str(place.resolve()))
+    _refuse_existing(place)
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
     if spec.nic:
         kept |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
@@ -301,10 +312,14 @@ def make_job(
     )
 
 
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists():
+        raise UserError("folder-exists", f"{folder} exists; choose another --job, or leave it out")
+
+
 def write_job(job: Job, settings: Settings, script: str) -> None:
     """Write the job folder, whole or not at all."""
-    if job.folder.exists():
-        raise UserError(f"{job.folder} is there already; choose another --job, or leave it out")
+    _refuse_existing(job.folder)
     content = {
         "schema_version": SCHEMA_VERSION,
         "command": ["bertrain", *job.command(1 if job.spec.repeats > 1 else 0)],
@@ -321,18 +336,18 @@ def write_job(job: Job, settings: Settings, script: str) -> None:
 
 
 def read_job(folder: str | Path) -> Job:
-    """The job in a folder, or a sentence why there is none."""
+    """Read the job in a folder."""
     folder = Path(folder).resolve()
     path = folder / JOB
     if not path.is_file():
-        raise UserError(f"{folder} holds no job: there is no {JOB} in it")
+        raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         if content.pop("schema_version") != SCHEMA_VERSION:
-            raise UserError(f"{path} was written by another version of bertrain; launch the job again")
+            raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
         del content["command"]
         spec = JobSpec(**content.pop("spec"))
         hosts = tuple(Host(**host) for host in content.pop("hosts"))
         return Job(folder=folder, spec=spec, hosts=hosts, **content)
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; launch the job again") from None
+        raise UserError("damaged-job", f"{path} is damaged; launch the job again") from None

@@ -1,4 +1,4 @@
-"""Several ranks on this machine, started and watched by torchrun's agent, and started again if they are to be."""
+"""Starts several ranks on this machine with torchrun's agent, waits for them, and restarts them if asked to."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
 
-if TYPE_CHECKING:
-    from bertrain.launch.meeting import Meeting
-
-SAVING_S = 120
-MEETING_S = 300
+SAVE_TIMEOUT_S = 120
 
 
 def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: Callable[[], int] = lambda: 0) -> int:
-    """Run `bertrain ARGUMENTS` as `nproc` local ranks; returns the exit code for the whole.
+    """Run `bertrain ARGUMENTS` as `nproc` local ranks; returns one exit code for all.
 
-    A rank that ends in a sentence for the user (code 2), or saved and wants to be started another day (75), has said
-    so, and nothing is added to it here. If one dies, fails or hangs, all are ended; with `restarts` they are started
-    again, so often in a row without `progress()` growing. A signal is passed on to the ranks, which then have two
-    minutes to save.
+    Ranks that exit with a user error (2) or a requeue (75) have reported it themselves. If a rank crashes or hangs, all
+    are stopped; `restarts` limits how often they are restarted in a row without `progress()` growing. Signals are
+    forwarded to the ranks, which then have SAVE_TIMEOUT_S to save.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    in_vain, reached = 0, progress()
+    failures, reached = 0, progress()
     try:
         while True:
-            codes = run_once(nproc, ["-m", "bertrain", *arguments])
+            code, failed = run_agent(nproc, ["-m", "bertrain", *arguments])
             ended = time.time()
-            for code in (EXIT_USER_ERROR, EXIT_REQUEUE):
-                if code in codes.values():
-                    return code
-            if not codes:
-                return 0
+            if code in (0, EXIT_USER_ERROR, EXIT_REQUEUE):
+                return code
             before, reached = reached, progress()
-            in_vain = 1 if reached > before else in_vain + 1
-            what = describe_failure(codes)
-            if in_vain > restarts:
-                print(f"bertrain: {what}{_given_up(restarts)}", file=sys.stderr, flush=True)
-                return EXIT_HUNG if EXIT_HUNG in codes.values() else 1
-            again = f"starting all ranks again ({in_vain} of {restarts} without a new checkpoint)"
-            print(f"bertrain: {what}; {again}", file=sys.stderr, flush=True)
-            os.environ[FAILED] = f"{ended} {what}"
+            failures = 1 if reached > before else failures + 1
+            reason = describe_failure(failed)
+            if failures > restarts:
+                consequence = "all ranks were stopped (--restarts restarts them)"
+                if restarts:
+                    consequence = f"given up after {restarts} restart(s) without a new checkpoint (--restarts)"
+                print(f"bertrain: {reason}; {consequence}", file=sys.stderr, flush=True)
+                return code
+            again = f"starting all ranks again ({failures} of {restarts} without a new checkpoint)"
+            print(f"bertrain: {reason}; {again}", file=sys.stderr, flush=True)
+            os.environ[FAILED] = f"{ended} {reason}"
     except SignalException as caught:
-        return EXIT_REQUEUE if caught.sigval in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
+        return code_after_signal(caught.sigval)
 
 
-def run_alone(arguments: list[str]) -> int:
-    """Run `bertrain ARGUMENTS` in a process of its own; returns its exit code, negative for the signal that ended it.
+def code_after_signal(number: int) -> int:
+    """The exit code of a launcher that a signal stopped, once its ranks have saved."""
+    return EXIT_REQUEUE if number in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
 
-    Signals are passed on to it, once each.
+
+def run_in_subprocess(arguments: list[str]) -> int:
+    """Run `bertrain ARGUMENTS` in a new process, forwarding signals to it.
+
+    Returns its exit code, negative for the signal that killed it.
     """
     process = subprocess.Popen([sys.executable, "-u", "-m", "bertrain", *arguments], start_new_session=True)
     before: dict[signal.Signals, Any] = {
@@ -74,61 +75,58 @@ def run_alone(arguments: list[str]) -> int:
             signal.signal(number, handler)
 
 
-def run_once(nproc: int, arguments: list[str], meeting: Meeting | None = None) -> dict[int, int]:
-    """Run `python ARGUMENTS` as ranks here and wait for them; the exit codes of those that failed, in that order.
+def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = None) -> tuple[int, dict[int, int]]:
+    """Run `python ARGUMENTS` as the ranks of this node, one of several if there is a `rendezvous`, and wait for them.
 
-    With a `meeting` they are those of one node among several, all of which do the same.
+    Returns one exit code for the node, and those of the ranks that failed, in the order in which they did.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.ERROR)  # what the agent has to say is told by whoever called this
+    logging.disable(logging.ERROR)  # the caller reports failures
     usable = os.sched_getaffinity(0)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable) // nproc)))
-    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # should a library crash, its signal comes with a stack
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store that does not answer for a moment is no news
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # prints a stack if a library crashes
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides warnings of a store that is slow to answer
     os.environ[USABLE] = write_cpu_list(usable)
-    nodes = 1 if meeting is None else meeting.nodes
+    where: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    if rendezvous is not None:
+        where = {
+            "run_id": rendezvous.run_id,
+            "rdzv_backend": "static",
+            "rdzv_endpoint": f"{rendezvous.host}:{rendezvous.port}",
+            "rdzv_configs": {"rank": rendezvous.node, "timeout": TIMEOUT_S},
+        }
+    nodes = rendezvous.nodes if rendezvous is not None else 1
+    if "shutdown_timeout" in {field.name for field in fields(LaunchConfig)}:  # PyTorch 2.11 allows 30 s, always
+        where["shutdown_timeout"] = SAVE_TIMEOUT_S
     config = LaunchConfig(
         min_nodes=nodes,
         max_nodes=nodes,
         nproc_per_node=nproc,
-        run_id=uuid.uuid4().hex if meeting is None else meeting.name,
-        rdzv_backend="c10d" if meeting is None else "static",
-        rdzv_endpoint="localhost:0" if meeting is None else f"{meeting.host}:{meeting.port}",
-        rdzv_configs={} if meeting is None else {"rank": meeting.node, "timeout": MEETING_S},
-        max_restarts=0,  # torchrun's agent would also start ranks again that ended in a sentence
+        max_restarts=0,  # the agent would also restart ranks that exited with a user error
         monitor_interval=0.2,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        **_time_to_save(LaunchConfig),
+        **where,
     )
     try:
         elastic_launch(config, sys.executable)("-u", *arguments)
     except ChildFailedError as error:
         in_order = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        return {rank: failure.exitcode for rank, failure in in_order}
-    return {}
-
-
-def _time_to_save(config: type[Any]) -> dict[str, Any]:
-    """How long ranks may save after a signal; PyTorch 2.11 gives them 30 seconds, and cannot be told otherwise."""
-    return {"shutdown_timeout": SAVING_S} if "shutdown_timeout" in {field.name for field in fields(config)} else {}
+        codes = {rank: failure.exitcode for rank, failure in in_order}
+        known = (code for code in (EXIT_USER_ERROR, EXIT_REQUEUE, EXIT_HUNG) if code in codes.values())
+        return next(known, 1), codes
+    return 0, {}
 
 
 def describe_failure(codes: Mapping[int, int]) -> str:
-    """Which rank failed, and how, from the exit codes of all that ended, in that order."""
+    """Which rank failed, and how; `codes` are the exit codes in the order in which ranks ended."""
     if EXIT_HUNG in codes.values():
         return "a rank hung"
-    # A rank that lost another, or that the agent then ended, is not the one that failed.
-    by_itself = [rank for rank, code in codes.items() if code not in (EXIT_LOST_RANK, -signal.SIGTERM)]
-    rank = (by_itself or list(codes))[0]
+    # A rank that lost a peer, or that the agent then terminated, is not the one that failed.
+    causes = [rank for rank, code in codes.items() if code not in (EXIT_LOST_RANK, -signal.SIGTERM)]
+    rank = (causes or list(codes))[0]
     code = codes[rank]
     return f"rank {rank} " + (
         f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     )
-
-
-def _given_up(restarts: int) -> str:
-    if not restarts:
-        return "; all ranks were ended (--restarts starts them again)"
-    return f"; given up after {restarts} restart(s) without a new checkpoint (--restarts)"

@@ -1,8 +1,8 @@
-"""`bertrain launch preflight`: whether the nodes of a job are fit to train on, found out by the job's own ranks.
+"""`bertrain launch preflight`: the ranks of a job check their nodes before it trains.
 
-They are started just as they will be for training, so the meeting, the binding and the connections are tried too. Each
-leaves word of what it found in the launcher's store; the first one compares, and decides. What would spoil the run is
-refused (versions that differ, data that is not there or not the same, no room); what would slow it down is warned of.
+They are started exactly as for training, which also tests rendezvous, binding and connections. The ranks exchange their
+facts through the launcher's store; the first one compares them. Problems that would spoil the run are refused
+(different versions, missing or different data, too little disk space); problems that would slow it down are warnings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,17 +34,17 @@ from bertrain.planning.memory import GIB
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
 
-CLOCKS_APART_S = 1.0
-SLOW_SHARE = 0.5
-"""Of the median: a link with less bandwidth is named."""
-LITTLE_MEMORY = 2 * GIB
+MAX_CLOCK_SKEW_S = 1.0
+SLOW_LINK = 0.5
+"""Share of the median bandwidth below which a link is reported."""
+LOW_MEMORY = 2 * GIB
 REPEATS = 5
-WAIT_S = 120
+STORE_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
 class Link:
-    """A stretch between two neighbouring nodes."""
+    """The connection between two neighboring nodes."""
 
     hosts: tuple[str, str]
     gb_per_s: float
@@ -52,7 +52,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was found on all nodes together."""
+    """The result for all nodes."""
 
     facts: list[Facts]
     links: list[Link]
@@ -61,7 +61,7 @@ class Preflight:
     warnings: list[str]
 
     def text(self) -> str:
-        """For people."""
+        """The result as printed by the command line."""
         lines = [_describe(one, self.facts) for one in self.facts if one.is_first_of_node]
         if self.all_reduce_gb_per_s:
             lines.append(f"all-reduce over {len(self.facts)} rank(s): {self.all_reduce_gb_per_s:.2f} GB/s")
@@ -75,71 +75,72 @@ class Preflight:
         return asdict(self)
 
     def refuse(self) -> None:
-        """Raise for what would spoil the run."""
+        """Raise if the nodes are not fit to train."""
         if self.refusals:
-            raise AgreedError(f"the pre-flight found {len(self.refusals)} reason(s) not to train: {self.refusals[0]}")
+            raise AgreedError(
+                "preflight-failed",
+                f"the pre-flight found {len(self.refusals)} reason(s) not to train: {self.refusals[0]}",
+            )
 
 
 def preflight_job(folder: str | Path) -> Preflight | None:
-    """Look at this machine, or, as a rank of a job, at all of its nodes; only the first rank is told what was found."""
+    """Check this machine or, as a rank of a job, all of its nodes. Returns None on all ranks but the first."""
     job = read_job(folder)
     settings = config.resolve(str(job.folder / RECIPE))
     with parallel.join(settings.train) as ranks:
-        probe = _leave_probe(job, ranks)
-        ranks.broadcast_int(0)  # and so all clocks are read at the same moment, and the probe is there
+        marker = _create_marker(job, ranks)
+        ranks.broadcast_int(0)  # a barrier: the marker exists now, and all ranks read their clocks at the same moment
         clock = time.time()
-        mine = replace(gather(job, settings, ranks), clock=clock)
-        if probe is not None and not probe.exists():
-            mine = replace(
-                mine, can_write=False, run_place=f"{mine.run_place}, which is another folder than the first node's"
-            )
-        all_facts = _exchange(mine, ranks)
+        own_facts = replace(gather(job, settings, ranks), clock=clock)
+        if marker is not None and not marker.exists():
+            place = f"{own_facts.run_place}, which is another folder than the first node's"
+            own_facts = replace(own_facts, can_write=False, run_place=place)
+        all_facts = _exchange(own_facts, ranks)
         bandwidth, links = measure(ranks, all_facts) if ranks.is_connected else (0.0, [])
         ranks.broadcast_int(0)
-        if ranks.is_first and probe is not None:
-            probe.unlink(missing_ok=True)
+        if ranks.is_first and marker is not None:
+            marker.unlink(missing_ok=True)
         refusals, warnings = compare(all_facts, links, job, settings)
         is_fit = ranks.broadcast_int(not refusals)
     if not ranks.is_first:
         if not is_fit:
-            raise ReportedElsewhereError("the first rank has said why")
+            raise ReportedElsewhereError("reported-elsewhere", "the first rank reports the reason")
         return None
     return Preflight(all_facts, links, bandwidth, refusals, warnings)
 
 
-def _leave_probe(job: Job, ranks: Ranks) -> Path | None:
-    """A file where the run will be, by which the other nodes see that it is the same place; None where it cannot be."""
+def _create_marker(job: Job, ranks: Ranks) -> Path | None:
+    """A file beside the run folder, by which the other nodes see that they share it; None if it cannot be written."""
     if ranks.world == 1:
         return None
     place = next(path for path in (Path(job.run), *Path(job.run).parents) if path.exists())
-    # Other jobs, and the other repeats of this one, may be looking at the same place at the same time.
-    probe = place / f".bertrain-probe-{ranks.broadcast_int(secrets.randbits(62)):016x}"
+    # The random name keeps this job apart from others, and from its other repeats, in the same folder.
+    marker = place / f".bertrain-probe-{ranks.broadcast_int(secrets.randbits(62)):016x}"
     if ranks.is_first:
         try:
-            probe.touch()
+            marker.touch()
         except OSError:
             return None
-    return probe
+    return marker
 
 
 def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
-    """What this rank finds; the costly part only on the first of each node."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    """Collect the facts of this rank; those of the whole node only on its first rank."""
     found = Facts(
         rank=ranks.rank,
         node=int(os.environ.get("GROUP_RANK", "0")),
         host=platform.node(),
-        is_first_of_node=local_rank == 0,
+        is_first_of_node=ranks.local_rank == 0,
         versions=look.versions(code_version()),
         gpus_seen=torch.cuda.device_count() if settings.train.device != "cpu" else 0,
-        binding=ranks.bindings[local_rank].describe() if ranks.bindings else "any core",
+        binding=ranks.bindings[ranks.local_rank].describe() if ranks.bindings else "any core",
     )
-    if local_rank != 0:
+    if not found.is_first_of_node:
         return found
     own = look.own_processes()
     gpus, on_gpus = look.look_at_gpus(own)
     free, place, can_write = look.disk_free(Path(job.run))
-    fingerprint, problem = _look_at_data(job, settings)
+    fingerprint, problem = _fingerprint_data(job, settings)
     return replace(
         found,
         memory_free=look.memory_free(),
@@ -156,26 +157,26 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
     )
 
 
-def _look_at_data(job: Job, settings: Settings) -> tuple[str, str]:
+def _fingerprint_data(job: Job, settings: Settings) -> tuple[str, str]:
     folders = [job.data, *([settings.evaluate.data] if settings.evaluate.data else [])]
     try:
         quiet = not parallel.is_first_process()
         opened = [open_data(folder, vocab=settings.data.vocab, verify="size", quiet=quiet) for folder in folders]
     except UserError as error:
         return "", str(error)
-    return " ".join(one.fingerprint for one in opened), ""
+    return " ".join(data.fingerprint for data in opened), ""
 
 
-def _exchange(mine: Facts, ranks: Ranks) -> list[Facts]:
-    """The facts of all ranks, on every rank."""
+def _exchange(own_facts: Facts, ranks: Ranks) -> list[Facts]:
+    """All-gather the facts of all ranks."""
     if ranks.store is None:
-        return [mine]
-    ranks.store.set(f"bertrain/preflight/{ranks.rank}", json.dumps(asdict(mine)))
-    ranks.store.set_timeout(timedelta(seconds=WAIT_S))
-    return [_read(json.loads(ranks.store.get(f"bertrain/preflight/{rank}"))) for rank in range(ranks.world)]
+        return [own_facts]
+    ranks.store.set(f"bertrain/preflight/{ranks.rank}", json.dumps(asdict(own_facts)))
+    ranks.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+    return [_from_json(json.loads(ranks.store.get(f"bertrain/preflight/{rank}"))) for rank in range(ranks.world)]
 
 
-def _read(content: dict[str, Any]) -> Facts:
+def _from_json(content: dict[str, Any]) -> Facts:
     gpus = tuple(Gpu(**gpu) for gpu in content["gpus"])
     lists: dict[str, Any] = {name: tuple(content[name]) for name in ("foreign", "on_gpus")}
     return Facts(**content | lists | {"gpus": gpus})
@@ -185,30 +186,30 @@ def _read(content: dict[str, Any]) -> Facts:
 
 
 def measure(ranks: Ranks, facts: Sequence[Facts]) -> tuple[float, list[Link]]:
-    """Bandwidth of an all-reduce over all ranks, and of each link between neighbouring nodes; GB/s."""
+    """Bandwidth in GB/s of an all-reduce over all ranks, and of each link between neighboring nodes."""
     is_nccl = dist.get_backend() == "nccl"
     device = ranks.device if is_nccl else torch.device("cpu")
     payload = torch.ones((64 if is_nccl else 16) * 2**20 // 4, device=device)
     seconds = _median_seconds(lambda: dist.all_reduce(payload), device)
-    travelled = 2 * (ranks.world - 1) / ranks.world * payload.nbytes
-    firsts = [one for one in facts if one.is_first_of_node]
+    moved = 2 * (ranks.world - 1) / ranks.world * payload.nbytes
+    nodes = [one for one in facts if one.is_first_of_node]
     links = []
-    for here, there in neighbours(len(firsts)):
-        ends = (firsts[here].rank, firsts[there].rank)
+    for left, right in ring_links(len(nodes)):
+        ends = (nodes[left].rank, nodes[right].rank)
         took = torch.zeros(1, dtype=torch.float64)
         if ranks.rank in ends:
-            took[0] = _median_seconds(lambda: _back_and_forth(payload, ranks.rank, ends), device)  # noqa: B023
+            took[0] = _median_seconds(lambda: _ping_pong(payload, ranks.rank, ends), device)  # noqa: B023
         dist.all_reduce(took, op=dist.ReduceOp.MAX, group=ranks.control)
-        links.append(Link((firsts[here].host, firsts[there].host), 2 * payload.nbytes / float(took) / 1e9))
-    return (travelled / seconds / 1e9 if ranks.world > 1 else 0.0), links
+        links.append(Link((nodes[left].host, nodes[right].host), 2 * payload.nbytes / float(took) / 1e9))
+    return (moved / seconds / 1e9 if ranks.world > 1 else 0.0), links
 
 
-def neighbours(nodes: int) -> list[tuple[int, int]]:
-    """The links of a ring, each once."""
+def ring_links(nodes: int) -> list[tuple[int, int]]:
+    """The links of a ring of nodes, each once."""
     return [(node, (node + 1) % nodes) for node in range(nodes if nodes > 2 else nodes - 1)]
 
 
-def _back_and_forth(payload: torch.Tensor, rank: int, ends: tuple[int, int]) -> None:
+def _ping_pong(payload: torch.Tensor, rank: int, ends: tuple[int, int]) -> None:
     first, second = ends
     if rank == first:
         dist.send(payload, second)
@@ -218,61 +219,61 @@ def _back_and_forth(payload: torch.Tensor, rank: int, ends: tuple[int, int]) -> 
         dist.send(payload, first)
 
 
-def _median_seconds(work: Any, device: torch.device) -> float:
-    """Of a few times, after one that makes connections."""
+def _median_seconds(action: Callable[[], object], device: torch.device) -> float:
+    """Of REPEATS runs, after one that opens the connections."""
     times = []
     for _ in range(REPEATS + 1):
         began = time.perf_counter()
-        work()
+        action()
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 
 
-# --- judging --------------------------------------------------------------------------------------
+# --- refusals and warnings ------------------------------------------------------------------------
 
 
 def compare(facts: Sequence[Facts], links: Sequence[Link], job: Job, settings: Settings) -> tuple[list[str], list[str]]:
-    """What would spoil the run, and what would only slow it down or may surprise: sentences."""
-    firsts = [one for one in facts if one.is_first_of_node]
-    return [
-        *_differing_versions(facts),
-        *_data_refusals(firsts),
+    """Reasons not to train, and warnings: a sentence each."""
+    nodes = [one for one in facts if one.is_first_of_node]
+    refusals = [
+        *_version_refusals(facts),
+        *_data_refusals(nodes),
         *_gpu_refusals(facts, settings),
-        *_room_refusals(firsts, settings),
-    ], [
-        *_code_warnings(firsts, job),
-        *_clock_warnings(facts),
-        *_node_warnings(firsts),
-        *_slow_links(links),
+        *_disk_refusals(nodes, settings),
     ]
+    warnings = [*_code_warnings(nodes, job), *_clock_warnings(facts), *_node_warnings(nodes), *_link_warnings(links)]
+    return refusals, warnings
 
 
 def _name(one: Facts) -> str:
     return f"node {one.node} ({one.host})"
 
 
-def _differing_versions(facts: Sequence[Facts]) -> list[str]:
-    found, said = [], set()
-    for one in facts[1:]:
-        for what, version in one.versions.items():
-            expected = facts[0].versions.get(what)
-            if version != expected and (one.node, one.host, what) not in said:
-                said.add((one.node, one.host, what))
-                found.append(
-                    f"{_name(one)} has {what} {version}, and {_name(facts[0])} has {expected}; install the same on all"
-                )
-    return found
+def _ranks_of_node(node: Facts, facts: Sequence[Facts]) -> list[Facts]:
+    return [one for one in facts if (one.node, one.host) == (node.node, node.host)]
 
 
-def _data_refusals(firsts: Sequence[Facts]) -> list[str]:
-    found = [f"{_name(one)}: {one.data_problem}" for one in firsts if one.data_problem]
-    whole = [one for one in firsts if one.data]
+def _version_refusals(facts: Sequence[Facts]) -> list[str]:
+    first = facts[0]
+    differences = [
+        f"{_name(one)} has {package} {version}, but {_name(first)} has {first.versions.get(package)}; install the same "
+        "version on all nodes"
+        for one in facts[1:]
+        for package, version in one.versions.items()
+        if version != first.versions.get(package)
+    ]
+    return list(dict.fromkeys(differences))  # the ranks of a node find the same
+
+
+def _data_refusals(nodes: Sequence[Facts]) -> list[str]:
+    found = [f"{_name(one)}: {one.data_problem}" for one in nodes if one.data_problem]
+    readable = [one for one in nodes if one.data]
     found += [
-        f"{_name(one)} has other data than {_name(whole[0])} under the same path; copy the same to all nodes"
-        for one in whole
-        if one.data != whole[0].data
+        f"{_name(one)} has other data than {_name(readable[0])} under the same path; copy the same to all nodes"
+        for one in readable
+        if one.data != readable[0].data
     ]
     return found
 
@@ -282,10 +283,10 @@ def _gpu_refusals(facts: Sequence[Facts], settings: Settings) -> list[str]:
         return []
     found = []
     for one in (one for one in facts if one.is_first_of_node):
-        ranks = sum((other.node, other.host) == (one.node, one.host) for other in facts)
+        ranks = len(_ranks_of_node(one, facts))
         if one.gpus_seen < ranks:
             found.append(
-                f"{_name(one)} has {one.gpus_seen} GPU(s) for {ranks} rank(s); lower --gpus-per-node, or ask for more"
+                f"{_name(one)} has {one.gpus_seen} GPU(s) for {ranks} rank(s); lower --gpus-per-node, or request more"
             )
         found += [
             f"{_name(one)}: GPU {gpu.number} has {gpu.errors} uncorrected memory error(s)"
@@ -295,68 +296,68 @@ def _gpu_refusals(facts: Sequence[Facts], settings: Settings) -> list[str]:
     return found
 
 
-def _room_refusals(firsts: Sequence[Facts], settings: Settings) -> list[str]:
-    found = [f"{_name(one)} cannot write into {one.run_place}" for one in firsts if not one.can_write]
+def _disk_refusals(nodes: Sequence[Facts], settings: Settings) -> list[str]:
+    found = [f"{_name(one)} cannot write into {one.run_place}" for one in nodes if not one.can_write]
     checkpoint = 12 * count_parameters(settings.model)[0] if settings.checkpoint.enabled else 0
-    first = firsts[0]  # only its first rank writes
+    first = nodes[0]  # only the first rank writes
     if first.disk_free < 2 * checkpoint:
         found.append(
-            f"{_name(first)} has {first.disk_free / GIB:.2f} GiB free at {first.run_place}, and two checkpoints take "
-            f"{2 * checkpoint / GIB:.2f}; make room"
+            f"{_name(first)} has {first.disk_free / GIB:.2f} GiB free at {first.run_place}, but two checkpoints take "
+            f"{2 * checkpoint / GIB:.2f}; free some space"
         )
     return found
 
 
-def _code_warnings(firsts: Sequence[Facts], job: Job) -> list[str]:
+def _code_warnings(nodes: Sequence[Facts], job: Job) -> list[str]:
     written = f"{job.code['version']} (files {job.code['files'][:12]})"
-    now = firsts[0].versions["bertrain"]
-    return [] if now == written else [f"the job was written by bertrain {written}, and this is {now}"]
+    now = nodes[0].versions["bertrain"]
+    return [] if now == written else [f"the job was written by bertrain {written}, but this is {now}"]
 
 
 def _clock_warnings(facts: Sequence[Facts]) -> list[str]:
-    early, late = min(facts, key=lambda one: one.clock), max(facts, key=lambda one: one.clock)
-    apart = late.clock - early.clock
-    if apart < CLOCKS_APART_S:
+    slow, fast = min(facts, key=lambda one: one.clock), max(facts, key=lambda one: one.clock)
+    skew = fast.clock - slow.clock
+    if skew < MAX_CLOCK_SKEW_S:
         return []
-    return [f"the clocks of {_name(early)} and {_name(late)} are {apart:.1f} s apart; times in logs will not agree"]
+    return [f"the clocks of {_name(slow)} and {_name(fast)} differ by {skew:.1f} s; times in logs will not agree"]
 
 
-def _node_warnings(firsts: Sequence[Facts]) -> list[str]:
+def _node_warnings(nodes: Sequence[Facts]) -> list[str]:
     found = []
-    hosts = {one.host for one in firsts}
-    for one in firsts:
+    hosts = {one.host for one in nodes}
+    for one in nodes:
         if one.foreign:
-            found.append(f"{_name(one)}: other processes are at work: {', '.join(one.foreign[:5])}")
+            found.append(f"{_name(one)}: other processes are busy: {', '.join(one.foreign[:5])}")
         if one.on_gpus:
-            found.append(f"{_name(one)}: other processes are on its GPUs: {', '.join(one.on_gpus[:5])}")
-        if one.memory_free < LITTLE_MEMORY:
+            found.append(f"{_name(one)}: other processes use its GPUs: {', '.join(one.on_gpus[:5])}")
+        if one.memory_free < LOW_MEMORY:
             found.append(f"{_name(one)} has only {one.memory_free / GIB:.1f} GiB of memory free")
         if one.is_loopback and len(hosts) > 1:
             found.append(
-                f"{_name(one)} takes its name for a loopback address, under which others cannot reach it; give --nic"
+                f"{_name(one)} resolves its own name to a loopback address, which others cannot reach; give --nic"
             )
     return found
 
 
-def _slow_links(links: Sequence[Link]) -> list[str]:
+def _link_warnings(links: Sequence[Link]) -> list[str]:
     if len(links) < 3:
         return []
     median = statistics.median(link.gb_per_s for link in links)
     return [
-        f"the link {link.hosts[0]} to {link.hosts[1]} has {link.gb_per_s:.2f} GB/s, and the median is {median:.2f}"
+        f"the link {link.hosts[0]} to {link.hosts[1]} has {link.gb_per_s:.2f} GB/s; the median is {median:.2f}"
         for link in links
-        if link.gb_per_s < SLOW_SHARE * median
+        if link.gb_per_s < SLOW_LINK * median
     ]
 
 
-def _describe(one: Facts, facts: Sequence[Facts]) -> str:
-    ranks = [other for other in facts if (other.node, other.host) == (one.node, one.host)]
-    gpus = ", ".join(f"{gpu.name} at {gpu.temperature} C" for gpu in one.gpus)
+def _describe(node: Facts, facts: Sequence[Facts]) -> str:
+    gpus = ", ".join(f"{gpu.name} at {gpu.temperature} C" for gpu in node.gpus)
+    memory, disk = (size / GIB for size in (node.memory_free, node.disk_free))
     lines = [
-        f"{_name(one)}: {', '.join(f'{name} {version}' for name, version in one.versions.items())}",
-        f"  {one.memory_free / GIB:.1f} GiB of memory free, {one.disk_free / GIB:.1f} GiB of disk at {one.run_place}",
-        *([f"  {one.gpus_seen} GPU(s): {gpus}"] if one.gpus_seen else []),
-        f"  network: {one.network}",
-        *(f"  rank {other.rank} keeps to {other.binding}" for other in ranks),
+        f"{_name(node)}: {', '.join(f'{name} {version}' for name, version in node.versions.items())}",
+        f"  {memory:.1f} GiB of memory free, {disk:.1f} GiB of disk at {node.run_place}",
+        *([f"  {node.gpus_seen} GPU(s): {gpus}"] if node.gpus_seen else []),
+        f"  network: {node.network}",
+        *(f"  rank {one.rank} is bound to {one.binding}" for one in _ranks_of_node(node, facts)),
     ]
     return "\n".join(lines)

@@ -1,63 +1,67 @@
-"""The script of a job, one for each launcher: plain bash, complete, and the same each time it is written.
+"""Writes the script of a job, one kind for each launcher: plain bash, complete, and the same each time.
 
-All of them share their end, which runs a step on every node (the pre-flight, then the training), passes signals on,
-starts ranks again that failed, and leaves word of each in the job folder. They differ in what a scheduler is asked for,
-in how a step is started on every node, and in how a job is put back into the queue.
+All scripts share their last part, which runs a stage on every node (the pre-flight, then the training), forwards
+signals, restarts ranks that failed, and notes each event in the job folder. They differ in the resources they request
+from a scheduler, in how they start a stage on every node, and in how they requeue the job.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from typing import NamedTuple
 
 from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, write_time
-from bertrain.launch.local import SAVING_S
+from bertrain.launch.local import SAVE_TIMEOUT_S
 
-AFTER_SAVING_S = 30
+SAVE_MARGIN_S = 30
+
+
+class LauncherPart(NamedTuple):
+    """The lines in which the script of one launcher differs from the others."""
+
+    directives: list[str]
+    start: list[str]
+    requeue: str
 
 
 def job_script(job: Job) -> str:
-    """The whole script."""
-    begin, start, requeue = {
-        "local": _local,
-        "ssh": _ssh,
-        "slurm": _slurm,
-        "pbs": _pbs,
-        "mpi": _mpi,
-    }[job.launcher](job)
-    return "\n".join(["#!/bin/bash", *begin, *_head(job), *start, *_repeat(job), requeue, END])
+    """The whole script of a job."""
+    make_part = {"local": _local, "ssh": _ssh, "slurm": _slurm, "pbs": _pbs, "mpi": _mpi}[job.launcher]
+    part = make_part(job)
+    return "\n".join(
+        ["#!/bin/bash", *part.directives, *_settings(job), *part.start, *_repeats(job), part.requeue, COMMON_PART]
+    )
 
 
-def _head(job: Job) -> list[str]:
-    quoted = {name: shlex.quote(value) for name, value in job.environment.items()}
+def _settings(job: Job) -> list[str]:
     nodes = len(job.hosts) or job.spec.nodes
     return [
         "",
-        f"# Written by `bertrain launch {job.launcher}`, {job.created}; it can be submitted again as it is.",
+        f"# Written by `bertrain launch {job.launcher}`, {job.created}; can be submitted again unchanged.",
         f"#   each rank runs: bertrain {shlex.join(job.command(1 if job.spec.repeats > 1 else 0))}",
         f"#   on {nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
         "",
-        f"job={shlex.quote(str(job.folder))}",
+        f"job={shlex.quote(str(job.folder))}  # the job folder: logs, events, settings",
         f"python={shlex.quote(job.python)}",
-        f"restarts={job.spec.restarts}",
+        f"restarts={job.spec.restarts}  # in a row, without a new checkpoint",
         f"preflight={'yes' if job.spec.preflight else ''}",
-        *(f"export {name}={value}" for name, value in quoted.items()),
+        *(f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()),
         "",
     ]
 
 
-def _starts(words: list[str], comment: str) -> list[str]:
-    """The function that becomes the command which runs a step."""
-    return [f"# {comment}", "start_step() {", "    exec " + " \\\n        ".join(words), "}"]
+def _start_stage(words: list[str], comment: str) -> list[str]:
+    """The shell function that replaces its process with the command which runs a stage ($1) on every node."""
+    return [f"# {comment}", "start_stage() {", "    exec " + " \\\n        ".join(words), "}"]
 
 
-def _ours(job: Job, what: str) -> list[str]:
-    """Our own part of that command, in its container if there is one."""
-    return [*in_container(job), f'"$python" -u -m bertrain.launch {what} "$job" "$@"']
+def _launch_module(job: Job, role: str) -> list[str]:
+    return [*container_command(job), f'"$python" -u -m bertrain.launch {role} "$job" "$@"']
 
 
-def in_container(job: Job) -> list[str]:
-    """The words before Python that take it into a container of Apptainer; pyxis is asked for at srun's door."""
+def container_command(job: Job) -> list[str]:
+    """The words before Python that run it in an Apptainer container; pyxis takes options of srun instead."""
     spec = job.spec
     if not spec.container or spec.runtime != "apptainer":
         return []
@@ -66,53 +70,64 @@ def in_container(job: Job) -> list[str]:
     return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(spec.container)])]
 
 
-def _repeat(job: Job) -> list[str]:
-    """Which repeats this script is for (0: there are none), and where their run is kept."""
-    one_after_another = f'$(seq -s " " {job.spec.repeats})'  # also in an allocation that is no array
-    array = {
-        "slurm": f'"${{SLURM_ARRAY_TASK_ID:-{one_after_another}}}"',
-        "pbs": f'"${{BERTRAIN_ONLY:-${{PBS_ARRAY_INDEX:-{one_after_another}}}}}"',
-    }.get(job.launcher)
-    numbers = "0" if job.spec.repeats == 1 else array or f'"{one_after_another}"'
-    return ["", f"repeats={numbers}", f"run={shlex.quote(job.run)}", ""]
-
-
-def _local(job: Job) -> tuple[list[str], list[str], str]:
-    alone = ["export BERTRAIN_NODE=0 BERTRAIN_NODES=1", ""]  # even inside somebody's allocation of several
-    return [], [*alone, *_starts(_ours(job, "node"), "One node, this one."), *_timer(job)], NO_REQUEUE
-
-
-OVER_SSH = "One ssh for each host; words and signals go through it, and nothing is left behind when it breaks."
-
-
-def _ssh(job: Job) -> tuple[list[str], list[str], str]:
-    start = _starts(['"$python" -u -m bertrain.launch ssh "$job" "$@"'], OVER_SSH)
-    return [], [f'export BERTRAIN_HOSTS="$job/{HOSTS}"', "", *start, *_timer(job)], NO_REQUEUE
-
-
-def _mpi(job: Job) -> tuple[list[str], list[str], str]:
-    spec = job.spec
-    placed = f'--hostfile "$job/{HOSTS}" --map-by slot' if job.hosts else f"--map-by ppr:{spec.ranks_per_node}:node"
-    names = ["BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED", *job.environment]
-    words = [
-        f"{spec.mpirun} -np {job.world} {placed} --bind-to none",
-        " ".join(f"-x {name}" for name in names),
-        *_ours(job, "rank"),
+def _repeats(job: Job) -> list[str]:
+    every = f'$(seq -s " " {job.spec.repeats})'  # also inside an allocation that is no job array
+    numbers = {
+        "slurm": f'"${{SLURM_ARRAY_TASK_ID:-{every}}}"',
+        "pbs": f'"${{BERTRAIN_ONLY:-${{PBS_ARRAY_INDEX:-{every}}}}}"',
+    }.get(job.launcher, f'"{every}"')
+    return [
+        "",
+        "# The repeats that this script runs, one after another; 0: a single run, without a number.",
+        f"repeats={numbers if job.spec.repeats > 1 else '0'}",
+        f"run={shlex.quote(job.run)}",
+        "",
     ]
-    start = _starts(
-        words, "mpirun starts the ranks, which talk over torch.distributed. It passes USR1 on, and not TERM."
-    )
-    return (
-        [],
-        ["passed_on_as=USR1", "export BERTRAIN_REPEAT='' BERTRAIN_FAILED=''", "", *start, *_timer(job)],
-        NO_REQUEUE,
-    )
 
 
-def _slurm(job: Job) -> tuple[list[str], list[str], str]:
+def _local(job: Job) -> LauncherPart:
+    start = [
+        "export BERTRAIN_NODE=0 BERTRAIN_NODES=1",  # even inside an allocation of several nodes
+        "",
+        *_start_stage(_launch_module(job, "node"), "A single node: this machine."),
+        *_timer(job),
+    ]
+    return LauncherPart([], start, NO_REQUEUE)
+
+
+def _start_over_ssh() -> list[str]:
+    comment = "One ssh connection per host carries output and signals; a node stops when its connection closes."
+    return _start_stage(['"$python" -u -m bertrain.launch ssh "$job" "$@"'], comment)
+
+
+def _ssh(job: Job) -> LauncherPart:
+    start = [f'export BERTRAIN_HOSTS="$job/{HOSTS}"', "", *_start_over_ssh(), *_timer(job)]
+    return LauncherPart([], start, NO_REQUEUE)
+
+
+def _mpi(job: Job) -> LauncherPart:
+    spec = job.spec
+    placement = f'--hostfile "$job/{HOSTS}" --map-by slot' if job.hosts else f"--map-by ppr:{spec.ranks_per_node}:node"
+    variables = ["BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED", *job.environment]
+    words = [
+        f"{spec.mpirun} -np {job.world} {placement} --bind-to none",
+        " ".join(f"-x {name}" for name in variables),
+        *_launch_module(job, "rank"),
+    ]
+    start = [
+        "forward_as=USR1  # mpirun forwards USR1 to the ranks, but not TERM",
+        "export BERTRAIN_REPEAT='' BERTRAIN_FAILED=''",
+        "",
+        *_start_stage(words, "mpirun only starts the ranks; they communicate with torch.distributed."),
+        *_timer(job),
+    ]
+    return LauncherPart([], start, NO_REQUEUE)
+
+
+def _slurm(job: Job) -> LauncherPart:
     spec = job.spec
     gres = spec.gres or (f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else "")
-    asked = {
+    options = {
         "job-name": _job_name(job),
         "nodes": str(spec.nodes),
         "ntasks-per-node": "1",
@@ -128,63 +143,70 @@ def _slurm(job: Job) -> tuple[list[str], list[str], str]:
         "output": f"{str(job.folder).replace('%', '%%')}/logs/{'job-%A_%a' if spec.repeats > 1 else 'job-%j'}.log",
         "open-mode": "append",
     }
-    begin = [f"#SBATCH --{name}={_directive(value)}" for name, value in asked.items() if value]
-    begin += ["#SBATCH --requeue"]
-    begin += [] if spec.cpus_per_node else ["#SBATCH --exclusive", "#SBATCH --mem=0"]
+    directives = [f"#SBATCH --{name}={_quote_directive(value)}" for name, value in options.items() if value]
+    directives += ["#SBATCH --requeue"]
+    directives += [] if spec.cpus_per_node else ["#SBATCH --exclusive", "#SBATCH --mem=0"]
     words = [
         f"srun --nodes={spec.nodes} --ntasks={spec.nodes} --ntasks-per-node=1",
         '--cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none',
         *([f"--gres={shlex.quote(gres)}"] if gres else []),
-        f"--mpi={spec.mpi} --kill-on-bad-exit=0 --wait={SAVING_S + AFTER_SAVING_S}",
+        f"--mpi={spec.mpi} --kill-on-bad-exit=0 --wait={SAVE_TIMEOUT_S + SAVE_MARGIN_S}",
     ]
     if spec.container and spec.runtime == "pyxis":
         mounts = f" --container-mounts={shlex.quote(spec.mounts)}" if spec.mounts else ""
         words.append(f"--container-image={shlex.quote(spec.container)}{mounts}")
-    start = _starts([*words, *_ours(job, "node")], "One task on each node, which starts the ranks of that node.")
-    return begin, start, SLURM_REQUEUE
+    comment = "One task on each node, which starts the ranks of that node."
+    return LauncherPart(directives, _start_stage([*words, *_launch_module(job, "node")], comment), SLURM_REQUEUE)
 
 
-def _directive(value: str) -> str:
-    """A value as schedulers read it; `make_job` has refused what quotation marks would not hold together."""
+def _quote_directive(value: str) -> str:
+    """A value as schedulers read it; `JobSpec.check` has refused quotation marks in it."""
     return value if re.fullmatch(r"[\w./:=@%+,&|()*\[\]-]+", value) else f'"{value}"'
 
 
 def _job_name(job: Job) -> str:
-    """A name that every scheduler takes."""
+    """A name that every scheduler accepts."""
     return re.sub(r"[^\w.+-]", "_", job.name, flags=re.ASCII)
 
 
-def _pbs(job: Job) -> tuple[list[str], list[str], str]:
+def _pbs(job: Job) -> LauncherPart:
     spec = job.spec
     chunk = [f"{spec.nodes}"]
     chunk += [f"ncpus={spec.cpus_per_node}"] if spec.cpus_per_node else []
     chunk += [f"ngpus={spec.gpus_per_node}"] if spec.gpus_per_node else []
-    begin = [f"#PBS -N {_job_name(job)[:15]}", f"#PBS -l select={spec.select or ':'.join(chunk)}"]
-    begin += [f"#PBS -l place={spec.place or 'scatter:excl'}"]
-    begin += [f"#PBS -l walltime={write_time(parse_time(spec.time, '--time'))}"] if spec.time else []
-    begin += [f"#PBS -q {spec.queue}"] if spec.queue else []
-    begin += [f"#PBS -A {spec.project or spec.account}"] if spec.project or spec.account else []
-    begin += [f"#PBS -J 1-{spec.repeats}"] if spec.repeats > 1 else []
-    begin += ["#PBS -r y", "#PBS -j oe", f"#PBS -o {_directive(f'{job.folder}/logs/')}"]
-    hosts = [
-        "# The hosts of the allocation, each once, in their order; the first is this one.",
+    options = {
+        "-N ": _job_name(job)[:15],
+        "-l select=": spec.select or ":".join(chunk),
+        "-l place=": spec.place or "scatter:excl",
+        "-l walltime=": write_time(parse_time(spec.time, "--time")) if spec.time else "",
+        "-q ": spec.queue,
+        "-A ": spec.project or spec.account,
+        "-J ": f"1-{spec.repeats}" if spec.repeats > 1 else "",
+        "-r ": "y",
+        "-j ": "oe",
+        "-o ": _quote_directive(f"{job.folder}/logs/"),
+    }
+    directives = [f"#PBS {option}{value}" for option, value in options.items() if value]
+    start = [
+        "# The hosts of the allocation, each once, in order; this script runs on the first.",
         'BERTRAIN_HOSTS="$job/hosts-${PBS_JOBID:?this script is run by PBS, or in place by bertrain launch pbs}"',
         'awk \'!seen[$1]++\' "$PBS_NODEFILE" > "$BERTRAIN_HOSTS"',
         "export BERTRAIN_HOSTS",
         "",
+        *_start_over_ssh(),
+        *_timer(job),
     ]
-    start = _starts(['"$python" -u -m bertrain.launch ssh "$job" "$@"'], OVER_SSH)
-    return begin, [*hosts, *start, *_timer(job)], PBS_REQUEUE.format(script=SCRIPT)
+    return LauncherPart(directives, start, PBS_REQUEUE.format(script=SCRIPT))
 
 
 def _timer(job: Job) -> list[str]:
-    """A warning of our own before `--time` is over, where nobody else sends one."""
+    """Sends the warning before `--time` is over, where no scheduler does."""
     if not job.spec.time:
         return []
     seconds = parse_time(job.spec.time, "--time") - parse_time(job.spec.warning, "--warning")
     return [
         "",
-        f"# Nobody else warns before the time ({job.spec.time}) is over: {job.spec.warning} before it, this does.",
+        f"# Sends USR1 to this script {job.spec.warning} before its time ({job.spec.time}) is over: no scheduler does.",
         f'( trap \'kill "$!"; exit\' TERM; sleep {seconds} & wait "$!" && kill -s USR1 $$ ) &',
         "timer=$!",
     ]
@@ -209,7 +231,7 @@ requeue() {
 """
 
 PBS_REQUEUE = """\
-# Of an array, only the repeat that this one is.
+# Submits this script again; of a job array only the repeat that was stopped.
 submit_again() {{
     if [ "$repeat" -eq 0 ]; then
         qsub "$job/{script}"
@@ -225,83 +247,85 @@ requeue() {{
         echo "$number" >> "$job/submitted"
         note "submitted again as $number"
     else
-        echo "bertrain: stopped and saved, but PBS did not take it again; submit it with: qsub $job/{script}" >&2
+        echo "bertrain: stopped and saved, but PBS did not accept it again; submit it with: qsub $job/{script}" >&2
     fi
 }}
 """
 
-END = """\
+COMMON_PART = """\
 # --- the same for every launcher ---------------------------------------------------------------------------------
+# Exit codes: 0 done; 2 user error; 75 stopped and saved, to be continued; everything else is a failure.
 
-note() {
-    printf '%s %s\\n' "$(date +%Y-%m-%dT%H:%M:%S%z)" "$*" >> "$out/events"
+note() { # appends a line to the events of this run
+    printf '%s %s\\n' "$(date +%Y-%m-%dT%H:%M:%S%z)" "$*" >> "$output/events"
 }
 
 newest_checkpoint() {
-    find "$run_here/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
+    find "$run_folder/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
 }
 
-# Each step is a process group of its own: Ctrl-C reaches this script, and the step through it, once.
+# Each stage is a process group of its own: Ctrl-C reaches this script, which forwards it to the stage, once.
 set -m
 
-# A signal is passed on to the step, whose ranks save and end; `wait` then has to be asked again.
-step='' stopping='' woken=''
-pass_on() {
-    woken=$1 stopping=$1
-    [ -z "$step" ] || kill -s "${passed_on_as:-$1}" "$step" 2> /dev/null
+# Forwards a signal to the stage, whose ranks save and exit. The signal interrupts `wait`, which is then repeated.
+stage='' stopping='' interrupted=''
+forward_signal() {
+    interrupted=$1 stopping=$1
+    [ -z "$stage" ] || kill -s "${forward_as:-$1}" "$stage" 2> /dev/null
 }
-trap 'pass_on USR1' USR1
-trap 'pass_on TERM' TERM
-trap 'pass_on INT' INT
+trap 'forward_signal USR1' USR1
+trap 'forward_signal TERM' TERM
+trap 'forward_signal INT' INT
 
-# Runs a step on every node and waits for it; its exit code is then in $code.
-run_step() {
-    number=$(find "$out/logs" -maxdepth 1 -name 'start-*' | wc -l)
-    BERTRAIN_START=$(printf '%s/logs/start-%03d-%s' "$out" "$((number + 1))" "$1")
+# Runs a stage (preflight or training) on every node and waits for it; sets $code to its exit code.
+run_stage() {
+    number=$(find "$output/logs" -maxdepth 1 -name 'start-*' | wc -l)
+    BERTRAIN_START=$(printf '%s/logs/start-%03d-%s' "$output" "$((number + 1))" "$1")
     export BERTRAIN_START
     if ! mkdir "$BERTRAIN_START"; then
-        echo "bertrain: cannot write into $out/logs; make room there" >&2
+        echo "bertrain: cannot write into $output/logs; free some space there" >&2
         code=2
         return
     fi
-    start_step "$1" < /dev/null &
-    step=$!
-    [ -z "$stopping" ] || pass_on "$stopping" # which came when there was no step yet
-    wait "$step"
+    start_stage "$1" < /dev/null &
+    stage=$!
+    [ -z "$stopping" ] || forward_signal "$stopping" # received before the stage was started
+    wait "$stage"
     code=$?
-    while [ -n "$woken" ]; do
-        woken=''
-        wait "$step"
+    while [ -n "$interrupted" ]; do
+        interrupted=''
+        wait "$stage"
         ended=$?
-        [ "$ended" -eq 127 ] || code=$ended
+        [ "$ended" -eq 127 ] || code=$ended # 127: the stage had ended before
     done
-    step=''
+    stage=''
 }
 
-run_once() {
+# Runs the pre-flight, then the training, restarted after failures; sets $code to the exit code of the run.
+run_job() {
     number=${SLURM_JOB_ID:-${PBS_JOBID:-}}
     note "started on $(hostname) as process $$${number:+ of job $number}"
-    in_vain=0 code=0
-    [ -z "$preflight" ] || run_step preflight
+    code=0
+    [ -z "$preflight" ] || run_stage preflight
     if [ "$code" -ne 0 ]; then
         note "the pre-flight ended with exit code $code"
         return
     fi
-    code=75
+    code=75 failures=0
     while [ -z "$stopping" ]; do
         before=$(newest_checkpoint)
-        run_step training
+        run_stage training
         case $code in 0 | 2 | 75) break ;; esac
         [ -z "$stopping" ] || break
-        if [ "$(newest_checkpoint)" = "$before" ]; then in_vain=$((in_vain + 1)); else in_vain=1; fi
-        [ "$in_vain" -le "$restarts" ] || break
-        again="exit code $code; starting all ranks again ($in_vain of $restarts without a new checkpoint)"
+        if [ "$(newest_checkpoint)" = "$before" ]; then failures=$((failures + 1)); else failures=1; fi
+        [ "$failures" -le "$restarts" ] || break
+        again="exit code $code; starting all ranks again ($failures of $restarts without a new checkpoint)"
         note "$again"
         echo "bertrain: $again" >&2
         BERTRAIN_FAILED="$(date +%s) a rank failed"
         export BERTRAIN_FAILED
     done
-    # Told to stop, it is to go on another day, whether all ranks came to save or not.
+    # After USR1 or TERM the job is to be continued, even if some ranks could not save.
     case $stopping-$code in
         USR1-0 | USR1-2 | TERM-0 | TERM-2) ;;
         USR1-* | TERM-*) code=75 ;;
@@ -310,17 +334,17 @@ run_once() {
 }
 
 for repeat in $repeats; do
-    run_here=$run out=$job
+    run_folder=$run output=$job
     if [ "$repeat" -gt 0 ]; then
         export BERTRAIN_REPEAT=$repeat
-        run_here=$run-$repeat out=$job/repeat-$repeat
+        run_folder=$run-$repeat output=$job/repeat-$repeat
     fi
-    mkdir -p "$out/logs"
-    run_once
+    mkdir -p "$output/logs"
+    run_job
     [ "$code" -eq 0 ] || break
 done
 [ -z "${timer:-}" ] || kill "$timer" 2> /dev/null
-# Whoever sends TERM (a cancel, a preemption) decides what becomes of the job; after a warning, it is for us to ask.
+# Requeue after a warning (USR1). After TERM (a cancel, a preemption) the sender decides what happens to the job.
 [ "$code" -ne 75 ] || [ "$stopping" = TERM ] || requeue
 exit "$code"
 """

@@ -1,4 +1,4 @@
-"""Starting a job, and what can be asked of it afterwards: its logs, its state, its end."""
+"""Submits a job, follows its logs, reports its state and cancels it."""
 
 from __future__ import annotations
 
@@ -21,42 +21,44 @@ from bertrain.launch.job import SCRIPT, Job, read_job, write_job
 from bertrain.launch.scripts import job_script
 
 SUBMITTED, EVENTS = "submitted", "events"
+PBS_STATES = {"Q": "PENDING", "R": "RUNNING", "B": "RUNNING", "H": "HELD", "E": "ENDING"}
 ALLOCATIONS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
-"""What tells that we are inside an allocation already."""
+"""The variable that each scheduler sets inside an allocation."""
 
 
 def is_inside_allocation(launcher: str, environment: Mapping[str, str]) -> bool:
-    """Whether a launcher's scheduler has given us nodes already (salloc, qsub -I)."""
+    """Whether this process runs inside an allocation of the launcher's scheduler (salloc, qsub -I)."""
     return launcher in ALLOCATIONS and ALLOCATIONS[launcher] in environment
 
 
 def submit_job(job: Job, settings: Settings) -> str:
-    """Write the folder of a job that `make_job` made, and hand it to the scheduler; returns its number.
+    """Write the folder of a job that `make_job` made and submit it to the scheduler; returns the job number.
 
-    Where there is no scheduler, or we are inside an allocation of it, this process becomes the job.
+    Without a scheduler, or inside one of its allocations, this process becomes the job.
     """
     in_place = job.launcher not in ALLOCATIONS or is_inside_allocation(job.launcher, os.environ)
     program = {"slurm": "sbatch", "pbs": "qsub", "mpi": shlex.split(job.spec.mpirun)[0]}.get(job.launcher, "bash")
     program = "bash" if in_place and job.launcher != "mpi" else program
     if shutil.which(program) is None:
         raise UserError(
-            f"`launch {job.launcher}` needs {program}, which is not on the path here; try --dry-run to see the job"
+            "missing-program",
+            f"`launch {job.launcher}` needs {program}, which is not on the PATH; --dry-run shows the job without it",
         )
     write_job(job, settings, job_script(job))
     path = job.folder / SCRIPT
     if in_place:
         if job.launcher in ALLOCATIONS:
-            print(f"inside an allocation ({ALLOCATIONS[job.launcher]} is set): it runs here and now")
+            print(f"inside an allocation ({ALLOCATIONS[job.launcher]} is set): the job runs here and now")
             os.environ["BERTRAIN_IN_PLACE"] = "1"
         sys.stdout.flush()
         os.execvp("bash", ["bash", str(path)])
-    words = ["sbatch", "--parsable", str(path)] if job.launcher == "slurm" else ["qsub", str(path)]
-    done = _ask(words)
+    command = ["sbatch", "--parsable", str(path)] if job.launcher == "slurm" else ["qsub", str(path)]
+    done = _run(command)
     if done.returncode:
         raise UserError(
-            f"{words[0]} did not take the job in {job.folder}: "
-            f"{' '.join(done.stderr.split()) or f'exit code {done.returncode}'}; "
-            f"mend it and submit it from there ({words[0]} {shlex.quote(str(path))}), or remove the folder"
+            "job-refused",
+            f"{program} refused the job in {job.folder}: {_one_line(done.stderr) or f'exit code {done.returncode}'}; "
+            f"fix it and submit it from there ({program} {shlex.quote(str(path))}), or remove the folder",
         )
     number = done.stdout.strip().partition(";")[0]
     with open(job.folder / SUBMITTED, "a") as file:
@@ -64,7 +66,7 @@ def submit_job(job: Job, settings: Settings) -> str:
     return number
 
 
-def _numbers(job: Job) -> list[str]:
+def _job_numbers(job: Job) -> list[str]:
     path = job.folder / SUBMITTED
     return path.read_text().split() if path.is_file() else []
 
@@ -80,17 +82,15 @@ def _events(folder: Path) -> list[str]:
 
 
 def job_status(folder: str | Path) -> dict[str, Any]:
-    """What a job is doing: the scheduler's word, what its script noted last, and how far its run has come."""
+    """The state of a job, the last event of its script, and the last step of its run."""
     job = read_job(folder)
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     for output in _outputs(job):
         repeat = int(output.name.partition("-")[2]) if output != job.folder else 0
-        events = _events(output)
         run = Path(job.run_of(repeat))
-        found.append(
-            {"repeat": repeat, "run": str(run), "last_event": events[-1] if events else "", "step": _last_step(run)}
-        )
-    return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "runs": found}
+        last_event = (_events(output) or [""])[-1]
+        runs.append({"repeat": repeat, "run": str(run), "last_event": last_event, "step": _last_step(run)})
+    return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "runs": runs}
 
 
 def _last_step(run: Path) -> int:
@@ -105,41 +105,44 @@ def _last_step(run: Path) -> int:
 
 
 def _state(job: Job) -> str:
-    """One word or a few: the scheduler's where there is one, else by the process that runs the script."""
-    numbers = _numbers(job)
+    """The state as the scheduler reports it; without one, by the process that runs the script."""
+    numbers = _job_numbers(job)
     if job.launcher == "slurm" and numbers:
-        asked = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={numbers[-1]}"])
-        if asked.returncode and "Invalid job id" not in asked.stderr:  # which is what it says of jobs long gone
-            raise UserError(f"squeue does not tell the state of job {numbers[-1]}: {' '.join(asked.stderr.split())}")
-        return " ".join(sorted(set(asked.stdout.split()))) or _last_word(job)
+        asked = _run(["squeue", "--noheader", "--format=%T", f"--jobs={numbers[-1]}"])
+        if asked.returncode and "Invalid job id" not in asked.stderr:  # printed for jobs that ended long ago
+            raise UserError(
+                "unknown-job-state", f"squeue cannot report the state of job {numbers[-1]}: {_one_line(asked.stderr)}"
+            )
+        return " ".join(sorted(set(asked.stdout.split()))) or _state_by_events(job)
     if job.launcher == "pbs" and numbers:
-        found = re.search(r"job_state = (\w)", _ask(["qstat", "-f", numbers[-1]]).stdout)
-        return (
-            {"Q": "PENDING", "R": "RUNNING", "B": "RUNNING", "H": "HELD", "E": "ENDING"}.get(found[1], found[1])
-            if found
-            else _last_word(job)
-        )
+        found = re.search(r"job_state = (\w)", _run(["qstat", "-f", numbers[-1]]).stdout)
+        return PBS_STATES.get(found[1], found[1]) if found else _state_by_events(job)
     process = _process(job)
     if process is None:
-        return _last_word(job)
+        return _state_by_events(job)
     host, number = process
     if host != platform.node():
-        return f"started on {host}, where this can be asked"
-    return "RUNNING" if _is_script(number, job) else _last_word(job)
+        return f"started on {host}; ask there"
+    return "RUNNING" if _is_script(number, job) else _state_by_events(job)
 
 
-def _ask(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """What one of a scheduler's commands answers."""
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of the scheduler."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise UserError(f"the job is in the hands of {words[0]}, which is not on the path here") from None
+        raise UserError("missing-program", f"this job needs {command[0]}, which is not on the PATH") from None
 
 
-def _last_word(job: Job) -> str:
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _state_by_events(job: Job) -> str:
+    """The state of a job that is not running, by the last events of its script."""
     lasts = [events[-1] for output in _outputs(job) if (events := _events(output))]
     if not lasts:
-        return "GONE: its scheduler does not know it, and it never started" if _numbers(job) else "NOT STARTED"
+        return "GONE: the scheduler does not know it, and it never started" if _job_numbers(job) else "NOT STARTED"
     codes = [found[1] for last in lasts if (found := re.search(r"ended with exit code (\d+)$", last))]
     if len(codes) < len(lasts):
         return "GONE: its script noted no end"
@@ -151,7 +154,7 @@ def _last_word(job: Job) -> str:
 
 
 def _process(job: Job) -> tuple[str, int] | None:
-    """Where the script ran last, and as which process."""
+    """The host and process number of the script's last start."""
     for output in reversed(_outputs(job)):
         for line in reversed(_events(output)):
             if found := re.search(r" started on (\S+) as process (\d+)", line):
@@ -167,46 +170,45 @@ def _is_script(process: int, job: Job) -> bool:
 
 
 def cancel_job(folder: str | Path) -> str:
-    """Have a job end: its ranks save first, as far as the scheduler gives them time. Returns what was done."""
+    """Stop a job; its ranks save first, if the scheduler gives them time. Returns a line that says what was done."""
     job = read_job(folder)
-    numbers = _numbers(job)
+    numbers = _job_numbers(job)
     if job.launcher in ALLOCATIONS and numbers:
-        words = ["scancel", numbers[-1]] if job.launcher == "slurm" else ["qdel", numbers[-1]]
-        done = _ask(words)
+        command = ["scancel" if job.launcher == "slurm" else "qdel", numbers[-1]]
+        done = _run(command)
         if done.returncode:
-            raise UserError(f"{' '.join(words)} failed: {' '.join(done.stderr.split())}")
-        return f"told {words[0]} to end {numbers[-1]}"
+            raise UserError("cancel-failed", f"`{' '.join(command)}` failed: {_one_line(done.stderr)}")
+        return f"cancelled job {numbers[-1]} with {command[0]}"
     process = _process(job)
     if process is None:
-        raise UserError(f"{job.folder} was never started, so there is nothing to cancel")
+        raise UserError("job-not-started", f"the job in {job.folder} was never started; there is nothing to cancel")
     host, number = process
     if host != platform.node():
-        raise UserError(f"the job runs on {host}; cancel it there")
+        raise UserError("job-on-other-host", f"the job runs on {host}; cancel it there")
     if not _is_script(number, job):
-        raise UserError(f"the job in {job.folder} is not running any more")
+        raise UserError("job-not-running", f"the job in {job.folder} is not running any more")
     os.kill(number, signal.SIGTERM)
-    return f"sent SIGTERM to process {number}: the step in hand is finished and saved"
+    return f"sent SIGTERM to process {number}: it finishes the current step and saves"
 
 
 def job_logs(folder: str | Path, *, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """The lines of the newest start, each with its rank before it, or of one rank; `follow`: until the job ends."""
+    """The log lines of the newest start, prefixed with their rank, or of one `rank`; `follow`: until the job ends."""
     job = read_job(folder)
     seen: dict[Path, int] = {}
     while True:
         is_over = not follow or _is_over(job)
         for output in _outputs(job):
             starts = sorted((output / "logs").glob("start-*"))
-            begun = {path.parent for path in seen}
-            for start in [one for one in starts if one in begun] + [one for one in starts[-1:] if one not in begun]:
+            followed = {path.parent for path in seen} | set(starts[-1:])
+            for start in (start for start in starts if start in followed):
                 for path in sorted(start.glob("rank-*.log" if rank is None else f"rank-{rank:05d}.log")):
                     yield from _new_lines(path, seen, output, is_over)
         if is_over:
             break
         time.sleep(0.3)
     if not seen:
-        raise UserError(
-            f"no rank of {job.folder} has said anything yet" if rank is None else f"there is no log of rank {rank}"
-        )
+        which = "any rank" if rank is None else f"rank {rank}"
+        raise UserError("missing-log", f"there is no log of {which} in {job.folder} yet")
 
 
 def _new_lines(path: Path, seen: dict[Path, int], output: Path, is_over: bool) -> Iterator[str]:
@@ -214,7 +216,7 @@ def _new_lines(path: Path, seen: dict[Path, int], output: Path, is_over: bool) -
         file.seek(seen.get(path, 0))
         text = file.read()
     if not is_over:
-        text = text[: text.rfind(b"\n") + 1]  # a line in the making is left for later
+        text = text[: text.rfind(b"\n") + 1]  # the rest of an unfinished line comes later
     seen[path] = seen.get(path, 0) + len(text)
     name = int(path.stem.partition("-")[2])
     repeat = f"{output.name} " if output.name.startswith("repeat-") else ""
@@ -223,5 +225,5 @@ def _new_lines(path: Path, seen: dict[Path, int], output: Path, is_over: bool) -
 
 
 def _is_over(job: Job) -> bool:
-    """Whether there is nothing more to come: every script has noted its end, and the scheduler knows of no more."""
+    """Whether the job has ended, so that no more output comes."""
     return _state(job).startswith(("DONE", "ENDED", "GONE"))

@@ -1,10 +1,10 @@
-"""One experiment: the ordinary trainer, its events written down as an MLPerf log.
+"""One MLPerf experiment: ordinary pre-training whose events are written as an MLPerf log.
 
-    experiments/3-1/result.txt   the log of experiment 3, attempt 1, as it grows
+    experiments/3-1/result.txt   the log of experiment 3, attempt 1, while it runs
     experiments/3-1/run/         its run folder
-    result_3.txt                 the log, once it is whole
+    result_3.txt                 the complete log
 
-Rank 0 writes. Whatever ends an experiment before run_stop leaves no result, so a log that is there is a whole one.
+Only rank 0 writes. An experiment that ends before run_stop leaves no result, so every result is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertrain.config.settings import OptimizerSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.mlperf.log import ResultLog, require_library
 from bertrain.optim.schedules import in_steps
-from bertrain.ranks.parallel import Ranks
+from bertrain.ranks.parallel import Ranks, count_ranks, is_first_process
 from bertrain.run.checkpoint import Progress
 from bertrain.training.events import Events
 from bertrain.training.state import TrainState
@@ -33,41 +33,50 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that no experiment can be made of."""
+    """Refuse settings that do not make an experiment."""
     if not settings.evaluate.data:
-        raise UserError("an experiment trains until a target is reached on held-out data; name it: --evaluate.data DIR")
+        raise UserError(
+            "missing-evaluation-data",
+            "an experiment trains until it reaches a target on held-out data; give --evaluate.data DIR",
+        )
     if not settings.nominal_sequences:
-        raise UserError("the log names the global batch size: set batch.sequences, or mlperf.global_batch_size")
+        raise UserError(
+            "missing-batch-size", "the log needs a global batch size; set batch.sequences or mlperf.global_batch_size"
+        )
     for name in ("budget", "skip_steps"):
         if getattr(settings.train, name):
-            raise UserError(f"train.{name} has no place in an experiment; leave it out")
-    if settings.mlperf.division == "closed" and settings.optimizer.name != "lamb":
+            raise UserError("setting-not-for-mlperf", f"an experiment cannot have train.{name}; leave it out")
+    if settings.mlperf.division == "open":
+        return
+    if settings.optimizer.name != "lamb":
         raise UserError(
-            f"the closed division trains with LAMB, and optimizer.name is {settings.optimizer.name}; set "
-            "--mlperf.division open"
+            "not-closed-division",
+            f"the closed division trains with LAMB, but optimizer.name is {settings.optimizer.name}; set "
+            "--mlperf.division open",
         )
-    if settings.mlperf.division == "closed" and settings.schedule.decay in ("cosine", "constant"):
+    if settings.schedule.decay in ("cosine", "constant"):
         raise UserError(
-            f"the closed division's learning rate falls by a power, and schedule.decay is {settings.schedule.decay}; "
-            "set --mlperf.division open"
+            "not-closed-division",
+            f"the closed division's learning rate decays polynomially, but schedule.decay is "
+            f"{settings.schedule.decay}; set --mlperf.division open",
         )
 
 
 def warn_of_settings(settings: Settings) -> None:
-    """Say what makes results that no checker refuses and that could not be submitted as closed all the same."""
+    """Warn of settings that pass the checkers but break the rules of the closed division."""
     evaluate = settings.evaluate
     if settings.mlperf.division == "open":
         return
     if evaluate.target_accuracy < TARGET:
-        warn(f"the closed division's target is {TARGET}, and evaluate.target_accuracy is lower")
+        warn(f"the closed division's target is {TARGET}; evaluate.target_accuracy is lower")
     if evaluate.rule != "mlperf":
-        warn("the closed division evaluates by evaluate.rule mlperf; these results could not be submitted there")
+        warn("the closed division requires evaluate.rule mlperf; these results cannot be submitted there")
 
 
 def as_experiment(settings: Settings) -> Settings:
-    """The settings of an experiment: a seed of its own, and data that is not read through before the clock starts.
+    """The settings of an experiment: a new random seed, and no data verification before the clock starts.
 
-    Where they name no target, it is MLPerf's; where they name no interval of evaluations, it is that of MLPerf's rule.
+    The target and the evaluation interval default to MLPerf's.
     """
     evaluate = settings.evaluate
     if not evaluate.target_accuracy:
@@ -91,62 +100,66 @@ def run_experiment(
 ) -> bool:
     """Run experiment `number` in this process (or in all of these ranks); returns whether it converged.
 
-    Its log becomes `result_NUMBER.txt` in `out` when the run is over, converged or not, and not if it was stopped.
+    The log becomes `result_NUMBER.txt` in `out` when the run ends, converged or not, unless a signal stopped it.
     """
+    from bertrain.training.start import pretrain
+
     require_library()
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None
-    is_first = os.environ.get("RANK", "0") == "0"
-    for begun in (result, folder) if is_first else ():
-        if begun.exists():
-            raise UserError(f"{begun} is there already; take another --only, --attempt or --out")
+    is_first = is_first_process()
+    if is_first:
+        _refuse_existing(result)
+        _refuse_existing(folder)
     cleared, reason = clear_page_cache(settings)
     if is_first:
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise UserError(f"cannot write into {out}: {error.strerror or error}") from None
+            raise UserError("cannot-write", f"cannot write into {out}: {error.strerror or error}") from None
         log = ResultLog(folder / "result.txt")
         log.event("cache_clear", cleared, **({"reason": reason} if reason else {}))
-        log.start("init_start", ranks=int(os.environ.get("WORLD_SIZE", "1")))
-    recorder = Recorder(log)
-    from bertrain.training.start import pretrain
-
+        log.start("init_start", ranks=count_ranks())
+    events = EventLogger(log)
     try:
-        pretrain(as_experiment(settings), data, folder / "run", init=init, events=recorder)
+        pretrain(as_experiment(settings), data, folder / "run", init=init, events=events)
     except DivergedError as error:
-        recorder.diverged()
+        events.diverged()
         if log is not None:
             print(f"experiment {number} diverged: {error}", flush=True)
     if log is not None:
         log.close()
-        if result.exists():
-            raise UserError(f"{result} is there already, of another attempt; this one is {log.path}")
+        _refuse_existing(result)  # another attempt may have written it meanwhile
         write_atomically(result, log.path.read_text(encoding="utf-8"))
-    return recorder.status == SUCCESS
+    return events.status == SUCCESS
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise UserError("result-exists", f"{path} exists; choose another --only, --attempt or --out")
 
 
 def clear_page_cache(settings: Settings) -> tuple[bool, str]:
-    """Drop this machine's page cache, once for all ranks on it; returns whether it was done, or else why not."""
+    """Drop the page cache, on one rank of each machine; returns whether it was done, and if not, why."""
     if not settings.mlperf.clear_cache:
         return False, "mlperf.clear_cache is false"
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        return False, "left to the first rank of the machine"
+        return False, "the first rank of the machine does it"
     try:
         os.sync()
         DROP_CACHES.write_text("3\n")
     except OSError as error:
-        return False, f"not permitted here: {error.strerror or error}"
+        return False, f"not permitted: {error.strerror or error}"
     return True, ""
 
 
-class Recorder(Events):
-    """Writes down what happens, in MLPerf's keys and order. Without a log, as on all ranks but one, it only waits."""
+class EventLogger(Events):
+    """Logs the events of a run with MLPerf's keys, in MLPerf's order; all ranks but the first have no log."""
 
     def __init__(self, log: ResultLog | None) -> None:
         self._log = log
-        self._last_pause = (0, 0.0)  # samples and clock when training last went on
+        self._last_evaluation = (0, 0.0)  # samples and clock at the end of the last evaluation
         self._eval_samples = 0
         self._started = 0.0
         self._accuracy = 0.0
@@ -173,9 +186,9 @@ class Recorder(Events):
             import torch
 
             torch.cuda.synchronize(ranks.device)
-        ranks.broadcast_int(0)  # no rank goes on before the first has come here
+        ranks.broadcast_int(0)  # a barrier
         self._started = time.monotonic()
-        self._last_pause = (0, self._started)
+        self._last_evaluation = (0, self._started)
         if self._log is not None:
             self._log.end("init_stop")
             self._log.start("run_start")
@@ -183,7 +196,7 @@ class Recorder(Events):
             self._log.start("block_start", first_epoch_num=1, epoch_count=1)
 
     def evaluating(self, samples: int) -> None:
-        before, since = self._last_pause
+        before, since = self._last_evaluation
         if self._log is not None:
             rate = (samples - before) / max(time.monotonic() - since, 1e-9)
             self._log.event("tracked_stats", {"throughput": rate}, epoch_num=samples)
@@ -191,7 +204,7 @@ class Recorder(Events):
 
     def evaluated(self, samples: int, result: dict[str, float]) -> None:
         self._accuracy, self._eval_samples = result["mlm_accuracy"], int(result["examples"])
-        self._last_pause = (samples, time.monotonic())
+        self._last_evaluation = (samples, time.monotonic())
         if self._log is not None:
             self._log.end("eval_stop", samples, epoch_num=samples)
             self._log.event("eval_accuracy", self._accuracy, epoch_num=samples)
@@ -201,7 +214,7 @@ class Recorder(Events):
         self._stop(progress.samples, reason)
 
     def diverged(self) -> None:
-        """The run ended in steps that were not finite; it counts as one that did not converge."""
+        """Log the end of a run whose loss was not finite; it counts as not converged."""
         self.status = ABORTED
         self._stop(self._state.progress.samples, "diverged")
 
@@ -217,26 +230,26 @@ class Recorder(Events):
         self._log.event("tracked_stats", {"throughput": samples / max(seconds, 1e-9), "epoch_num": samples})
 
 
-# --- what a log says of a run -----------------------------------------------------------------------------
+# --- entries of the log -----------------------------------------------------------------------------------
 
 
 def submission(settings: Settings, ranks: Ranks) -> list[tuple[str, Any]]:
-    """Whose run this is, and on what."""
+    """The submitter and the system."""
     from bertrain.run.folder import describe_environment
 
-    about = settings.mlperf
+    mlperf = settings.mlperf
     device = describe_environment(ranks.world, str(ranks.device), 0)["device"]
     return [
         ("submission_benchmark", "bert"),
-        ("submission_org", about.organization),
-        ("submission_division", about.division),
-        ("submission_status", about.status),
-        ("submission_platform", about.platform or f"{ranks.world}x{device}"),
+        ("submission_org", mlperf.organization),
+        ("submission_division", mlperf.division),
+        ("submission_status", mlperf.status),
+        ("submission_platform", mlperf.platform or f"{ranks.world}x{device}"),
     ]
 
 
 def sizes(settings: Settings, loader: Loader, world: int) -> list[tuple[str, Any]]:
-    """The batch, nominally, and the length of the schedule."""
+    """The nominal batch size and the length of the schedule."""
     batch, schedule = settings.nominal_sequences, in_steps(settings.schedule, settings.train.max_steps)
     ahead = loader.balances(loader.sizes_ahead(0), settings.batch.token_budget)
     return [
@@ -250,12 +263,12 @@ def sizes(settings: Settings, loader: Loader, world: int) -> list[tuple[str, Any
 
 
 def hyperparameters(settings: Settings) -> list[tuple[str, Any]]:
-    """The update rule and its schedule. LAMB's names are the closed division's."""
+    """The optimizer and its schedule; the closed division knows LAMB's keys only."""
     optimizer, schedule = settings.optimizer, in_steps(settings.schedule, settings.train.max_steps)
     power = 0.5 if schedule.decay == "square-root" else schedule.power
     return [
         ("opt_base_learning_rate", optimizer.learning_rate),
-        *_of_rule(optimizer),
+        *_optimizer_entries(optimizer),
         ("opt_gradient_clip_norm", optimizer.clip_norm),
         ("opt_learning_rate_warmup_steps", schedule.warmup_steps),
         ("opt_lamb_learning_rate_decay_poly_power", power),
@@ -263,19 +276,19 @@ def hyperparameters(settings: Settings) -> list[tuple[str, Any]]:
     ]
 
 
-def _of_rule(optimizer: OptimizerSettings) -> list[tuple[str, Any]]:
+def _optimizer_entries(optimizer: OptimizerSettings) -> list[tuple[str, Any]]:
     if optimizer.name == "lamb":
         names = ("opt_lamb_epsilon", "opt_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate")
     else:
-        rule = f"opt_{optimizer.name}"
-        names = (f"{rule}_epsilon", "opt_epsilon", f"{rule}_beta_1", f"{rule}_beta_2", f"{rule}_weight_decay")
+        prefix = f"opt_{optimizer.name}"
+        names = (f"{prefix}_epsilon", "opt_epsilon", f"{prefix}_beta_1", f"{prefix}_beta_2", f"{prefix}_weight_decay")
     epsilon = optimizer.epsilon
     values = (epsilon, epsilon, optimizer.beta1, optimizer.beta2, optimizer.weight_decay)
     return [("opt_name", optimizer.name), *zip(names, values, strict=True)]
 
 
 def tensor_names(settings: Settings) -> list[str]:
-    """The tensors of the model by TensorFlow's names, as every log of BERT has them."""
+    """The tensors of the model by their TensorFlow names, as in every published log of BERT."""
     from bertrain.weights.names import TENSORFLOW, unused_prefixes
 
     names, absent = [], unused_prefixes(nsp=settings.model.nsp)
@@ -285,13 +298,13 @@ def tensor_names(settings: Settings) -> list[str]:
     return names
 
 
-# --- the probe ----------------------------------------------------------------------------------------------
+# --- the initial weights ------------------------------------------------------------------------------------
 
 
-def probe(settings: Settings, init: str) -> float:
-    """Masked-word accuracy, before any training, of the weights to begin with: whether they and the data are MLPerf's.
+def probe_initial_weights(settings: Settings, init: str) -> float:
+    """The masked-word accuracy of the initial weights, which shows whether they and the data are MLPerf's.
 
-    Raises UserError where it is further from mlperf.probe_accuracy than mlperf.probe_tolerance.
+    Raises UserError if it differs from mlperf.probe_accuracy by more than mlperf.probe_tolerance.
     """
     from bertrain.model.bert import Bert
     from bertrain.ranks import parallel
@@ -304,11 +317,9 @@ def probe(settings: Settings, init: str) -> float:
 
     check_settings(settings)
     settings, _ = resolve_auto(settings)
-    about = settings.mlperf
-    if not about.probe_accuracy or not init:
-        raise AgreedError(
-            "the probe compares the weights of --init with mlperf.probe_accuracy, and one is missing; give both"
-        )
+    expected, tolerance = settings.mlperf.probe_accuracy, settings.mlperf.probe_tolerance
+    if not expected or not init:
+        raise AgreedError("missing-init", "the probe needs both --init and mlperf.probe_accuracy")
     set_precision(settings.train)
     with parallel.join(settings.train) as ranks:
         model = Bert(settings.model)
@@ -316,15 +327,16 @@ def probe(settings: Settings, init: str) -> float:
         extends = settings.train.init_positions == "extend"
         missing = copy_weights(parameters, read_weights(init), extends_positions=extends)
         if missing:
-            raise AgreedError(f"{init} has no {', '.join(missing)}, so there is nothing to probe")
+            raise AgreedError("incomplete-weights", f"{init} has no {', '.join(missing)}, so it cannot be evaluated")
         loader = Loader(open_for(settings.evaluate.data, settings, ranks), settings, rank=ranks.rank, world=ranks.world)
         held_out = HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)
         predict = predictor(model.to(ranks.device), settings, ranks.device)
         accuracy = held_out.evaluate(predict, ranks)["mlm_accuracy"]
-        if abs(accuracy - about.probe_accuracy) > about.probe_tolerance:
+        if abs(accuracy - expected) > tolerance:
             raise AgreedError(
-                f"before training, the weights of {init} guess {accuracy:.5f} of the masked words in "
-                f"{settings.evaluate.data} right, where mlperf.probe_accuracy is {about.probe_accuracy:.5f} (give or "
-                f"take {about.probe_tolerance:g}); check --init and evaluate.data, or set --mlperf.probe_accuracy 0"
+                "wrong-initial-accuracy",
+                f"before training, the weights of {init} have an accuracy of {accuracy:.5f} on "
+                f"{settings.evaluate.data}, but mlperf.probe_accuracy is {expected:.5f} (tolerance {tolerance:g}); "
+                "check --init and evaluate.data, or set --mlperf.probe_accuracy 0",
             )
         return accuracy

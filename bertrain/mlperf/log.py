@@ -1,7 +1,7 @@
-"""MLPerf's logs: ours written through MLPerf's own library, anybody's read.
+"""MLPerf logs: reads any, and writes ours with MLPerf's own library.
 
-A log is text in which some lines hold `:::MLLOG ` and a JSON object with time_ms, event_type, key, value and metadata;
-launchers put words before it, ranks write side by side, and a program that was killed leaves half a line.
+Some lines of a log contain `:::MLLOG ` and a JSON object with time_ms, event_type, key, value and metadata. Launchers
+prefix lines, several ranks may write into one line, and a killed program leaves a truncated line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 
 TOKEN = ":::MLLOG "
-CALLERS = 2  # between a line's author and the library, which notes his file and line
+STACK_OFFSET = 2  # calls between the author of a line and the library, which logs the author's file and line
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Log:
-    """What could be read of a log, in its order, and how many lines could not."""
+    """The readable entries of a log, in order, and the number of unreadable ones."""
 
     path: Path
     entries: list[Entry]
@@ -45,24 +45,24 @@ class Log:
         return next((entry for entry in self.entries if entry.key == key), None)
 
     def value(self, key: str) -> Any:
-        """The value that the key was first given; None where it is not there."""
+        """The first value of a key; None if the log does not have it."""
         found = self.first(key)
         return found.value if found else None
 
     @property
     def status(self) -> str:
-        """What the log says of its own end: success, aborted, unknown where it names none, unfinished without one."""
+        """The status of run_stop: success, aborted, or unknown if it has none; unfinished if there is no run_stop."""
         end = self.first("run_stop")
         return str(end.metadata.get("status", "unknown")) if end else "unfinished"
 
 
 def read_log(path: str | Path) -> Log:
-    """Read anybody's log. What is no line of a log is passed over; half a line is counted. Refuses what has none."""
+    """Read any MLPerf log; skips other lines, counts truncated entries, and refuses a file without entries."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     entries, unreadable = [], 0
     for line in text.splitlines():
         for body in line.split(TOKEN)[1:]:  # ranks may have written onto one line
@@ -70,12 +70,14 @@ def read_log(path: str | Path) -> Log:
             unreadable += entry is None
             entries += [entry] if entry else []
     if not entries:
-        raise UserError(f"{path} is no MLPerf log: no line of it holds {TOKEN.strip()} and a JSON object")
+        raise UserError(
+            "not-an-mlperf-log", f"{path} is not an MLPerf log: no line contains {TOKEN.strip()} and a JSON object"
+        )
     return Log(path, entries, unreadable)
 
 
 def _parse(body: str) -> Entry | None:
-    """The entry that begins a text; what a second writer left after it on the same line is passed over."""
+    """The entry at the start of a text; ignores what a second writer left behind it."""
     try:
         fields, _ = json.JSONDecoder().raw_decode(body.strip())
         return Entry(float(fields["time_ms"]), str(fields["key"]), fields["value"], dict(fields["metadata"] or {}))
@@ -84,79 +86,83 @@ def _parse(body: str) -> Entry | None:
 
 
 def result_files(folder: str | Path) -> list[Path]:
-    """The result_*.txt of a folder, by their numbers."""
+    """The result_*.txt files of a folder, in order of their numbers."""
     found = sorted(Path(folder).glob("result_*.txt"), key=lambda path: (len(path.name), path.name))
     if not found:
-        raise UserError(f"there is no result_*.txt in {folder}; name the folder that `mlperf run` wrote as --out")
+        raise UserError(
+            "missing-results", f"there is no result_*.txt in {folder}; give the --out folder of `mlperf run`"
+        )
     return found
 
 
 def require_library() -> None:
-    """Refuse, in words, where MLPerf's library is not installed."""
+    """Raise UserError if MLPerf's library is not installed."""
     try:
         import mlperf_logging  # noqa: F401
     except ImportError:
         raise UserError(
-            "this needs MLPerf's own library, which is not installed; run: pip install 'bertrain[mlperf]'"
+            "missing-package", "MLPerf's library is not installed; run: pip install 'bertrain[mlperf]'"
         ) from None
 
 
 @dataclass
 class ResultLog:
-    """A log being written, line by line, through MLPerf's library."""
+    """Writes a log, line by line, with MLPerf's library."""
 
     path: Path
     _logger: Any = field(init=False, repr=False)
-    _handler: _Remembering = field(init=False, repr=False)
+    _handler: _ErrorKeepingHandler = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         from mlperf_logging.mllog.mllog import MLLogger
 
         try:
-            handler = _Remembering(self.path, mode="x", encoding="utf-8")
+            handler = _ErrorKeepingHandler(self.path, mode="x", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"cannot write the log {self.path}: {error.strerror or error}") from None
-        lines = _Lines("bertrain.mlperf")
-        lines.addHandler(handler)
+            raise UserError("cannot-write", f"cannot write the log {self.path}: {error.strerror or error}") from None
+        logger = _AlwaysEnabledLogger("bertrain.mlperf")
+        logger.addHandler(handler)
         self._handler = handler
-        self._logger = MLLogger(logger=lines, root_dir=str(Path(__file__).parents[2]))
+        self._logger = MLLogger(logger=logger, root_dir=str(Path(__file__).parents[2]))
 
     def start(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """An interval begins."""
-        self._logger.start(key, value, metadata=metadata, stack_offset=CALLERS)
-        self._refuse_failure()
+        """Log the start of an interval."""
+        self._logger.start(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
+        self._raise_failure()
 
     def end(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """An interval ends."""
-        self._logger.end(key, value, metadata=metadata, stack_offset=CALLERS)
-        self._refuse_failure()
+        """Log the end of an interval."""
+        self._logger.end(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
+        self._raise_failure()
 
     def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Something is so, or happens, at this moment."""
-        self._logger.event(key, value, metadata=metadata, stack_offset=CALLERS)
-        self._refuse_failure()
+        """Log a value or a point in time."""
+        self._logger.event(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
+        self._raise_failure()
 
     def close(self) -> None:
-        """Have all of it on the disk."""
+        """Sync the file to disk."""
         self._handler.close()
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
 
-    def _refuse_failure(self) -> None:
+    def _raise_failure(self) -> None:
         if self._handler.failure is not None:
             reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
-            raise UserError(f"could not write the log {self.path}: {reason}; make room and start again")
+            raise UserError(
+                "cannot-write", f"cannot write the log {self.path}: {reason}; free some space and start again"
+            )
 
 
-class _Lines(logging.Logger):
-    """Lines of a log are the result, not chatter: `logging.disable` has no say in them."""
+class _AlwaysEnabledLogger(logging.Logger):
+    """A logger that `logging.disable` does not silence: its lines are the result."""
 
     def isEnabledFor(self, level: int) -> bool:
         return True
 
 
-class _Remembering(logging.FileHandler):
-    """A file that remembers a line it could not write; logging itself would only print a traceback."""
+class _ErrorKeepingHandler(logging.FileHandler):
+    """Keeps the first write error; logging itself would only print a traceback."""
 
     failure: BaseException | None = None
 

@@ -7,13 +7,13 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from bertrain.mlperf.show import LogFigures
+from bertrain.mlperf.show import LogSummary
 from bertrain.reports.plots import NUM_COLOURS, PLOT_HEIGHT, PLOT_WIDTH, RUN_COLOURS, VARIABLES, blank_axes, to_svg
 
 MARGIN, TITLE_HEIGHT, LINE_HEIGHT = 16, 44, 16
 
 
-def draw_logs(logs: Sequence[LogFigures]) -> str:
+def draw_logs(logs: Sequence[LogSummary]) -> str:
     """An SVG file of its own, light by day and dark by night as a report is, with a line for each log below."""
     panels = [
         ("Accuracy by samples", "Sequences trained on, where the log tells", _draw(logs, by_samples=True)),
@@ -43,7 +43,7 @@ def draw_logs(logs: Sequence[LogFigures]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>\n'
 
 
-def describe(log: LogFigures) -> str:
+def describe(log: LogSummary) -> str:
     """A log in a few words."""
     path = Path(log.file)
     words = [f"{path.parent.name}/{path.name}" if path.parent.name else path.name]
@@ -53,7 +53,7 @@ def describe(log: LogFigures) -> str:
     return ", ".join(words) + ("" if log.has_converged else f" ({log.status})")
 
 
-def _draw(logs: Sequence[LogFigures], *, by_samples: bool) -> str:
+def _draw(logs: Sequence[LogSummary], *, by_samples: bool) -> str:
     figure, axes = blank_axes("samples" if by_samples else "seconds", "{:.3g}%".format)
     sentences = []
     for number, log in enumerate(logs):

@@ -1,4 +1,4 @@
-"""The figures of MLPerf logs, whoever wrote them: `bertrain mlperf show`."""
+"""`bertrain mlperf show`: the metrics of any MLPerf log, and the score of several."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import TypeGuard
 from bertrain.base.errors import UserError
 from bertrain.mlperf.log import Entry, Log, read_log
 
-CAN_BE_SCORED = 3  # results, of which the fastest and the slowest are left out
+MIN_SCORED = 3  # results; the score drops the fastest and the slowest
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An accuracy on the way."""
+    """The accuracy at one evaluation."""
 
     samples: int | None
-    """Sequences trained on by then; None where the log does not tell."""
+    """Sequences trained on so far; None if the log does not count them."""
     seconds: float
     """Since run_start."""
     accuracy: float
     sequences_per_s: float | None
-    """Since the evaluation before, or run_start. Without the evaluation itself where the log tells when it began."""
+    """Since the previous evaluation, or run_start; excludes the evaluation itself if the log has its start."""
 
 
 @dataclass(frozen=True)
-class LogFigures:
-    """What a log tells of a run."""
+class LogSummary:
+    """The metrics of one run; None for those that its log does not contain."""
 
     file: str
     benchmark: str | None
@@ -39,7 +39,7 @@ class LogFigures:
     platform: str | None
     division: str | None
     status: str
-    """success, aborted, unknown where run_stop does not say, or unfinished where there is none."""
+    """See `Log.status`."""
     seed: int | None
     global_batch_size: int | None
     ranks: int
@@ -49,7 +49,7 @@ class LogFigures:
     sequences_per_s: float | None
     sequences_per_s_per_rank: float | None
     sequences_per_s_between_evaluations: float | None
-    """From the end of one evaluation to the beginning of the next; None where the log does not tell the two apart."""
+    """Training only: from the end of one evaluation to the start of the next."""
     mean_evaluation_s: float | None
     final_accuracy: float | None
     evaluations: tuple[Evaluation, ...]
@@ -62,49 +62,49 @@ class LogFigures:
 
 @dataclass(frozen=True)
 class Score:
-    """Several runs of one system as MLPerf scores them."""
+    """The score of several runs of one system by MLPerf's rules."""
 
     results: int
     converged: int
     minutes: float | None
-    """Olympic mean: without the fastest and the slowest, a run that did not converge being the slowest."""
+    """Olympic mean: without the fastest and the slowest run; one that did not converge counts as the slowest."""
     samples: float | None
-    """Samples to converge, in the same way."""
+    """Samples to converge, likewise."""
     reason: str
-    """Why there is no score; nothing where there is one."""
+    """Why there is no score; empty if there is one."""
 
 
-def show_logs(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogFigures]:
-    """The figures of each of these logs. `ranks` is the number of accelerators, where the log tells it wrong."""
-    return [figures_of(read_log(file), ranks=ranks) for file in files]
+def show_logs(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogSummary]:
+    """The metrics of each log. `ranks` overrides the number of accelerators in the logs."""
+    return [summarize_log(read_log(file), ranks=ranks) for file in files]
 
 
-def figures_of(log: Log, *, ranks: int = 0) -> LogFigures:
-    """What the log tells, None for all that it does not."""
+def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
+    """The metrics of one log. `ranks` overrides the number of accelerators in it."""
     begin, end = log.first("run_start"), log.first("run_stop")
     seconds = (end.time_ms - begin.time_ms) / 1e3 if begin and end else None
-    samples = _whole(log.value("train_samples"))
+    samples = _to_int(log.value("train_samples"))
     ranks = ranks or count_ranks(log)
     rate = samples / seconds if samples and seconds else None
-    evaluations = evaluations_of(log)
-    pauses = bracketed(log)
+    evaluations = list_evaluations(log)
+    pauses = timed_evaluations(log)
     first_init, init_stop = log.first("init_start"), log.first("init_stop")
-    return LogFigures(
+    return LogSummary(
         file=str(log.path),
         benchmark=_text(log.value("submission_benchmark")),
         organization=_text(log.value("submission_org")),
         platform=_text(log.value("submission_platform")),
         division=_text(log.value("submission_division")),
         status=log.status,
-        seed=_whole(log.value("seed")),
-        global_batch_size=_whole(log.value("global_batch_size")),
+        seed=_to_int(log.value("seed")),
+        global_batch_size=_to_int(log.value("global_batch_size")),
         ranks=ranks,
         train_samples=samples,
         time_to_train_s=seconds,
         init_s=(init_stop.time_ms - first_init.time_ms) / 1e3 if init_stop and first_init else None,
         sequences_per_s=rate,
         sequences_per_s_per_rank=rate / ranks if rate and ranks else None,
-        sequences_per_s_between_evaluations=rate_between(pauses, begin),
+        sequences_per_s_between_evaluations=training_rate(pauses, begin),
         mean_evaluation_s=mean((stop.time_ms - start.time_ms) / 1e3 for start, stop in pauses) if pauses else None,
         final_accuracy=evaluations[-1].accuracy if evaluations else None,
         evaluations=tuple(evaluations),
@@ -113,23 +113,23 @@ def figures_of(log: Log, *, ranks: int = 0) -> LogFigures:
 
 
 def count_ranks(log: Log) -> int:
-    """Ranks that took part: as init_start says, or else as many as wrote one."""
+    """The number of ranks: from init_start, or else the number of its entries."""
     starts = log.all("init_start")
-    said = (_whole(entry.metadata.get("ranks")) for entry in starts)
-    return next((ranks for ranks in said if ranks), len(starts))
+    counts = (_to_int(entry.metadata.get("ranks")) for entry in starts)
+    return next((ranks for ranks in counts if ranks), len(starts))
 
 
-def evaluations_of(log: Log) -> list[Evaluation]:
-    """Every accuracy in the log. Some count samples in epoch_num, others epochs, and some count nothing there."""
+def list_evaluations(log: Log) -> list[Evaluation]:
+    """Every accuracy in the log. In epoch_num some logs count samples, others epochs, and some nothing."""
     found = [entry for entry in log.all("eval_accuracy") if _is_number(entry.value)]
     begin = log.first("run_start")
     zero = begin.time_ms if begin else (found[0].time_ms if found else 0.0)
-    counts = [_whole(_count(entry)) for entry in found]
+    counts = [_to_int(_count(entry)) for entry in found]
     known = [count for count in counts if count is not None]
-    batch, trained = _whole(log.value("global_batch_size")) or 1, _whole(log.value("train_samples"))
+    batch, trained = _to_int(log.value("global_batch_size")) or 1, _to_int(log.value("train_samples"))
     grows = len(known) == len(counts) and all(a < b for a, b in pairwise(known))
     are_samples = grows and bool(known) and (known[0] >= batch or known[-1] == trained)
-    began_at = {_whole(_count(start)): start.time_ms for start, _ in bracketed(log)}
+    began_at = {_to_int(_count(start)): start.time_ms for start, _ in timed_evaluations(log)}
     evaluations, before, since = [], 0, zero
     for entry, count in zip(found, counts, strict=True):
         samples, rate = count if are_samples else None, None
@@ -141,8 +141,8 @@ def evaluations_of(log: Log) -> list[Evaluation]:
     return evaluations
 
 
-def bracketed(log: Log) -> list[tuple[Entry, Entry]]:
-    """Evaluations that the log brackets: each eval_start with the eval_stop after it."""
+def timed_evaluations(log: Log) -> list[tuple[Entry, Entry]]:
+    """The evaluations that the log times: each eval_start with the eval_stop after it."""
     pairs, begun = [], None
     for entry in log.entries:
         if entry.key == "eval_start":
@@ -153,56 +153,56 @@ def bracketed(log: Log) -> list[tuple[Entry, Entry]]:
     return pairs
 
 
-def rate_between(pauses: Sequence[tuple[Entry, Entry]], begin: Entry | None) -> float | None:
-    """Sequences per second while it trained: the mean over the stretches from one evaluation to the next.
+def training_rate(pauses: Sequence[tuple[Entry, Entry]], begin: Entry | None) -> float | None:
+    """Sequences per second of training: the mean over the intervals from one evaluation to the next.
 
-    The first stretch, from run_start, holds start-up too; it counts only where there is no other.
+    The first interval, from run_start, includes start-up; it counts only if there is no other.
     """
     rates = []
     for (_, before), (after, _) in pairwise(pauses):
-        trained = (_whole(_count(after)) or 0) - (_whole(_count(before)) or 0)
+        trained = (_to_int(_count(after)) or 0) - (_to_int(_count(before)) or 0)
         if trained > 0 and after.time_ms > before.time_ms:
             rates.append(trained / (after.time_ms - before.time_ms) * 1e3)
     if not rates and pauses and begin and pauses[0][0].time_ms > begin.time_ms:
-        trained = _whole(_count(pauses[0][0])) or 0
+        trained = _to_int(_count(pauses[0][0])) or 0
         rates = [trained / (pauses[0][0].time_ms - begin.time_ms) * 1e3] if trained else []
     return mean(rates) if rates else None
 
 
-def score_of(logs: Sequence[LogFigures]) -> Score:
-    """MLPerf's score of several runs: the fastest and the slowest left out, the mean of the others."""
+def score_runs(logs: Sequence[LogSummary]) -> Score:
+    """MLPerf's score of several runs: the mean without the fastest and the slowest."""
     converged = [log for log in logs if log.has_converged]
     times = sorted(log.time_to_train_s or 0.0 for log in converged)
     samples = sorted(float(log.train_samples or 0) for log in converged)
     failed = len(logs) - len(converged)
     reason = ""
-    if len(logs) < CAN_BE_SCORED:
-        reason = f"a score takes {CAN_BE_SCORED} results at least"
+    if len(logs) < MIN_SCORED:
+        reason = f"a score needs at least {MIN_SCORED} results"
     elif failed > 1:
-        reason = f"{failed} of {len(logs)} runs did not converge, and one may"
+        reason = f"{failed} of {len(logs)} runs did not converge; only one may fail"
     if reason:
         return Score(len(logs), len(converged), None, None, reason)
     last = len(times) if failed else len(times) - 1  # the run that failed is the slowest
     return Score(len(logs), len(converged), mean(times[1:last]) / 60, mean(samples[1:last]), "")
 
 
-def of_one_system(logs: Sequence[LogFigures]) -> bool:
-    """Whether these are runs of one system, which can be scored together."""
+def are_of_one_system(logs: Sequence[LogSummary]) -> bool:
+    """Whether all logs are of one system, so that they can be scored together."""
     return len({(log.organization, log.platform, log.division, log.global_batch_size) for log in logs}) == 1
 
 
 def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
-    """Draw the accuracy of logs over each other, by samples and by time, as an SVG file."""
+    """Plot the accuracies of several logs, by samples and by time, into an SVG file."""
     from bertrain.base.files import write_atomically
     from bertrain.mlperf.plots import draw_logs
 
     out = Path(out)
     if out.suffix != ".svg":
-        raise UserError(f"--plot writes an SVG file; give {out} a name that ends in .svg")
+        raise UserError("not-svg", f"--plot {out} must end in .svg")
     try:
         write_atomically(out, draw_logs(show_logs(files)))
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+        raise UserError("cannot-write", f"cannot write {out}: {error.strerror or error}") from None
     return out
 
 
@@ -210,7 +210,7 @@ def _count(entry: Entry) -> object:
     return entry.metadata.get("epoch_num", entry.metadata.get("samples_count"))
 
 
-def _whole(value: object) -> int | None:
+def _to_int(value: object) -> int | None:
     return int(value) if _is_number(value) else None
 
 

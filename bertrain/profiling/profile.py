@@ -1,16 +1,15 @@
-"""`bertrain profile`: a fixed number of steps on each device, timed undisturbed, then some more under the profiler.
+"""`bertrain profile`: times a fixed number of steps on each device, then runs some more under the profiler.
 
-One set is what one device did in one repeat, a folder of its own:
+A profile set is one measurement of one device; a device measured several times (`repeat`) has a set for each. It is a
+folder, renamed into place when it is complete:
 
-iterations.csv      each timed step: when it began, how long it and each of its phases took on the device
+iterations.csv      each timed step: its start, its duration and that of its phases on the device
 launches.csv.gz     each kernel launch of the recorded steps (on a CPU each operator), by time
-kernels.csv         the same, summed up by name
-roofline.csv        the same, summed up by part of the model, beside what the part must do
-telemetry.csv       clocks, power, temperature ... all the while; telemetry.json says what is missing
-device.json         which device, versions, settings, which steps were recorded
+kernels.csv         the same, summed by name
+roofline.csv        the same, summed by part of the model, with the operations and bytes of the part
+telemetry.csv       clocks, power, temperature ... throughout; telemetry.json lists what is missing
+device.json         the device, versions, settings, and which steps were recorded
 trace.json.gz       with `trace`: for Perfetto or chrome://tracing
-
-A set is written beside its place and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -40,7 +39,15 @@ from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.profiling import trace as kineto
-from bertrain.profiling.roofline import IDLE, StepSize, idle_ms, measure_ceilings, measured_by_part, roofline, work_of
+from bertrain.profiling.roofline import (
+    IDLE,
+    StepSize,
+    idle_ms,
+    measure_ceilings,
+    measured_by_part,
+    required_costs,
+    roofline,
+)
 from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.ranks import parallel
@@ -56,12 +63,12 @@ from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.resolve_auto import check_memory, find_token_budget, resolve_auto
 from bertrain.training.state import TrainState
 
-EAGER_WARM_UP = 3  # steps before kernels are recorded one by one: the first two build them, and measure FP8's scales
+EAGER_WARM_UP = 3  # steps before the eager recording: the first two compile kernels and calibrate FP8's scales
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a device is measured."""
+class MeasurementPlan:
+    """How to measure a device."""
 
     steps: int
     warm_up: int
@@ -70,7 +77,7 @@ class Plan:
     with_trace: bool
 
     @property
-    def most_steps(self) -> int:
+    def max_steps(self) -> int:
         return EAGER_WARM_UP + 2 * self.recorded + self.warm_up + self.steps
 
 
@@ -92,13 +99,13 @@ def profile(
 ) -> list[Path]:
     """Time `steps` steps after `warm_up` on this rank's device, `repeat` times, into sets under the new folder `out`.
 
-    A step is `bins` bins of batch.token_budget on each rank (0: as large as the recipe's), of `data` or of synthetic
-    examples that are all of data.max_seq_length. Then `recorded` more steps run under the profiler, so that the timed
-    ones are undisturbed. With `each_gpu`, each GPU of this machine is measured alone, one after another; `cool_down` is
-    a pause in seconds between two measurements. Returns the folders of the sets that this rank made.
+    A step has `bins` bins of batch.token_budget on each rank (0: as the recipe), of `data` or of synthetic examples of
+    data.max_seq_length. `recorded` more steps follow under the profiler, which would slow down the timed ones.
+    `each_gpu` measures the GPUs of this machine one after another; `cool_down` is a pause in seconds between two
+    measurements. Returns the folders of the sets that this rank made.
     """
     settings, _ = resolve_auto(settings)
-    plan = Plan(steps, warm_up, recorded, telemetry_ms, trace)
+    plan = MeasurementPlan(steps, warm_up, recorded, telemetry_ms, trace)
     out = Path(out)
     with ExitStack() as stack:
         ranks = stack.enter_context(parallel.join(settings.train))
@@ -106,10 +113,10 @@ def profile(
             refuse_occupied(out)
         ranks.broadcast_int(0)
         devices = choose_devices(ranks, each_gpu=each_gpu)
-        shards = stack.enter_context(_open(data, settings, ranks))
-        settings, _ = find_token_budget(settings, shards, ranks)
-        settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.most_steps)
-        check_memory(settings, shards, ranks.world, is_begun=False)
+        source = stack.enter_context(_open(data, settings, ranks))
+        settings, _ = find_token_budget(settings, source, ranks)
+        settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.max_steps)
+        check_memory(settings, source, ranks.world, is_begun=False)
         make_deterministic(settings.train)
         set_precision(settings.train)
         stack.enter_context(oom_as_user_error(settings, ranks.world, None))
@@ -119,7 +126,7 @@ def profile(
                 _pause(cool_down, ranks)
             place = out / set_name(ranks, device) / f"repeat-{number}"
             facts = {"repeat": number, "data": str(data) if data else "synthetic, all examples of data.max_seq_length"}
-            _measure(place, settings, shards, replace(ranks, device=device), plan, facts)
+            _measure(place, settings, source, replace(ranks, device=device), plan, facts)
             made.append(place)
             if ranks.is_first:
                 say(describe_set(place))
@@ -131,19 +138,19 @@ def choose_devices(ranks: parallel.Ranks, *, each_gpu: bool) -> list[torch.devic
     if not each_gpu:
         return [ranks.device]
     if ranks.device.type != "cuda":
-        raise UserError("--each-gpu measures one GPU after another, and this run computes on a CPU; leave it out")
+        raise UserError("no-gpu", "--each-gpu needs GPUs, but this run computes on a CPU; leave it out")
     if ranks.world > 1:
-        raise UserError("--each-gpu measures one GPU after another, in one process; leave --nproc out")
+        raise UserError("each-gpu-with-ranks", "--each-gpu measures all GPUs in one process; leave --nproc out")
     return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
 
 
 def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Settings:
-    """The recipe with steps of `bins` bins in all (0: as they are), and nothing but steps."""
+    """The settings with steps of `bins` bins over all ranks (0: unchanged), without evaluation and checkpoints."""
     batch, longest = settings.batch, settings.data.max_seq_length
     if bins:
         rows = bins * (batch.token_budget // longest)
-        batch = replace(batch, sequences=rows, tokens=0) if batch.policy == "padded" else batch
-        batch = batch if batch.policy == "padded" else replace(batch, sequences=0, tokens=rows * longest)
+        is_padded = batch.policy == "padded"
+        batch = replace(batch, sequences=rows if is_padded else 0, tokens=0 if is_padded else rows * longest)
     train = replace(settings.train, max_steps=max(steps, settings.train.max_steps), max_samples=0, max_time="")
     return replace(
         settings,
@@ -155,8 +162,8 @@ def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Setting
 
 
 def set_name(ranks: parallel.Ranks, device: torch.device) -> str:
-    """The folder of a device's sets: its host, and which of the host's it is."""
-    number = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see its own GPU alone, as 0
+    """The folder of a device's sets: its host, and its number there."""
+    number = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see only its own GPU, as number 0
     return f"{platform.node()}-{device.type}{number}"
 
 
@@ -171,7 +178,7 @@ def _open(data: str | Path | None, settings: Settings, ranks: parallel.Ranks) ->
 
 @contextmanager
 def _closing(steps: Iterator[Step]) -> Iterator[Iterator[Step]]:
-    """Steps, and the end of the thread that makes them."""
+    """Stop the thread that prepares steps afterwards."""
     try:
         yield steps
     finally:
@@ -179,7 +186,7 @@ def _closing(steps: Iterator[Step]) -> Iterator[Iterator[Step]]:
 
 
 def _pause(seconds: float, ranks: parallel.Ranks) -> None:
-    """Let the devices cool down; the watchdog is told that this is no hang."""
+    """Let the devices cool down, with a heartbeat for the watchdog."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         ranks.heartbeat.move()
@@ -190,9 +197,14 @@ def _pause(seconds: float, ranks: parallel.Ranks) -> None:
 
 
 def _measure(
-    place: Path, settings: Settings, shards: DataSource, ranks: parallel.Ranks, plan: Plan, facts: dict[str, Any]
+    place: Path,
+    settings: Settings,
+    source: DataSource,
+    ranks: parallel.Ranks,
+    plan: MeasurementPlan,
+    facts: dict[str, Any],
 ) -> None:
-    """Everything of one set, in the order of events."""
+    """Measure one device and write its set."""
     device, missing = ranks.device, dict[str, str]()
     environment = describe_environment(ranks.world, str(device), torch.get_num_threads())
     if device.type == "cuda":
@@ -200,43 +212,43 @@ def _measure(
         torch.cuda.reset_peak_memory_stats(device)
     state = TrainState.build(settings, ranks)
     state.engine.restore({})
-    loader = Loader(shards, settings, rank=ranks.rank, world=ranks.world, pin_memory=device.type == "cuda")
-    with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.most_steps)) as steps:
-        work = Work(state, settings, ranks, steps, Stopwatch(device))
+    loader = Loader(source, settings, rank=ranks.rank, world=ranks.world, pin_memory=device.type == "cuda")
+    with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.max_steps)) as steps:
+        runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
         is_fused = isinstance(state.engine, FusedEngine)
         in_graphs = is_fused and device.type == "cuda"
-        one_by_one: Recording | None = None
-        if in_graphs:  # inside of a graph nobody knows which operator launched a kernel, so first without
+        eager: Recording | None = None
+        if in_graphs:  # a graph hides which operator launches a kernel, so record without graphs first
             state.engine.uses_graphs = False
-            work.run(EAGER_WARM_UP)
-            one_by_one = work.record(plan.recorded, folder, with_sizes=True)
+            runner.run(EAGER_WARM_UP)
+            eager = runner.record(plan.recorded, folder, with_sizes=True)
             state.engine.uses_graphs = True
         ceilings = measure_ceilings(device, settings.train.precision)
-        work.run(plan.warm_up)
+        runner.run(plan.warm_up)
         ranks.broadcast_int(0)
         telemetry = Telemetry(folder, device_sensors(device), plan.telemetry_ms)
         try:
             telemetry.wait_until_begun()
-            records = work.run(plan.steps)
-            iterations = work.rows_of(records)
-            recording = work.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
+            records = runner.run(plan.steps)
+            iterations = runner.iteration_rows(records)
+            recording = runner.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
         finally:
             telemetry.stop()
         if not recording.launches:
-            missing["launches"] = "the profiler saw none; on a GPU it needs CUPTI, and the permission to use it"
+            missing["launches"] = "the profiler recorded none; on a GPU it needs CUPTI and the permission to use it"
             warn(f"{place}: {missing['launches']}")
 
-        by_part = one_by_one or recording
+        by_part = eager or recording
         measured = measured_by_part(by_part.launches, settings.model, by_part.size, plan.recorded)
         if device.type == "cuda" and recording.launches:
             step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
             measured[IDLE] = idle_ms(step_ms, recording.launches, plan.recorded)
-        rows = roofline(work_of(settings, by_part.size, is_fused=is_fused), measured, ceilings)
+        rows = roofline(required_costs(settings, by_part.size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
         write_launches(folder / "launches.csv.gz", recording.launches)
         write_objects(folder / "kernels.csv", kineto.total_by_name(recording.launches))
         write_objects(folder / "roofline.csv", rows)
-        first = work.done - plan.recorded + 1
+        first = runner.done - plan.recorded + 1
         content = facts | {
             "schema_version": 1,
             "device": device_facts(device),
@@ -245,8 +257,8 @@ def _measure(
             "ranks_on_machine": ranks.local_world,
             "computing_with": engine.choose(settings, device)[1],
             "timed_steps": [first - plan.steps, first - 1],
-            "recorded_steps": [first, work.done],
-            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if one_by_one else None,
+            "recorded_steps": [first, runner.done],
+            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if eager else None,
             "telemetry_ms": plan.telemetry_ms,
             "ceilings": asdict(ceilings),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -254,7 +266,7 @@ def _measure(
             "settings": settings.to_dict(),
         }
         write_atomically(folder / "device.json", json.dumps(content, indent=1) + "\n")
-    del work, state
+    del runner, state
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -262,14 +274,14 @@ def _measure(
 
 @dataclass
 class Recording:
-    """What the profiler saw of some steps, and how large they were."""
+    """The kernel launches of some steps, and the mean size of these steps."""
 
     launches: list[kineto.Launch]
     size: StepSize
 
 
-class Work:
-    """Steps of the real loop, so many at a time."""
+class StepRunner:
+    """Runs steps of the training loop, a few at a time."""
 
     def __init__(
         self, state: TrainState, settings: Settings, ranks: parallel.Ranks, steps: Iterator[Step], stopwatch: Stopwatch
@@ -281,9 +293,9 @@ class Work:
     def run(
         self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None
     ) -> list[tuple[int, StepRecord]]:
-        """Take the next steps; returns how many bins each had, and its record, which may still be on the way.
+        """Run the next `count` steps; returns the number of bins and the record of each, which may be pending.
 
-        The steps themselves go into `kept`, where it is given: so many batches would show as a leak of memory.
+        Appends the steps themselves to `kept`, if given; keeping all of them would look like a memory leak.
         """
         ranks = ranks or self._ranks
         taken = []
@@ -300,8 +312,8 @@ class Work:
         self._wait()
         return taken
 
-    def rows_of(self, taken: list[tuple[int, StepRecord]]) -> list[tuple[Any, ...]]:
-        """The lines of iterations.csv."""
+    def iteration_rows(self, taken: list[tuple[int, StepRecord]]) -> list[tuple[Any, ...]]:
+        """The rows of iterations.csv."""
         marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
         rows = []
         for (num_bins, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
@@ -311,7 +323,7 @@ class Work:
         return rows
 
     def record(self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False) -> Recording:
-        """Take the next steps under the profiler; `keep` leaves the trace in the folder."""
+        """Run the next `count` steps under the profiler; `keep` writes the trace into the folder."""
         from torch.profiler import ProfilerActivity
         from torch.profiler import profile as recording
 
@@ -332,7 +344,7 @@ class Work:
         path.unlink()
         launches = kineto.launches_of(content, shift_s=-clock.stepped())
         if keep:
-            content["traceName"] = path.name  # it was that of a passing file
+            content["traceName"] = path.name  # not that of a temporary file
             kineto.add_device_regions(content, launches)
             kineto.write_trace(path, content)
         return Recording(launches, StepSize.of(steps))
@@ -343,7 +355,7 @@ class Work:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Name, UUID and driver of a GPU; of a CPU its name."""
+    """Name, UUID and driver of a GPU; the name of a CPU."""
     if device.type == "cpu":
         return {"kind": "cpu", "name": cpu_name(), "uuid": None}
     facts = {
@@ -357,16 +369,13 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def describe_set(place: Path) -> str:
-    """One line about a set that was just made."""
+    """One line about a set."""
     from bertrain.profiling.variability import summarize
 
-    found = summarize(read_set(place))
-    energy = (
-        ""
-        if found.joules_per_million_tokens is None
-        else f", {found.joules_per_million_tokens:,.0f} J a million tokens"
-    )
+    summary = summarize(read_set(place))
+    joules = summary.joules_per_million_tokens
+    energy = "" if joules is None else f", {joules:,.0f} J per million tokens"
     return (
-        f"{place}: {1e3 * found.median_s:.2f} ms a step (median; {found.spread:.1%} between the whiskers), "
-        f"{found.tokens_per_s:,.0f} tokens/s{energy}"
+        f"{place}: {1e3 * summary.median_s:.2f} ms per step (median; {summary.spread:.1%} between the whiskers), "
+        f"{summary.tokens_per_s:,.0f} tokens/s{energy}"
     )

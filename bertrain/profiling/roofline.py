@@ -1,15 +1,16 @@
-"""The roofline of a step: what each part of the model must compute and move, and how long it takes over that.
+"""The roofline of a step: the operations and bytes of each part of the model, and its measured time.
 
 A part's floor is the larger of its operations over the speed of a large matrix product and its bytes over that of a
-copy, both measured on the same device in the same run. Operations are those of matrix products; bytes are counted as if
-every tensor were read or written once by whoever needs it. So the share of the floor says how much faster a part could
-be without a change of what is computed; where a part has nothing that must be done (casts, sums), it is all overhead.
+copy, both measured on the same device in the same run. Operations are those of matrix products; bytes count one access
+for each tensor that a part reads or writes. The share of the floor says how much faster a part could become without
+changing what it computes. Parts without any cost (casts, sums) are overhead.
 
 Letters as in bert.py: T tokens of a step, P predictions, S sequences, E hidden size, F intermediate size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +35,7 @@ KERNEL_PARTS = {
     "_rows_kernel": HEADS, "_cross_entropy": HEADS, "_lamb_": OPTIMIZER, "_column_sum": SUMS,
     "_transpose_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
 }  # fmt: skip
-"""Kernels of our own by how their names begin."""
+"""The kernels of bertrain/kernels by the prefix of their names, those in older traces included."""
 PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
 OPERATOR_PARTS = {
     "bmm": ATTENTION, "baddbmm": ATTENTION, "_softmax": ATTENTION, "_softmax_backward_data": ATTENTION,
@@ -43,36 +44,36 @@ OPERATOR_PARTS = {
 
 
 @dataclass(frozen=True)
-class Work:
-    """What must be done: operations of matrix products, and bytes to and from memory."""
+class Cost:
+    """Operations of matrix products, and bytes read from and written to memory."""
 
     operations: float = 0.0
     bytes: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.operations + other.operations, self.bytes + other.bytes)
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.operations + other.operations, self.bytes + other.bytes)
 
-    def times(self, count: float) -> Work:
-        return Work(self.operations * count, self.bytes * count)
+    def times(self, count: float) -> Cost:
+        return Cost(self.operations * count, self.bytes * count)
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """What the work of a step on one device depends on, junk included: the mean over some steps."""
+    """The size of a step on one device, padding included: the mean over some steps."""
 
     tokens: float
     pairs: float
-    """Squares of the lengths of its sequences, added up."""
+    """The sum of the squared sequence lengths."""
     predictions: float
     sequences: float
     rows: frozenset[int]
-    """Tokens of a bin, of each shape that occurred."""
+    """Tokens of a bin, for each shape that occurred."""
     head_rows: frozenset[int]
     """Predictions and sequences of a bin, likewise."""
 
     @staticmethod
     def of(steps: Sequence[Step]) -> StepSize:
-        """Of the bins that this rank computed in these steps."""
+        """The mean size of the bins that this rank computed in these steps."""
         bins = [batch for step in steps for batch in step.bins]
         count = len(steps)
         return StepSize(
@@ -87,7 +88,7 @@ class StepSize:
 
 @dataclass(frozen=True)
 class Widths:
-    """Bytes of an element: of a product's operands, of what lies in memory between two parts, of a gradient."""
+    """Bytes per element of a product's operands, of an activation, and of a weight's gradient."""
 
     operand: int
     activation: int
@@ -98,20 +99,20 @@ class Widths:
         return {"bf16": Widths(2, 2), "fp16": Widths(2, 2), "fp8": Widths(1, 2)}.get(precision, Widths(4, 4))
 
 
-def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Work:
-    """A linear layer forward, its input's gradient and its weight's."""
+def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:
+    """A linear layer: forward, and the gradients of its input and its weight."""
     x, y, weight = rows * inputs, rows * outputs, inputs * outputs
     read = widths.operand * 2 * (x + y + weight)
-    return Work(6 * rows * inputs * outputs, read + widths.activation * (x + y) + widths.gradient * weight)
+    return Cost(6 * rows * inputs * outputs, read + widths.activation * (x + y) + widths.gradient * weight)
 
 
-def elementwise(elements: float, tensors: int, widths: Widths) -> Work:
-    """Something that reads and writes so many tensors, of so many elements each, and does nothing else."""
-    return Work(0.0, elements * tensors * widths.activation)
+def elementwise(elements: float, tensors: int, widths: Widths) -> Cost:
+    """An operation that only reads and writes `tensors` tensors of `elements` elements each."""
+    return Cost(0.0, elements * tensors * widths.activation)
 
 
-def work_of(settings: Settings, size: StepSize, *, is_fused: bool) -> dict[str, Work]:
-    """What each part of a step must do. The fused path computes the last layer for the rows alone that are read."""
+def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dict[str, Cost]:
+    """The cost of each part of a step. The fused path computes the last layer only for the rows that the heads read."""
     model, widths = settings.model, Widths.of(settings.train.precision)
     width, inner, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     tokens = size.tokens
@@ -120,38 +121,36 @@ def work_of(settings: Settings, size: StepSize, *, is_fused: bool) -> dict[str, 
         rows[-1] = size.predictions + (size.sequences if model.nsp else 0)
     all_rows = sum(rows)
 
-    def over_layers(inputs: int, outputs: int) -> Work:
-        of_layers = [linear(count, inputs, outputs, widths) for count in rows]
-        return sum(of_layers, Work())
+    def over_layers(inputs: int, outputs: int) -> Cost:
+        return sum((linear(count, inputs, outputs, widths) for count in rows), Cost())
 
-    wide = Widths(widths.activation, widths.activation)  # the heads compute in 16 bits where others take 8
+    wide = Widths(widths.activation, widths.activation)  # the heads stay in 16 bits when the rest is in FP8
     heads = linear(size.predictions, width, width, wide) + linear(size.predictions, width, vocabulary, wide)
     heads += elementwise(size.predictions * vocabulary, 2, wide) + elementwise(size.predictions * width, 10, wide)
     if model.nsp:
         heads += linear(size.sequences, width, width, wide)
     parameters, _ = count_parameters(model)
     buffers = len(OPTIMIZERS[settings.optimizer.name].BUFFERS)
-    update = 4 + 4 + 8 + 8 * buffers + (2 if is_fused else 0)  # norm; gradient; value and buffers both ways; its copy
+    update = 4 + 4 + 8 + 8 * buffers + (2 if is_fused else 0)  # norm; gradient; values and buffers, both ways; copy
     return {
-        EMBEDDINGS: elementwise(
-            tokens * width, 6, widths
-        ),  # a row read and written; two gradients, the row, one written
+        # Read and write a row; read two gradients and the row, write one.
+        EMBEDDINGS: elementwise(tokens * width, 6, widths),
         QKV: linear(tokens, width, 3 * width, widths).times(model.num_layers),
-        # q, k, v and the result; then these with the result's gradient, and the gradients of q, k and v.
-        ATTENTION: (Work(12 * size.pairs * width) + elementwise(tokens * width, 12, widths)).times(model.num_layers),
+        # q, k, v and the output; then these with the output's gradient, and the gradients of q, k and v.
+        ATTENTION: (Cost(12 * size.pairs * width) + elementwise(tokens * width, 12, widths)).times(model.num_layers),
         ATTENTION_OUT: over_layers(width, width),
         FEED_FORWARD: over_layers(width, inner) + over_layers(inner, width),
-        NORM: elementwise(all_rows * width, 2 * 9, widths),  # two in, one out; two gradients and two in, two out; twice
+        NORM: elementwise(all_rows * width, 2 * 9, widths),  # 2 in, 1 out; 4 in, 2 out; twice
         GELU: elementwise(all_rows * inner, 5, widths),
         HEADS: heads,
-        OPTIMIZER: Work(0.0, parameters * update),
+        OPTIMIZER: Cost(0.0, parameters * update),
     }
 
 
 def part_of(launch: Launch, model: ModelSettings, size: StepSize) -> str:
-    """Which part of the model a launch belongs to: by its name if it is ours, else by operator and sizes."""
-    for beginning, part in KERNEL_PARTS.items():
-        if launch.name.startswith(beginning):
+    """The part of the model that a launch belongs to: by the name of our kernels, else by operator and sizes."""
+    for prefix, part in KERNEL_PARTS.items():
+        if launch.name.startswith(prefix):
             return part
     if launch.region in ("optimizer", "all-reduce"):
         return OPTIMIZER if launch.region == "optimizer" else EXCHANGE
@@ -166,8 +165,8 @@ def part_of(launch: Launch, model: ModelSettings, size: StepSize) -> str:
 
 
 def _part_of_product(operator: str, sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size: StepSize) -> str:
-    """By the matrix, whichever of its three products this is; the two feed-forward matrices look alike."""
-    left, right, *_ = (*sizes[operator == "addmm" :], (), ())  # what is added to comes first
+    """By the weight matrix, for any of its three products; the two feed-forward matrices look alike."""
+    left, right, *_ = (*sizes[operator == "addmm" :], (), ())  # whose first input is the bias
     if len(left) != 2 or len(right) != 2:
         return OTHER
     sides, width = Counter((*left, right[1])), model.hidden_size
@@ -181,13 +180,13 @@ def _part_of_product(operator: str, sizes: tuple[tuple[int, ...], ...], model: M
         if rows.total() == 1:
             of_heads = part == ATTENTION_OUT and next(iter(rows)) in size.head_rows
             return HEADS if of_heads else part
-    return HEADS if 2 in sides else OTHER  # two answers: the next sentence's
+    return HEADS if 2 in sides else OTHER  # the two classes of next-sentence prediction
 
 
 def _part_by_size(sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size: StepSize) -> str:
-    """Whatever is no product, by its largest input."""
-    largest = max(sizes, key=_count, default=())
-    width, elements = model.hidden_size, _count(largest)
+    """For operators other than products: by the largest input."""
+    largest = max(sizes, key=math.prod, default=())
+    width, elements = model.hidden_size, math.prod(largest)
     if len(largest) >= 4 or (len(largest) == 3 and largest[-1] != width):
         return ATTENTION
     if len(largest) == 2:
@@ -201,17 +200,10 @@ def _part_by_size(sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size
         if last == model.intermediate_size:
             return CASTS if rows == width else GELU
         return {width: NORM, 3 * width: ATTENTION}.get(last, OTHER)
-    if len(largest) == 1 and elements >= 1024:  # dropout's masks, and the random words they are made of, a fourth
+    if len(largest) == 1 and elements >= 1024:  # dropout masks, and their random bits, a fourth as many
         of_rows = {rows * width // part for rows in size.rows for part in (1, 4)}
         return NORM if elements in of_rows else ATTENTION
     return OTHER
-
-
-def _count(size: tuple[int, ...]) -> int:
-    count = 1
-    for side in size:
-        count *= side
-    return count if size else 0
 
 
 # --- the table ----------------------------------------------------------------------------------------
@@ -219,15 +211,15 @@ def _count(size: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The device's own speed in this run."""
+    """The speed of the device, measured in this run."""
 
     operations_per_s: float
     bytes_per_s: float
     product: str
-    """Which product was measured."""
+    """The product that was measured."""
 
-    def floor_s(self, work: Work) -> float:
-        return max(work.operations / self.operations_per_s, work.bytes / self.bytes_per_s)
+    def floor_s(self, cost: Cost) -> float:
+        return max(cost.operations / self.operations_per_s, cost.bytes / self.bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -239,26 +231,26 @@ class Row:
     megabytes: float
     floor_ms: float
     bound_by: str
-    """products or memory, whichever sets the floor; empty where nothing must be done."""
+    """products or memory, whichever sets the floor; empty without a floor."""
     measured_ms: float
     share_of_floor: float | None
-    """How much of the measured time the floor is; None where there is no floor."""
+    """The floor over the measured time; None without a floor."""
     share_of_step: float
 
 
-def roofline(work: dict[str, Work], measured_ms: dict[str, float], ceilings: Ceilings) -> list[Row]:
-    """The table, what takes longest first. `measured_ms` is of one step."""
+def roofline(costs: dict[str, Cost], measured_ms: dict[str, float], ceilings: Ceilings) -> list[Row]:
+    """The parts of a step, the slowest first. `measured_ms` is of one step."""
     whole = max(sum(measured_ms.values()), 1e-12)
     rows = []
-    for part in dict.fromkeys([*work, *measured_ms]):
-        todo, taken = work.get(part, Work()), measured_ms.get(part, 0.0)
-        floor = 1e3 * ceilings.floor_s(todo)
-        by_products = todo.operations / ceilings.operations_per_s >= todo.bytes / ceilings.bytes_per_s
+    for part in dict.fromkeys([*costs, *measured_ms]):
+        cost, taken = costs.get(part, Cost()), measured_ms.get(part, 0.0)
+        floor = 1e3 * ceilings.floor_s(cost)
+        by_products = cost.operations / ceilings.operations_per_s >= cost.bytes / ceilings.bytes_per_s
         rows.append(
             Row(
                 part=part,
-                gflop=todo.operations / 1e9,
-                megabytes=todo.bytes / 1e6,
+                gflop=cost.operations / 1e9,
+                megabytes=cost.bytes / 1e6,
                 floor_ms=floor,
                 bound_by=("products" if by_products else "memory") if floor else "",
                 measured_ms=taken,
@@ -270,7 +262,7 @@ def roofline(work: dict[str, Work], measured_ms: dict[str, float], ceilings: Cei
 
 
 def measured_by_part(launches: Iterable[Launch], model: ModelSettings, size: StepSize, steps: int) -> dict[str, float]:
-    """Milliseconds of one step that the launches of `steps` steps took in each part."""
+    """Milliseconds per step of each part, from the launches of `steps` steps."""
     totals: dict[str, float] = defaultdict(float)
     for launch in launches:
         totals[part_of(launch, model, size)] += launch.duration_ns / 1e6 / steps
@@ -278,7 +270,7 @@ def measured_by_part(launches: Iterable[Launch], model: ModelSettings, size: Ste
 
 
 def idle_ms(step_ms: float, launches: Iterable[Launch], steps: int) -> float:
-    """How long a device had nothing to do in a step: its time less that in which something ran, on any stream."""
+    """Milliseconds per step in which no stream of the device was busy."""
     busy_ns, reached = 0, 0
     for launch in sorted(launches, key=lambda launch: launch.start_ns):
         busy_ns += max(0, launch.end_ns - max(reached, launch.start_ns))
@@ -287,7 +279,7 @@ def idle_ms(step_ms: float, launches: Iterable[Launch], steps: int) -> float:
 
 
 def table_text(rows: Iterable[Row]) -> str:
-    """For a terminal."""
+    """The table for a terminal."""
     lines = [
         f"{'part':<30}{'GFLOP':>11}{'MB':>10}{'floor ms':>10}{'ms':>10}{'of floor':>10}{'of step':>9}  floor set by"
     ]
@@ -300,21 +292,21 @@ def table_text(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-# --- what the device can do ---------------------------------------------------------------------------
+# --- ceilings -----------------------------------------------------------------------------------------
 
 
 def measure_ceilings(device: Any, precision: str, *, seconds: float = 0.3) -> Ceilings:
-    """The fastest of some large products in the run's precision, and of some copies."""
+    """The speed of the fastest of some large products in the run's precision, and of some copies."""
     import torch
 
     on_gpu = device.type == "cuda"
     side = 8192 if on_gpu else 1024
-    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(precision, torch.float32)
-    a, b = (torch.randn(side, side, device=device).to(narrow) for _ in range(2))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(precision, torch.float32)
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     product: Callable[[], object] = lambda: torch.mm(a, b)  # noqa: E731
     if precision == "fp8":
-        one, eight_a, eight_b = torch.ones((), device=device), a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        product = lambda: torch._scaled_mm(eight_a, eight_b.t(), one, one, out_dtype=narrow, use_fast_accum=True)  # noqa: E731
+        one, fp8_a, fp8_b = torch.ones((), device=device), a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        product = lambda: torch._scaled_mm(fp8_a, fp8_b.t(), one, one, out_dtype=dtype, use_fast_accum=True)  # noqa: E731
     fastest_product = _fastest(product, device, seconds)
     source = torch.empty((1 << 30) if on_gpu else (1 << 26), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
@@ -327,7 +319,7 @@ def measure_ceilings(device: Any, precision: str, *, seconds: float = 0.3) -> Ce
 
 
 def _fastest(action: Callable[[], object], device: Any, seconds: float) -> float:
-    """Seconds of the fastest of as many repetitions as fit, after one that warms up."""
+    """Seconds of the fastest repetition within `seconds`, after a warm-up."""
     import torch
 
     times: list[float] = []

@@ -1,4 +1,4 @@
-"""Sets of `bertrain profile`, and runs with telemetry, as they lie on disk: how they are written, and read back."""
+"""Reads and writes profile sets: one measurement of one device each, by `bertrain profile` or by a run's telemetry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAUNCH_COLUMNS = ("start_ns", "duration_ns", "stream", "kind", "region", "grid",
 
 @dataclass(frozen=True)
 class ProfileSet:
-    """What one device did in one repeat."""
+    """One measurement of one device: the steps that it ran, and its telemetry meanwhile."""
 
     folder: Path
     host: str
@@ -38,17 +38,17 @@ class ProfileSet:
     started: Floats
     seconds: Floats
     tokens: Floats
-    """Of each step, all ranks together."""
+    """Of each step, over all ranks."""
     energy_tokens: float
-    """Of all steps, what the energy in the telemetry was spent on: a GPU's own, or those of all ranks of a machine."""
+    """Tokens of all steps that the measured energy was spent on: a GPU's own, or those of all ranks of a machine."""
     telemetry: dict[str, Floats]
-    """Columns by name, `time` among them; NaN where nothing was read. `clock_mhz` is the GPU's, or the cores' mean."""
+    """Columns by name, including `time`; NaN for missing samples. `clock_mhz` is the GPU's, or the cores' mean."""
     facts: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
-        """Which device this is: its UUID, or where it has none its host and name."""
+        """The device: its UUID, or its host and name if it has none."""
         return self.uuid or f"{self.host} {self.device}"
 
     @property
@@ -57,23 +57,25 @@ class ProfileSet:
 
 
 def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
-    """Every set in or under these folders, in the order of their names; runs with telemetry count as sets.
+    """Every set in or under these folders, by name; a run with telemetry counts as a set.
 
-    Raises UserError for a folder without a set, a damaged one, and a set that is named twice.
+    Raises UserError for a folder without a set, a damaged set, and a set that is given twice.
     """
     found: list[ProfileSet] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}")
+            raise UserError("missing-folder", f"there is no folder {folder}")
         if Run.exists(folder):
             found.append(read_run(folder))
             continue
         places = sorted(path.parent for path in folder.rglob("device.json") if not _is_partial(path, folder))
         if not places:
-            raise UserError(f"{folder} holds no profile (a folder with a device.json) and is no run either")
+            raise UserError("not-a-profile", f"{folder} has no profile (a folder with a device.json) and is not a run")
         found += [read_set(place) for place in places]
     if len({one.folder.resolve() for one in found}) < len(found):
-        raise UserError("a set is named twice among these folders; name each of them once, and none inside of another")
+        raise UserError(
+            "repeated-set", "these folders contain a set twice; give each folder once, and none inside another"
+        )
     return found
 
 
@@ -82,7 +84,7 @@ def _is_partial(path: Path, root: Path) -> bool:
 
 
 def read_set(folder: Path) -> ProfileSet:
-    """A set, or a sentence about what is wrong with it."""
+    """Read a set of `bertrain profile`."""
     facts = _read_json(folder / "device.json")
     columns = read_columns(folder / "iterations.csv")
     telemetry = read_telemetry(folder / "telemetry.csv")
@@ -106,12 +108,13 @@ def read_set(folder: Path) -> ProfileSet:
         )
     except (KeyError, TypeError, ValueError):
         raise UserError(
-            f"{folder} is no whole set of a profile: its device.json or iterations.csv is damaged"
+            "damaged-profile",
+            f"the profile set {folder} is damaged, in device.json or iterations.csv; measure it again",
         ) from None
 
 
 def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
-    """What the energy of a set was spent on; ranks of other machines are taken to have computed as much as ours."""
+    """See `ProfileSet.energy_tokens`; assumes that ranks of other machines computed as many tokens as ours."""
     if facts["device"]["kind"] == "cuda":
         return float(columns["own_tokens"].sum())
     world = facts["environment"]["ranks"]
@@ -119,12 +122,12 @@ def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
 
 
 def read_run(folder: Path) -> ProfileSet:
-    """The steps of a run, of its first rank's device."""
+    """Read the steps of a run as a set of its first rank's device."""
     told = read_stream(_existing(folder / "metrics.jsonl"))
     ended = told.columns.get("ended", np.array([]))
     computed = np.isfinite(ended) & (told.columns.get("skipped", np.zeros(len(ended))) != 1)
     if not computed.any():
-        raise UserError(f"the run {folder} has no step with its time in metrics.jsonl yet")
+        raise UserError("no-timed-steps", f"the run {folder} has no timed step in metrics.jsonl yet")
     phases = [told.columns[f"seconds.{phase}"][computed].astype(np.float64) for phase in PHASES]
     seconds, tokens = np.sum(phases, axis=0), told.columns["tokens"][computed].astype(np.float64)
     notes = notes_of(folder)
@@ -145,7 +148,7 @@ def read_run(folder: Path) -> ProfileSet:
 
 
 def _share_of_first(told: Told, *, is_machine: bool) -> float:
-    """Which share of a run's tokens the first rank computed, or all ranks on its machine."""
+    """The share of a run's tokens that the first rank computed, or that all ranks on its machine did."""
     machines = {host for rank, host in told.ranks if rank == 0}
     own = sum(
         sums.tokens for (rank, host), sums in told.ranks.items() if rank == 0 or (is_machine and host in machines)
@@ -155,21 +158,21 @@ def _share_of_first(told: Told, *, is_machine: bool) -> float:
 
 
 def read_telemetry(path: Path) -> dict[str, Floats]:
-    """The columns of telemetry.csv by time, `clock_mhz` added; nothing where there is no such file."""
+    """The columns of telemetry.csv in order of time, and `clock_mhz`; empty without the file."""
     columns = read_columns(path) if path.is_file() else {}
     if "time" not in columns:
         return {}
-    order = np.argsort(columns["time"], kind="stable")  # a run may have gone on with a clock that was set back
+    order = np.argsort(columns["time"], kind="stable")  # the system clock may have been set back
     columns = {name: values[order] for name, values in columns.items()}
-    clocks = [columns[name] for name in columns if name == "sm_clock_mhz"]
-    clocks = clocks or [values for name, values in columns.items() if name.startswith("core") and name.endswith("_mhz")]
+    cores = [values for name, values in columns.items() if name.startswith("core") and name.endswith("_mhz")]
+    clocks = [columns["sm_clock_mhz"]] if "sm_clock_mhz" in columns else cores
     if clocks:
         columns["clock_mhz"] = np.mean(clocks, axis=0)
     return columns
 
 
 def read_columns(path: Path) -> dict[str, Floats]:
-    """The numbers of a CSV file by column; empty cells are NaN, torn lines are left out."""
+    """The numbers of a CSV file by column; empty cells are NaN, truncated lines are skipped."""
     with open(_existing(path), newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.reader(file)
         header = next(reader, [])
@@ -181,7 +184,7 @@ def read_columns(path: Path) -> dict[str, Floats]:
                 continue
             if len(row) == len(header):
                 rows.append(row)
-    if not header:  # an empty file: the disk was full from the start
+    if not header:  # an empty file: the disk was full
         return {}
     values = np.array(rows, dtype=np.float64).reshape(-1, len(header))
     return dict(zip(header, values.T, strict=True))
@@ -194,7 +197,7 @@ def _missing_of(folder: Path) -> dict[str, str]:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise UserError(f"there is no {path.name} in {path.parent}")
+        raise UserError("missing-file", f"there is no {path.name} in {path.parent}")
     return path
 
 
@@ -202,36 +205,32 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(_existing(path).read_text())
     except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
+        raise UserError("damaged-file", f"{path} is damaged: it is not JSON") from None
 
 
 # --- writing ------------------------------------------------------------------------------------------
 
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    """Write a CSV file, compressed if its name ends in .gz."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)
 
 
-def write_objects(path: Path, objects: Iterable[Any]) -> None:
-    """Data classes, a line each."""
-    found = list(objects)
-    columns = [item.name for item in fields(found[0])] if found else []
-    write_table(path, columns, ([getattr(one, column) for column in columns] for one in found))
+def write_objects(path: Path, objects: Sequence[Any]) -> None:
+    """Write one row for each dataclass object."""
+    columns = [item.name for item in fields(objects[0])] if objects else []
+    write_table(path, columns, ([getattr(one, column) for column in columns] for one in objects))
 
 
 def write_launches(path: Path, launches: Iterable[Launch]) -> None:
-    """A line each; a CPU's operators have neither grid nor block."""
-    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(LAUNCH_COLUMNS)
-        for launch in launches:
-            grid, block = ("x".join(map(str, size)) for size in (launch.grid, launch.block))
-            writer.writerow(
-                (
-                    launch.start_ns, launch.duration_ns, launch.stream, launch.kind, launch.region, grid, block,
-                    launch.name,
-                )
-            )  # fmt: skip
+    """Write one row for each launch; operators of a CPU have neither grid nor block."""
+    sizes = {"grid", "block"}
+    rows = (
+        ["x".join(map(str, getattr(one, name))) if name in sizes else getattr(one, name) for name in LAUNCH_COLUMNS]
+        for one in launches
+    )
+    write_table(path, LAUNCH_COLUMNS, rows)

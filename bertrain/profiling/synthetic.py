@@ -1,4 +1,4 @@
-"""Examples of random words, for measuring: what they say does not matter, and their lengths are all the same."""
+"""Random examples of equal length, for measurements in which the content does not matter."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
-MOST_TOKENS = 1 << 18  # of the whole set, which is gone through again and again
+MAX_TOKENS = 1 << 18  # in all examples, which are repeated
 
 
 def write_synthetic(folder: Path, settings: Settings) -> Shards:
-    """Pairs of data.max_seq_length tokens each, of a vocabulary as large as the model's. The same for every rank."""
+    """Write sentence pairs of data.max_seq_length random tokens of the model's vocabulary; the same on every rank."""
     vocabulary = synthetic_vocabulary(settings.model.vocab_size)
-    count = max(16, MOST_TOKENS // settings.data.max_seq_length)
+    count = max(16, MAX_TOKENS // settings.data.max_seq_length)
     examples = _examples(count, settings.data.max_seq_length, vocabulary)
     write_shards(folder, examples, vocabulary, preparation={"synthetic": True}, rows_per_shard=count)
     return Shards.open(folder, verify="size")
 
 
 def synthetic_vocabulary(size: int) -> Vocabulary:
-    """The special words, then words that mean nothing."""
+    """The special tokens, then made-up words."""
     words = tuple(f"word{number}" for number in range(size - len(SPECIAL_WORDS)))
     return Vocabulary((*SPECIAL_WORDS, *words), lower_case=True)
 

@@ -1,8 +1,7 @@
-"""Kineto's record of some steps: what was launched, for how long, in which region of a step, and for which operator.
+"""Reads torch.profiler's Chrome traces: each kernel launch, its duration, its region of the step and its operator.
 
-torch.profiler writes a Chrome trace; this reads one back. Kernels are joined with the call that launched them by their
-correlation number, so that kernels inside of a CUDA graph have the region of the graph's launch. On a CPU the operators
-stand in the place of kernels, each with the time that it did not spend in others.
+Kernels are joined with the call that launched them by their correlation number: kernels inside a CUDA graph have the
+region of the graph's launch. On a CPU the operators take the place of kernels, without the time of nested operators.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from typing import Any
 from bertrain.ranks.watchdog import Heartbeat
 
 REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"}
-"""What places of the loop (`watchdog.PLACES`) are called in a trace; forward and backward are told apart below."""
+"""Names in a trace for places of the loop (`watchdog.PLACES`); forward and backward are separated below."""
 BOTH, FORWARD, BACKWARD = "forward and backward", "forward", "backward"
 DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
-FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: the attention's tiles; on a CPU, embeddings
-LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the words' loss
+FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: attention tiles; on a CPU, embeddings
+LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the loss of the masked words
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel, copy or operator."""
+    """One launch of a kernel, copy or operator."""
 
     name: str
     kind: str
@@ -41,9 +40,9 @@ class Launch:
     block: tuple[int, ...]
     region: str
     operator: str
-    """Of PyTorch, that launched it; empty for kernels of our own and inside of graphs."""
+    """The PyTorch operator that launched it; empty for our own kernels and inside graphs."""
     sizes: tuple[tuple[int, ...], ...]
-    """Of the operator's inputs, where they were recorded."""
+    """Of the operator's inputs, if they were recorded."""
 
     @property
     def end_ns(self) -> int:
@@ -51,29 +50,29 @@ class Launch:
 
 
 class RegionMarks(Heartbeat):
-    """Heartbeat that also open and close the named regions of a trace; the watchdog still hears of every move."""
+    """A heartbeat that also opens and closes the named regions of a trace."""
 
-    def __init__(self, behind: Heartbeat) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()
-        self._behind, self._open = behind, None
+        self._heartbeat, self._open = heartbeat, None
 
     def enter(self, place: str, step: int | None = None) -> None:
-        self._behind.enter(place, step)
+        self._heartbeat.enter(place, step)
         self.close()
         self._open = open_region(REGIONS.get(place, place))
 
     def move(self) -> None:
-        self._behind.move()
+        self._heartbeat.move()
 
     def close(self) -> None:
-        """End the region that is open."""
+        """Close the open region."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
 
 
 def open_region(name: str) -> Any:
-    """A region that begins now, and ends when the result is left."""
+    """Open a region; it ends when the result is exited."""
     from torch.profiler import record_function
 
     region = record_function(name)
@@ -82,7 +81,7 @@ def open_region(name: str) -> Any:
 
 
 def mark_forward(model: Any) -> list[Any]:
-    """Have each forward pass of a plain model be a region of its own; returns what to `remove` afterwards."""
+    """Mark each forward pass of a plain model as a region; returns hooks to `remove` afterwards."""
     opened: list[Any] = []
     return [
         model.register_forward_pre_hook(lambda *_: opened.append(open_region(FORWARD))),
@@ -91,7 +90,7 @@ def mark_forward(model: Any) -> list[Any]:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """A Chrome trace, compressed or not."""
+    """Read a Chrome trace, compressed or not."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
         return json.load(file)
 
@@ -102,9 +101,9 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
 
 
 def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
-    """Every launch in order of its start: of the device, or where there was none, the operators of the CPU.
+    """Every launch of the device in order of its start; without a device, the operators of the CPU.
 
-    `shift_s` is added to all times: what the system's clock was set by, taken back.
+    `shift_s` is added to all times, to undo a change of the system clock.
     """
     base = trace.get("baseTimeNanoseconds", 0) + round(shift_s * 1e9)
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -122,7 +121,7 @@ def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
 
 
 class HostRegions:
-    """Which region the host was in, by time."""
+    """The regions of the host, by time."""
 
     def __init__(self, annotations: Iterable[dict[str, Any]]) -> None:
         spans = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in annotations)
@@ -130,12 +129,8 @@ class HostRegions:
         self._others = [span for span in spans if span[2] in (*REGIONS.values(), BOTH)]
 
     def at(self, moment: float) -> str:
-        """The innermost region; empty outside of all."""
+        """The innermost region at a time; empty outside all regions."""
         return _span_at(self._forward, moment) or _span_at(self._others, moment)
-
-    @property
-    def has_forward(self) -> bool:
-        return bool(self._forward)
 
 
 def _span_at(spans: Sequence[tuple[float, float, str]], moment: float) -> str:
@@ -173,7 +168,7 @@ def _device_launches(
 
 
 def _operators(events: Sequence[dict[str, Any]], regions: HostRegions, base: int) -> list[Launch]:
-    """The CPU's operators, each without the time of those that it called."""
+    """The operators of the CPU, each without the time of nested operators."""
     found = []
     for event, own in own_times(events):
         name = event["name"]
@@ -187,7 +182,7 @@ def _operators(events: Sequence[dict[str, Any]], regions: HostRegions, base: int
 
 
 def own_times(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
-    """Each event of one thread and another with its duration less that of the events directly inside of it."""
+    """Each event with its duration less that of the events directly inside it, thread by thread."""
     own = {id(event): float(event["dur"]) for event in events}
     stacks: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
@@ -201,7 +196,7 @@ def own_times(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], fl
 
 
 def _sizes(operator: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Of inputs that are tensors; a list of tensors counts by each of them."""
+    """The sizes of inputs that are tensors, and of the tensors in lists."""
     found: list[tuple[int, ...]] = []
     for size in operator["args"].get("Input Dims", ()):
         if size and isinstance(size[0], list):
@@ -212,10 +207,10 @@ def _sizes(operator: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _split_forward_and_backward(launches: list[Launch]) -> list[Launch]:
-    """What was launched as both is one of the two.
+    """Split the region "forward and backward" in two.
 
-    The fused path marks neither: its first kernel and that of the words' loss divide them.
-    The plain path marks its forward passes; what else it launches meanwhile is backward.
+    The fused path marks neither: its first kernel starts forward, and that of the MLM loss ends it.
+    The plain path marks forward passes; everything else in the region is backward.
     """
     is_fused = any(launch.name in LAST_OF_FORWARD for launch in launches)
     current, found = "data", []
@@ -238,7 +233,7 @@ def _split_forward_and_backward(launches: list[Launch]) -> list[Launch]:
 
 
 def add_device_regions(trace: dict[str, Any], launches: Sequence[Launch]) -> None:
-    """A row of regions into the trace, as the device went through them: each from its first launch to its last."""
+    """Add a row of regions to the trace, by device time: each from its first launch to its last."""
     base = trace.get("baseTimeNanoseconds", 0)
     spans: list[list[Any]] = []
     for launch in launches:
@@ -270,7 +265,7 @@ class KernelTotal:
 
 
 def total_by_name(launches: Iterable[Launch]) -> list[KernelTotal]:
-    """Launches summed up, the name that took longest first; shares are of all launches' time."""
+    """Sum launches by name, the slowest first; shares are of the time of all launches."""
     by_name: dict[str, list[int]] = defaultdict(list)
     for launch in launches:
         by_name[launch.name].append(launch.duration_ns)

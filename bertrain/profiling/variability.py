@@ -1,8 +1,8 @@
-"""How much devices, nodes and repeats differ, from sets of `bertrain profile` or from runs with telemetry.
+"""How much devices, nodes and repeats differ, by profile sets (`bertrain profile`) or by runs with telemetry.
 
-As the study of variability among GPUs does it: a device's time is the median of its steps; the devices' medians make
-a box whose whiskers reach to the last of them within 1.5 interquartile ranges of the quartiles; the spread is the
-distance of the whiskers over the median, and whoever lies beyond them, or takes 1.5 times the median, is named.
+The method is that of the study of GPU variability: a device's time is the median of its steps. The medians of all
+devices make a box plot, whose whiskers reach to the last value within 1.5 interquartile ranges of the quartiles. The
+spread is the distance of the whiskers over the median. A device beyond them, or at 1.5 times the median, is an outlier.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bertrain.run.sensors import why_throttled
 
 WHISKER = 1.5  # interquartile ranges
 SLOW = 1.5  # times the median
-COVERED = 0.99  # of the time of the steps, that the samples of an energy must reach over
-FEWEST = 3  # pairs of numbers that a correlation wants
+MIN_COVERAGE = 0.99  # of the time of the steps, that energy samples must span
+MIN_PAIRS = 3  # for a correlation
 QUANTITIES = {"clock_mhz": "clock", "power_w": "power", "temperature_c": "temperature"}
-"""What durations are correlated with."""
+"""The columns that durations are correlated with."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Box:
 
     @property
     def spread(self) -> float:
-        """Between the whiskers, over the median."""
+        """The distance of the whiskers over the median."""
         return (self.upper_whisker - self.lower_whisker) / self.median if self.median else 0.0
 
     def is_outlier(self, value: float) -> bool:
-        """Beyond the whiskers, or so slow that no box is needed to say so."""
+        """Whether a value is beyond the whiskers, or `SLOW` times the median."""
         return not self.lower_whisker <= value <= self.upper_whisker or value >= SLOW * self.median
 
 
 def box_of(values: Iterable[float]) -> Box:
-    """Quartiles, interpolated, and the last values within `WHISKER` interquartile ranges of them."""
+    """Interpolated quartiles, and the last values within `WHISKER` interquartile ranges of them."""
     array = np.fromiter(values, dtype=np.float64)
     low, middle, high = np.percentile(array, (25, 50, 75))
     reach = WHISKER * (high - low)
@@ -54,10 +54,10 @@ def box_of(values: Iterable[float]) -> Box:
 
 
 def correlation(one: Floats, other: Floats) -> float | None:
-    """Pearson's, over the pairs that are there; None where there are too few, or one of them never changes."""
+    """Pearson's correlation over the finite pairs; None if there are too few, or if one side is constant."""
     both = np.isfinite(one) & np.isfinite(other)
     one, other = one[both], other[both]
-    if len(one) < FEWEST:
+    if len(one) < MIN_PAIRS:
         return None
     deviations = one.std() * other.std()
     if deviations <= 1e-12 * max(1e-300, abs(one.mean() * other.mean())):
@@ -66,50 +66,52 @@ def correlation(one: Floats, other: Floats) -> float | None:
 
 
 def during(found: ProfileSet, column: str) -> Floats:
-    """A column of the telemetry in the middle of each step, interpolated between samples; NaN outside of them."""
+    """A telemetry column at the middle of each step, interpolated between samples; NaN outside them."""
     if column not in found.telemetry:
         return np.full(len(found.seconds), np.nan)
     times, values = found.telemetry["time"], found.telemetry[column]
-    there = np.isfinite(values)
-    if not there.any():
+    known = np.isfinite(values)
+    if not known.any():
         return np.full(len(found.seconds), np.nan)
-    return np.interp(found.started + found.seconds / 2, times[there], values[there], left=np.nan, right=np.nan)
+    return np.interp(found.started + found.seconds / 2, times[known], values[known], left=np.nan, right=np.nan)
 
 
 def joules(found: ProfileSet) -> float | None:
-    """Spent from the first step's beginning to the last one's end: by the counter, or else power over time.
+    """Energy from the start of the first step to the end of the last: by the counter, else power over time.
 
-    None where neither was read all the while.
+    None if neither was sampled throughout.
     """
     span = np.array([found.started[0], found.ended])
     times = found.telemetry.get("time", np.array([]))
     counter = found.telemetry.get("energy_j", np.array([]))
-    there = np.isfinite(counter)
-    if covers(times[there], span):
-        risen = np.maximum(np.diff(counter[there], prepend=counter[there][0]), 0.0)  # it begins anew when a run does
-        first, last = np.interp(span, times[there], np.cumsum(risen))
+    known = np.isfinite(counter)
+    if covers(times[known], span):
+        risen = np.maximum(
+            np.diff(counter[known], prepend=counter[known][0]), 0.0
+        )  # it restarts at 0 when a run is resumed elsewhere
+        first, last = np.interp(span, times[known], np.cumsum(risen))
         return float(last - first)
     power = found.telemetry.get("power_w", np.array([]))
-    there = np.isfinite(power)
-    if not covers(times[there], span):
+    known = np.isfinite(power)
+    if not covers(times[known], span):
         return None
-    inside = times[there & (times > span[0]) & (times < span[1])]
+    inside = times[known & (times > span[0]) & (times < span[1])]
     moments = np.concatenate([span[:1], inside, span[1:]])
-    watts = np.interp(moments, times[there], power[there])
+    watts = np.interp(moments, times[known], power[known])
     return float(np.sum(np.diff(moments) * (watts[1:] + watts[:-1]) / 2))
 
 
 def covers(times: Floats, span: Floats) -> bool:
-    """Whether samples were taken in all of a stretch of time but a hundredth: a sampler may die on the way."""
+    """Whether samples span at least MIN_COVERAGE of a time span: a sampler may die halfway."""
     if len(times) < 2:
         return False
     covered = min(times[-1], span[1]) - max(times[0], span[0])
-    return bool(covered >= COVERED * (span[1] - span[0]))
+    return bool(covered >= MIN_COVERAGE * (span[1] - span[0]))
 
 
 @dataclass(frozen=True)
 class SetSummary:
-    """A set in one line."""
+    """The metrics of one set."""
 
     host: str
     device: str
@@ -122,22 +124,22 @@ class SetSummary:
     spread: float
     outliers: int
     tokens_per_s: float
-    """Of all ranks together."""
+    """Over all ranks."""
     joules_per_million_tokens: float | None
     clock_mhz: float | None
     power_w: float | None
     temperature_c: float | None
     throttled_by: str
     with_clock: float | None
-    """Correlation of a step's duration with the clock during it; so with the other two."""
+    """Correlation of a step's duration with the clock; likewise with power and temperature."""
     with_power: float | None
     with_temperature: float | None
     folder: str
 
 
 def summarize(found: ProfileSet) -> SetSummary:
-    """Medians over the timed steps, and what their durations go with."""
-    box, spent, tokens = box_of(found.seconds), joules(found), float(found.tokens.sum())
+    """Medians over the timed steps, and the correlations of their durations."""
+    box, energy = box_of(found.seconds), joules(found)
     samples = {column: during(found, column) for column in QUANTITIES}
     return SetSummary(
         host=found.host,
@@ -150,8 +152,8 @@ def summarize(found: ProfileSet) -> SetSummary:
         upper_quartile_s=box.upper_quartile,
         spread=box.spread,
         outliers=sum(map(box.is_outlier, found.seconds.tolist())),
-        tokens_per_s=tokens / float(found.seconds.sum()),
-        joules_per_million_tokens=None if spent is None else 1e6 * spent / found.energy_tokens,
+        tokens_per_s=float(found.tokens.sum() / found.seconds.sum()),
+        joules_per_million_tokens=None if energy is None else 1e6 * energy / found.energy_tokens,
         **{column: _median(values) for column, values in samples.items()},
         throttled_by=throttled_by(found),
         **{f"with_{name}": correlation(found.seconds, samples[column]) for column, name in QUANTITIES.items()},
@@ -160,7 +162,7 @@ def summarize(found: ProfileSet) -> SetSummary:
 
 
 def throttled_by(found: ProfileSet) -> str:
-    """Why the clock was held back, and in which share of the samples during the steps; empty: never, or not known."""
+    """Why the clock was throttled, and in which share of the samples; empty: never, or unknown."""
     masks = found.telemetry.get("throttle_reasons")
     if masks is None:
         return ""
@@ -188,33 +190,33 @@ class DeviceSummary:
     repeats: int
     median_s: float
     over_median: float
-    """Its median over the median of all devices."""
+    """The device's median over that of all devices."""
     between_repeats: float
-    """Slowest less fastest repeat, over the median."""
+    """The difference of the slowest and the fastest repeat, over the median."""
     is_outlier: bool
 
 
 @dataclass(frozen=True)
 class Variability:
-    """What several sets say together."""
+    """The comparison of several sets."""
 
     sets: list[SetSummary]
     devices: list[DeviceSummary]
     """The slowest first."""
     hosts: dict[str, float]
-    """The median of the medians of a host's devices, over that of all devices; the slowest first."""
+    """The median of a host's devices over that of all devices; the slowest first."""
     median_s: float
     spread: float
     correlations: dict[str, float | None]
     """Of the sets' median durations with their median clock, power and temperature."""
     joules_per_million_tokens: float | None
     slow_repeats: list[str]
-    """Repeats that took `SLOW` times as long as all of their device's, in words: its median may not show them."""
+    """Repeats of `SLOW` times their device's median, a sentence each; the device's median may hide them."""
     verdict: str
 
 
 def compare(sets: Sequence[ProfileSet]) -> Variability:
-    """The variability across devices, nodes and repeats."""
+    """Compare devices, hosts and repeats."""
     summaries = [summarize(found) for found in sets]
     by_device: dict[str, list[int]] = defaultdict(list)
     for number, found in enumerate(sets):
@@ -273,11 +275,11 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
 
 
 def verdict(devices: Sequence[DeviceSummary]) -> str:
-    """Who is slow, in a sentence; devices come slowest first."""
+    """Which devices are slow, in a sentence; `devices` has the slowest first."""
     slowest = devices[0]
     if len(devices) == 1:
         repeats = f"; {slowest.between_repeats:.1%} between its repeats" if slowest.repeats > 1 else ""
-        return f"one device, so nothing to compare it with{repeats}"
+        return f"one device, nothing to compare it with{repeats}"
     named = "; ".join(
         f"{device.uuid or device.device} on host {device.host} takes {device.over_median:.3f} times the median"
         for device in devices

@@ -47,7 +47,7 @@ def test_a_killed_experiment_is_not_counted_and_begun_again(
         assert launched.wait() == 0, launched.err
     finally:
         launched.kill()
-    assert "experiment 1, attempt 1, ended by SIGKILL: not counted" in launched.out
+    assert "experiment 1, attempt 1, ended with SIGKILL" in launched.out
     assert read_log(killed).status == "unfinished"
     logs = show_logs([out / f"result_{number}.txt" for number in range(3)])
     assert all(log.has_converged and log.final_accuracy >= 0.72 for log in logs)
@@ -58,10 +58,10 @@ def test_a_killed_experiment_is_not_counted_and_begun_again(
     assert checked.score.converged == 3
     assert checked.score.minutes is not None
     assert "verdict: MLPerf would not take these results in the closed division:" in launched.out
-    assert "further below the reference's" in launched.out, "so easy a text converges too fast to be the benchmark"
+    assert "the reference's" in launched.out, "so easy a text converges too fast to be the benchmark"
 
     run_experiments(miniature_settings(miniature, mlperf__division="closed"), miniature / "train", out, nexp=3)
-    assert capsys.readouterr().out.count("is there and kept") == 3
+    assert capsys.readouterr().out.count("exists and is kept") == 3
 
 
 def test_experiments_on_two_ranks(miniature: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_every_step_runs(tmp_path: Path) -> None:
     for step in steps():
         done = subprocess.run(["sh", "-ec", step], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{step}\n{done.stdout}\n{done.stderr}"
-    assert (site / "bertrain" / "recipes" / "bert-tiny.toml").is_file()
+    assert (site / "bertrain" / "config" / "recipes" / "bert-tiny.toml").is_file()
     where = [sys.executable, "-c", "import bertrain; print(bertrain.__file__)"]
     alone = environment | {"PYTHONPATH": str(site)}
     found = subprocess.run(where, cwd=site, env=alone, capture_output=True, text=True, check=True)

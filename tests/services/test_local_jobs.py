@@ -56,7 +56,7 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
         assert len(re.findall(r"^\[0\] step +2/", follower.out, re.MULTILINE)) == 1, "from the beginning, each once"
         again = ask("cancel", tmp_path / "first")
         assert again.returncode == 2
-        assert "is not running any more" in again.stderr
+        assert "[job-not-running]" in again.stderr
     finally:
         first.kill()
         if second is not None:
@@ -109,6 +109,7 @@ def test_a_full_disk_is_said_before_the_job_trains(tmp_path: Path, small_disk: P
         assert launched.wait() == 2, launched.out
     finally:
         launched.kill()
+    assert "[preflight-failed]" in launched.out
     assert "GiB free at" in launched.out
     assert "[cannot-write]" in launched.out
 

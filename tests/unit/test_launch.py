@@ -25,8 +25,15 @@ from bertrain.launch.job import (
     write_job,
     write_time,
 )
-from bertrain.launch.meeting import call_together, come_to, find_place, free_port, ranks_of_mpi
-from bertrain.launch.remote import worst
+from bertrain.launch.remote import combine_exit_codes
+from bertrain.launch.rendezvous import (
+    ENDPOINT,
+    free_port,
+    node_and_count,
+    publish_endpoint,
+    torchrun_variables_from_mpi,
+    wait_for_endpoint,
+)
 from bertrain.launch.scripts import job_script
 from bertrain.launch.submit import is_inside_allocation
 from tests import helpers
@@ -108,12 +115,12 @@ def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
     assert job.command(2)[-2:] == ["--train.seed", str(settings.train.seed + 1)]
     assert resolve(str(job.folder / "recipe.toml")) == settings, "the recipe is complete by itself"
     assert content["code"] == code_version()
-    with pytest.raises(UserError, match="is there already"):
+    with helpers.refused("folder-exists", job.folder):
         write_job(job, settings, "")
     (job.folder / "job.json").write_text("{}")
-    with pytest.raises(UserError, match="is damaged"):
+    with helpers.refused("damaged-job", job.folder / "job.json"):
         read_job(job.folder)
-    with pytest.raises(UserError, match="holds no job"):
+    with helpers.refused("missing-job", tmp_path):
         read_job(tmp_path)
 
 
@@ -130,55 +137,59 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "spec", "said"),
+    ("launcher", "spec", "code", "named"),
     [
-        ("local", {}, "neither is given"),
-        ("local", {"procs_per_node": 1, "gpus_per_node": 1}, "both are given"),
-        ("local", {"procs_per_node": 1, "nodes": 2}, "this machine"),
-        ("ssh", {"procs_per_node": 1}, "--hostfile is missing"),
-        ("slurm", {"procs_per_node": 1, "time": "1m"}, "before the warning"),
-        ("slurm", {"procs_per_node": 1, "time": "soon"}, "--time is 'soon'"),
-        ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "give --gpus-per-node"),
-        ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "--account holds a line break"),
-        ("slurm", {"procs_per_node": 1, "account": 'a"b'}, '--account a"b holds a quotation mark'),
-        ("mpi", {"procs_per_node": 1, "mpirun": " "}, "--mpirun is empty"),
-        ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "--ssh ssh 'x is no command"),
-        ("mpi", {"procs_per_node": 1, "container": "image"}, "needs --runtime apptainer"),
+        ("local", {}, "ranks-per-node", "neither"),
+        ("local", {"procs_per_node": 1, "gpus_per_node": 1}, "ranks-per-node", "both"),
+        ("local", {"procs_per_node": 1, "nodes": 2}, "too-many-nodes", "--nodes is 2"),
+        ("ssh", {"procs_per_node": 1}, "missing-hostfile", "--hostfile"),
+        ("slurm", {"procs_per_node": 1, "time": "1m"}, "time-too-short", "--time 1m"),
+        ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "gpus-without-ranks", "--gpus-per-node"),
+        ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "line-break", "--account"),
+        ("slurm", {"procs_per_node": 1, "account": 'a"b'}, "quotation-mark", '--account a"b'),
+        ("mpi", {"procs_per_node": 1, "mpirun": " "}, "invalid-command", "--mpirun"),
+        ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "invalid-command", "--ssh ssh 'x"),
+        ("mpi", {"procs_per_node": 1, "container": "image"}, "wrong-container-runtime", "--runtime apptainer"),
     ],
 )
-def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: str, named: str) -> None:
+    with helpers.refused(code, named):
         JobSpec(**spec).check(launcher)
 
 
+def test_a_time_that_is_none() -> None:
+    with pytest.raises(UserError, match="--time is 'soon'"):
+        JobSpec(procs_per_node=1, time="soon").check("slurm")
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code", "named"),
     [
-        ("one\none\n", "names one 2 times"),
-        ("one\n", "names 1 host"),
-        ("one slot=2\ntwo\n", "line 1"),
-        ("one\n-oProxyCommand=x\n", "line 2"),
-        ("one\ntwo; rm\n", "line 2"),
+        ("one\none\n", "repeated-host", "one"),
+        ("one\n", "too-few-hosts", "1 host"),
+        ("one slot=2\ntwo\n", "damaged-hostfile", "line 1"),
+        ("one\n-oProxyCommand=x\n", "damaged-hostfile", "line 2"),
+        ("one\ntwo; rm\n", "damaged-hostfile", "line 2"),
     ],
 )
-def test_hostfiles_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+def test_hostfiles_that_are_none(tmp_path: Path, text: str, code: str, named: str) -> None:
     (tmp_path / "hosts").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with helpers.refused(code, tmp_path / "hosts", named):
         read_hostfile(tmp_path / "hosts", 1, 2)
     (tmp_path / "hosts").write_text("# nobody\n")
-    with pytest.raises(UserError, match="names no host"):
+    with helpers.refused("too-few-hosts", "0 host"):
         read_hostfile(tmp_path / "hosts", 1, 0)
-    with pytest.raises(UserError, match="no hostfile"):
+    with helpers.refused("missing-hostfile", tmp_path / "nothing"):
         read_hostfile(tmp_path / "nothing", 1, 2)
     (tmp_path / "hosts").write_bytes(b"\xd0\x00")
-    with pytest.raises(UserError, match="is not text"):
+    with helpers.refused("damaged-hostfile", tmp_path / "hosts"):
         read_hostfile(tmp_path / "hosts", 1, 2)
 
 
 @pytest.mark.parametrize("option", ["data", "run", "job", "init"])
 def test_no_path_ends_a_line_of_the_script(option: str) -> None:
     paths = {"data": "data", "run": "run", "job": "job", "init": "init"} | {option: "a\ntouch here"}
-    with pytest.raises(UserError, match=f"--{option} holds a line break"):
+    with helpers.refused("line-break", f"--{option}"):
         make_job(
             "local", helpers.tiny_settings(), paths["data"], paths["run"],
             spec=JobSpec(procs_per_node=1), folder=paths["job"], init=paths["init"],
@@ -197,7 +208,7 @@ def test_directives_hold_any_name_together(tmp_path: Path) -> None:
     assert f'#SBATCH --output="{tmp_path}/50%% #2/logs/job-%j.log"\n' in scripts[0]
     assert "#PBS -N a_run_1\n" in scripts[1]
     assert f'#PBS -o "{tmp_path}/50% #2/logs/"\n' in scripts[1]
-    with pytest.raises(UserError, match="holds a quotation mark"):
+    with helpers.refused("quotation-mark", "--job"):
         make_job("slurm", settings, "data", "run", spec=spec, folder=tmp_path / 'a"b')
 
 
@@ -271,17 +282,17 @@ def test_times_are_read_both_ways(text: str, seconds: int) -> None:
 
 def test_ranks_that_mpirun_started_know_who_they_are() -> None:
     words = {"RANK": "5", "SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-    assert ranks_of_mpi({f"OMPI_COMM_WORLD_{name}": value for name, value in words.items()}) == {
+    assert torchrun_variables_from_mpi({f"OMPI_COMM_WORLD_{name}": value for name, value in words.items()}) == {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2",
     }  # fmt: skip
-    assert ranks_of_mpi({"PMI_RANK": "0"}) == {}
+    assert torchrun_variables_from_mpi({"PMI_RANK": "0"}) == {}
 
 
 def test_a_node_finds_its_place() -> None:
-    assert find_place({}) == (0, 1)
-    assert find_place({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
+    assert node_and_count({}) == (0, 1)
+    assert node_and_count({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
     ours = {"BERTRAIN_NODE": "0", "BERTRAIN_NODES": "2"}
-    assert find_place({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"} | ours) == (0, 2)
+    assert node_and_count({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"} | ours) == (0, 2)
     assert is_inside_allocation("pbs", {"PBS_JOBID": "7"})
     assert not is_inside_allocation("local", {"SLURM_JOB_ID": "7"})
 
@@ -291,26 +302,27 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} \(--port\) of localhost cannot be listened on: Address"):
-            call_together(tmp_path, host="localhost", port=port)
-    assert call_together(tmp_path, host="localhost") == come_to(tmp_path, 1, is_listening=False)
+        with helpers.refused("port-in-use", f"port {port} (--port) of localhost"):
+            publish_endpoint(tmp_path, host="localhost", port=port)
+    assert publish_endpoint(tmp_path, host="localhost") == wait_for_endpoint(tmp_path, 1, is_listening=False)
 
 
 def test_nodes_that_cannot_meet_say_why(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"waited 0 s for the first node to leave word in .*meeting.json"):
-        come_to(tmp_path, 1, timeout_s=0.2)
-    with pytest.raises(UserError, match=r"'no-such-host.invalid', which it cannot resolve itself"):
-        call_together(tmp_path, host="no-such-host.invalid")
-    (tmp_path / "meeting.json").write_text(json.dumps({"host": "no-such-host.invalid", "port": 1}))
-    with pytest.raises(UserError, match=r"cannot resolve 'no-such-host.invalid', the name of the first node"):
-        come_to(tmp_path, 1, timeout_s=0.2)
-    (tmp_path / "meeting.json").write_text(json.dumps({"host": "localhost", "port": free_port()}))
-    with pytest.raises(UserError, match=r"cannot reach the first node at localhost:\d+: Connection refused"):
-        come_to(tmp_path, 1, timeout_s=0.2)
+    with helpers.refused("rendezvous-timeout", tmp_path / ENDPOINT):
+        wait_for_endpoint(tmp_path, 1, timeout_s=0.2)
+    with helpers.refused("unresolved-host", "no-such-host.invalid"):
+        publish_endpoint(tmp_path, host="no-such-host.invalid")
+    (tmp_path / ENDPOINT).write_text(json.dumps({"host": "no-such-host.invalid", "port": 1}))
+    with helpers.refused("unresolved-host", "node 1 ", "no-such-host.invalid"):
+        wait_for_endpoint(tmp_path, 1, timeout_s=0.2)
+    port = free_port()
+    (tmp_path / ENDPOINT).write_text(json.dumps({"host": "localhost", "port": port}))
+    with helpers.refused("unreachable-node", f"localhost:{port}"):
+        wait_for_endpoint(tmp_path, 1, timeout_s=0.2)
 
 
 @pytest.mark.parametrize(
-    ("codes", "what", "whole"),
+    ("codes", "stage", "whole"),
     [
         ([0, 0], "training", 0),
         ([75, 75], "training", 75),
@@ -323,8 +335,8 @@ def test_nodes_that_cannot_meet_say_why(tmp_path: Path) -> None:
         ([-9, 69], "training", 137),
     ],
 )
-def test_the_hosts_end_in_one_code(codes: list[int], what: str, whole: int) -> None:
-    assert worst(codes, what) == whole
+def test_the_hosts_end_in_one_code(codes: list[int], stage: str, whole: int) -> None:
+    assert combine_exit_codes(codes, stage) == whole
 
 
 def test_a_script_warns_itself_before_its_time_is_over(tmp_path: Path) -> None:
@@ -367,8 +379,8 @@ if number == 3:
     (job.folder / "job.sh").write_text(script)
     stopped = subprocess.run(["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False)
     assert stopped.returncode == 75, stopped
-    assert "starting all ranks again (2 of 2 without a new checkpoint)" in stopped.stderr
-    assert "stopped and saved; start it again with" in stopped.stdout
+    assert "(2 of 2 without a new checkpoint)" in stopped.stderr
+    assert f"bash {job.folder}/job.sh" in stopped.stdout
     done = subprocess.run(["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
     assert [line.split()[1] for line in (job.folder / "events").read_text().splitlines()] == [

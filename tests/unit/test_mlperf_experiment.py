@@ -24,12 +24,12 @@ from bertrain.mlperf.experiment import (
     as_experiment,
     clear_page_cache,
     hyperparameters,
-    probe,
+    probe_initial_weights,
     run_experiment,
     tensor_names,
 )
 from bertrain.mlperf.log import Log, read_log
-from bertrain.mlperf.run import recipe_of, run_experiments
+from bertrain.mlperf.run import experiment_recipe, run_experiments
 from bertrain.mlperf.show import show_logs
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
@@ -149,7 +149,7 @@ def test_the_official_checker_passes_it(converged: Path, division: str) -> None:
     checked = check_results(converged, division=division)  # type: ignore[arg-type]
     assert [one.passes for one in checked.compliance] == [True, True], checked.compliance
     assert checked.seeds_pass
-    assert checked.verdict[0] == "a submission has 10 results, and there are 1"
+    assert checked.verdict[0] == "a submission needs 10 results; there are 1"
 
 
 def test_show_takes_it(converged: Path) -> None:
@@ -162,10 +162,10 @@ def test_show_takes_it(converged: Path) -> None:
 
 def test_a_result_is_not_written_over(converged: Path, miniature: Path) -> None:
     settings = miniature_settings(miniature)
-    with pytest.raises(UserError, match=r"result_0\.txt is there already"):
+    with helpers.refused("result-exists", "result_0.txt"):
         run_experiment(settings, miniature / "train", converged, attempt=2)
     (converged / "experiments" / "7-1").mkdir()
-    with pytest.raises(UserError, match=r"7-1 is there already"):
+    with helpers.refused("result-exists", "7-1"):
         run_experiment(settings, miniature / "train", converged, number=7)
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_diverges_is_one_that_does_not_converge(
         miniature, optimizer__learning_rate=1e30, train__max_skipped_steps=2, log__every_steps=1
     )
     assert not run_experiment(settings, miniature / "train", tmp_path / "out")
-    assert "experiment 0 diverged: the loss or its gradient was not finite in 2 steps" in capsys.readouterr().out
+    assert "experiment 0 diverged: " in capsys.readouterr().out
     log = read_log(tmp_path / "out" / "result_0.txt")
     assert log.status == "aborted"
     assert values(log)["train_samples"] == 3 * 32
@@ -204,7 +204,7 @@ def test_the_page_cache_is_dropped_where_that_is_permitted(
     assert clear_page_cache(settings) == (True, "")
     assert (tmp_path / "drop_caches").read_text() == "3\n"
     monkeypatch.setattr(experiment, "DROP_CACHES", tmp_path / "absent" / "drop_caches")
-    assert clear_page_cache(settings) == (False, "not permitted here: No such file or directory")
+    assert clear_page_cache(settings) == (False, "not permitted: No such file or directory")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert not clear_page_cache(settings)[0]
 
@@ -228,30 +228,30 @@ def test_the_probe_knows_the_right_weights(miniature: Path, tmp_path: Path) -> N
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     (accuracy,) = [line["mlm_accuracy"] for line in lines if line["kind"] == "evaluation"]
     asked = miniature_settings(miniature, mlperf__probe_accuracy=accuracy, mlperf__probe_tolerance=1e-6)
-    assert probe(asked, str(tmp_path / "run")) == pytest.approx(accuracy, abs=1e-9)
+    assert probe_initial_weights(asked, str(tmp_path / "run")) == pytest.approx(accuracy, abs=1e-9)
     wrong = miniature_settings(miniature, mlperf__probe_accuracy=accuracy + 0.003)
-    with pytest.raises(UserError, match=rf"guess {accuracy:.5f} of the masked words .*/held-out right, where"):
-        probe(wrong, str(tmp_path / "run"))
+    with helpers.refused("wrong-initial-accuracy", f"{accuracy:.5f}", "held-out"):
+        probe_initial_weights(wrong, str(tmp_path / "run"))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "code", "named"),
     [
-        ({"evaluate__data": "", "evaluate__every_samples": 0}, "name it: --evaluate.data DIR"),
-        ({"batch__sequences": 0, "batch__tokens": 900}, "set batch.sequences, or mlperf.global_batch_size"),
-        ({"train__budget": "1m"}, "train.budget has no place in an experiment"),
-        ({"optimizer__name": "adamw", "mlperf__division": "closed"}, "the closed division trains with LAMB"),
-        ({"schedule__decay": "cosine", "mlperf__division": "closed"}, "learning rate falls by a power"),
-        ({"mlperf__probe_accuracy": 0.3}, "there is no --init; name them, or set --mlperf.probe_accuracy 0"),
+        ({"evaluate__data": "", "evaluate__every_samples": 0}, "missing-evaluation-data", "--evaluate.data"),
+        ({"batch__sequences": 0, "batch__tokens": 900}, "missing-batch-size", "mlperf.global_batch_size"),
+        ({"train__budget": "1m"}, "setting-not-for-mlperf", "train.budget"),
+        ({"optimizer__name": "adamw", "mlperf__division": "closed"}, "not-closed-division", "adamw"),
+        ({"schedule__decay": "cosine", "mlperf__division": "closed"}, "not-closed-division", "cosine"),
+        ({"mlperf__probe_accuracy": 0.3}, "missing-init", "--mlperf.probe_accuracy 0"),
     ],
 )
 def test_what_no_experiment_can_be_made_of(
-    miniature: Path, tmp_path: Path, given: dict[str, object], sentence: str
+    miniature: Path, tmp_path: Path, given: dict[str, object], code: str, named: str
 ) -> None:
-    with pytest.raises(UserError, match=sentence.replace(".", r"\.")):
+    with helpers.refused(code, named):
         run_experiments(miniature_settings(miniature, **given), miniature / "train", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -273,12 +273,12 @@ def test_nominal_sizes_that_contradict(miniature: Path) -> None:
 
 def test_experiments_of_other_settings_keep_to_their_folder(miniature: Path, tmp_path: Path) -> None:
     settings = as_experiment(miniature_settings(miniature))
-    (tmp_path / "recipe.toml").write_text(recipe_of(settings, miniature / "train", ""))
+    (tmp_path / "recipe.toml").write_text(experiment_recipe(settings, miniature / "train", ""))
     assert resolve(str(tmp_path / "recipe.toml")) == settings, "frozen, and the same when it is read again"
     other = miniature_settings(miniature, optimizer__learning_rate=0.01)
-    with pytest.raises(UserError, match="holds experiments of other settings, data or weights"):
+    with helpers.refused("other-experiments", tmp_path / "recipe.toml"):
         run_experiments(other, miniature / "train", tmp_path)
-    with pytest.raises(UserError, match="holds something else than experiments"):
+    with helpers.refused("folder-exists", miniature):
         run_experiments(other, miniature / "train", miniature)
 
 

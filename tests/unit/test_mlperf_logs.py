@@ -16,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from bertrain.base.errors import UserError
 from bertrain.cli.main import app
 from bertrain.mlperf.check import check_results
 from bertrain.mlperf.log import TOKEN, ResultLog, read_log, result_files
-from bertrain.mlperf.show import LogFigures, figures_of, of_one_system, plot_logs, score_of, show_logs
-from tests.helpers import SHARED
+from bertrain.mlperf.show import LogSummary, are_of_one_system, plot_logs, score_runs, show_logs, summarize_log
+from tests import helpers
 
 EXCERPT = Path(__file__).parents[1] / "golden" / "mlperf-h200-result_3.txt"
-LOGS = SHARED / "golden" / "mlperf-logs"
-PUBLISHED = figures_of(read_log(EXCERPT))
+LOGS = helpers.SHARED / "golden" / "mlperf-logs"
+PUBLISHED = summarize_log(read_log(EXCERPT))
 needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not here (shared/golden/mlperf-logs)")
 
 
@@ -59,8 +58,8 @@ def test_the_figures_of_a_published_log() -> None:
 @needs_logs
 def test_ten_published_logs_score_what_was_published() -> None:
     logs = show_logs(h200())
-    score = score_of(logs)
-    assert of_one_system(logs)
+    score = score_runs(logs)
+    assert are_of_one_system(logs)
     assert score.minutes == pytest.approx(5.2116, abs=1e-4)
     assert mean(log.train_samples or 0 for log in logs) == pytest.approx(2_488_891, abs=1)
     assert mean(log.sequences_per_s_per_rank or 0 for log in logs) == pytest.approx(996.6, abs=0.05)
@@ -122,11 +121,11 @@ def _pairs(lines: list[str]) -> list[tuple[str, str]]:
 
 def test_what_is_no_log_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("nothing of the kind\n")
-    with pytest.raises(UserError, match=r"other\.txt is no MLPerf log"):
+    with helpers.refused("not-an-mlperf-log", tmp_path / "other.txt"):
         read_log(tmp_path / "other.txt")
-    with pytest.raises(UserError, match=r"cannot read .*absent\.txt: No such file"):
+    with helpers.refused("unreadable-file", tmp_path / "absent.txt"):
         read_log(tmp_path / "absent.txt")
-    with pytest.raises(UserError, match=r"there is no result_\*\.txt in"):
+    with helpers.refused("missing-results", tmp_path):
         result_files(tmp_path)
 
 
@@ -143,7 +142,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert [(entry.key, entry.value) for entry in entries] == [("seed", 7), ("eval_start", 3)]
     assert entries[1].metadata["epoch_num"] == 3
     assert entries[0].metadata["file"].endswith("test_mlperf_logs.py"), "the author's place, not the logger's"
-    with pytest.raises(UserError, match=r"cannot write the log .*: File exists"):
+    with helpers.refused("cannot-write", tmp_path / "result.txt"):
         ResultLog(tmp_path / "result.txt")
 
 
@@ -152,30 +151,30 @@ def test_a_line_that_cannot_be_written_is_not_lost_in_silence(tmp_path: Path) ->
     log = ResultLog(tmp_path / "result.txt")
     log._handler.stream.close()
     log._handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
-    with pytest.raises(UserError, match=r"could not write the log .*: No space left on device"):
+    with helpers.refused("cannot-write", tmp_path / "result.txt", "No space left on device"):
         log.event("seed", 7)
 
 
 # --- the score ----------------------------------------------------------------------------------------------
 
 
-def figures(minutes: float, *, converged: bool = True) -> LogFigures:
+def figures(minutes: float, *, converged: bool = True) -> LogSummary:
     return replace(PUBLISHED, time_to_train_s=60 * minutes, status="success" if converged else "aborted")
 
 
 @given(st.lists(st.floats(0.1, 1000), min_size=3, max_size=12))
 def test_a_score_leaves_out_the_fastest_and_the_slowest(minutes: list[float]) -> None:
-    score = score_of([figures(one) for one in minutes])
+    score = score_runs([figures(one) for one in minutes])
     assert score.minutes == pytest.approx(mean(sorted(minutes)[1:-1]))
 
 
 def test_one_run_may_fail_and_is_then_the_slowest() -> None:
     runs = [figures(4.0), figures(1.0, converged=False), figures(2.0), figures(3.0)]
-    assert score_of(runs).minutes == pytest.approx(mean([3.0, 4.0]))
-    two = score_of([*runs, figures(1.0, converged=False)])
+    assert score_runs(runs).minutes == pytest.approx(mean([3.0, 4.0]))
+    two = score_runs([*runs, figures(1.0, converged=False)])
     assert two.minutes is None
-    assert two.reason == "2 of 5 runs did not converge, and one may"
-    assert score_of(runs[:2]).minutes is None
+    assert two.reason.startswith("2 of 5 runs")
+    assert score_runs(runs[:2]).minutes is None
 
 
 # --- the checks ---------------------------------------------------------------------------------------------
@@ -228,15 +227,15 @@ def test_what_would_not_be_taken_is_said(tmp_path: Path) -> None:
     (tmp_path / "fast").mkdir()
     checked = check_results(write_results(tmp_path / "fast", same_seed=True, failed=2))
     assert not checked.passes
-    assert "2 runs did not converge (result_0.txt, result_1.txt), and 1 may" in checked.verdict
-    assert "the seeds are not one for each run, all different" in checked.verdict
-    assert any("refuses result_0.txt, result_1.txt under the rules 5.0.0" in line for line in checked.verdict)
+    assert "2 runs did not converge (result_0.txt, result_1.txt); 1 may fail" in checked.verdict
+    assert any("different seeds" in line for line in checked.verdict)
+    assert any("result_0.txt, result_1.txt under ruleset 5.0.0" in line for line in checked.verdict)
     assert any("logs seed 30158" in line for line in checked.seed_complaints)
     assert checked.scaled_minutes is None
     (tmp_path / "faster").mkdir()
     checked = check_results(write_results(tmp_path / "faster"))
     assert len(checked.verdict) == 2
-    assert all("2,249,099 is further below the reference's 2,443,934" in line for line in checked.verdict)
+    assert all("2,249,099" in line and "2,443,934" in line for line in checked.verdict)
 
 
 def test_one_run_that_did_not_converge_is_borne(tmp_path: Path) -> None:
@@ -249,9 +248,9 @@ def test_one_run_that_did_not_converge_is_borne(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "changed", "said"),
     [
-        ("train_samples", None, "does not say after how many samples"),
-        ("train_samples", {"value": "many"}, "does not say after how many samples"),
-        ("run_stop", {"metadata": {}}, "does not say how it ended"),
+        ("train_samples", None, "train_samples"),
+        ("train_samples", {"value": "many"}, "train_samples"),
+        ("run_stop", {"metadata": {}}, "run_stop"),
     ],
 )
 def test_a_log_without_what_the_checker_relies_on(
@@ -275,7 +274,7 @@ def test_what_makes_no_sense_in_a_log_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text("\n".join(lines))
     (figures,) = show_logs([tmp_path / "result_0.txt"])
     assert (figures.train_samples, figures.final_accuracy, figures.evaluations) == (None, None, ())
-    assert of_one_system([figures])
+    assert are_of_one_system([figures])
 
 
 def test_a_torn_log_is_complained_of(tmp_path: Path) -> None:
@@ -283,7 +282,7 @@ def test_a_torn_log_is_complained_of(tmp_path: Path) -> None:
     text = (tmp_path / "result_4.txt").read_text()
     (tmp_path / "result_4.txt").write_text(text[: text.rindex('"key": "eval_accuracy"') + 30])
     checked = check_results(tmp_path, rulesets=["5.0.0"])
-    assert "1 line(s) are torn or no JSON" in checked.compliance[4].complaints
+    assert any(complaint.startswith("1 line(s)") for complaint in checked.compliance[4].complaints)
     assert checked.passes, "one of ten may fail"
 
 
@@ -292,11 +291,10 @@ def test_too_few_results_are_counted(tmp_path: Path) -> None:
     for number in range(2, 10):
         (tmp_path / f"result_{number}.txt").unlink()
     checked = check_results(tmp_path, division="open")
-    assert checked.verdict == (
-        "a submission has 10 results, and there are 2",
-        "there is no score: a score takes 3 results at least",
-    )
-    with pytest.raises(UserError, match=r"there is no ruleset 9\.9\.0 here"):
+    few, no_score = checked.verdict
+    assert few == "a submission needs 10 results; there are 2"
+    assert no_score == f"there is no score: {checked.score.reason}"
+    with helpers.refused("unknown-ruleset", "9.9.0"):
         check_results(tmp_path, rulesets=["9.9.0"])
 
 
@@ -305,7 +303,7 @@ def test_results_of_different_batch_sizes_cannot_be_compared(tmp_path: Path) -> 
     path = tmp_path / "result_3.txt"
     path.write_text(path.read_text().replace('"global_batch_size", "value": 768', '"global_batch_size", "value": 896'))
     checked = check_results(tmp_path, rulesets=["5.0.0"])
-    assert checked.convergence["5.0.0"].words == "the results do not name one global batch size"
+    assert checked.convergence["5.0.0"].words == "the results do not have one global batch size"
     assert not checked.passes
 
 
@@ -316,7 +314,7 @@ def test_strange_names_never_reach_the_checker_which_would_open_them(tmp_path: P
     (line,) = [line for line in path.read_text().splitlines() if f'"{key}"' in line]
     entry = json.loads(line.removeprefix(TOKEN))
     path.write_text(path.read_text() + TOKEN + json.dumps(entry | {"value": value}) + "\n")
-    with pytest.raises(UserError, match=rf"result_3\.txt has the {key} '{value}'; what is checked here is"):
+    with helpers.refused("unknown-submission", path, f"{key} '{value}'"):
         check_results(tmp_path)
 
 
@@ -327,6 +325,7 @@ def test_without_mlperfs_library_the_extra_is_named(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 2
+    assert "[missing-package]" in done.stderr
     assert "pip install 'bertrain[mlperf]'" in done.stderr
 
 
@@ -358,5 +357,5 @@ def test_logs_are_drawn_over_each_other(tmp_path: Path) -> None:
     picture = ElementTree.parse(plot_logs([*files, EXCERPT], tmp_path / "logs.svg"))
     texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert sum("NVIDIA, 1xNVIDIA HGX H200, 281.8 s" in text for text in texts) == 11
-    with pytest.raises(UserError, match=r"ends in \.svg"):
+    with helpers.refused("not-svg", tmp_path / "logs.png"):
         plot_logs(files, tmp_path / "logs.png")

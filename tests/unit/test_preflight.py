@@ -16,7 +16,7 @@ import pytest
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts, parse_gpu_processes, parse_gpus
 from bertrain.launch.job import Job, JobSpec, make_job, write_job
-from bertrain.launch.preflight import Link, compare, neighbours
+from bertrain.launch.preflight import Link, compare, ring_links
 from bertrain.launch.scripts import job_script
 from bertrain.planning.memory import GIB
 from tests import helpers
@@ -46,7 +46,7 @@ def test_nodes_that_are_alike_are_fit(job: Job) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"versions": VERSION | {"torch": "2.12.0"}}, "node 1 (b) has torch 2.12.0, and node 0 (a) has 2.13.0"),
+        ({"versions": VERSION | {"torch": "2.12.0"}}, "node 1 (b) has torch 2.12.0, but node 0 (a) has 2.13.0"),
         ({"data": "", "data_problem": "no data folder at /data"}, "node 1 (b): no data folder at /data"),
         ({"data": "another"}, "node 1 (b) has other data than node 0 (a)"),
         ({"can_write": False}, "node 1 (b) cannot write into /runs"),
@@ -79,11 +79,11 @@ def test_gpus_are_counted_and_their_errors_refused(job: Job) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"clock": 102.5}, "the clocks of node 0 (a) and node 1 (b) are 2.5 s apart"),
-        ({"foreign": ("vmd (7, 98% of a core)",)}, "node 1 (b): other processes are at work: vmd"),
-        ({"on_gpus": ("vmd (7, 300 MB)",)}, "node 1 (b): other processes are on its GPUs: vmd"),
+        ({"clock": 102.5}, "the clocks of node 0 (a) and node 1 (b) differ by 2.5 s"),
+        ({"foreign": ("vmd (7, 98% of a core)",)}, "node 1 (b): other processes are busy: vmd"),
+        ({"on_gpus": ("vmd (7, 300 MB)",)}, "node 1 (b): other processes use its GPUs: vmd"),
         ({"memory_free": GIB}, "node 1 (b) has only 1.0 GiB of memory free"),
-        ({"is_loopback": True}, "node 1 (b) takes its name for a loopback address"),
+        ({"is_loopback": True}, "node 1 (b) resolves its own name to a loopback address"),
     ],
 )
 def test_what_may_surprise_is_warned_of(job: Job, changed: dict[str, Any], said: str) -> None:
@@ -95,17 +95,17 @@ def test_what_may_surprise_is_warned_of(job: Job, changed: dict[str, Any], said:
 def test_code_that_changed_since_the_job_was_written_is_warned_of(job: Job) -> None:
     _, (warning,) = judge(replace(job, code=job.code | {"files": "f" * 64}), FIT)
     assert warning.startswith(
-        "the job was written by bertrain 0.1.0 (files ffffffffffff), and this is 0.1.0 (files 0123"
+        "the job was written by bertrain 0.1.0 (files ffffffffffff), but this is 0.1.0 (files 0123"
     )
 
 
 def test_the_slow_link_is_named(job: Job) -> None:
     links = [Link(("a", "b"), 9.0), Link(("b", "c"), 2.0), Link(("c", "a"), 8.0)]
     _, (warning,) = judge(job, FIT, links=links)
-    assert warning == "the link b to c has 2.00 GB/s, and the median is 8.00"
-    assert neighbours(1) == []
-    assert neighbours(2) == [(0, 1)]
-    assert neighbours(3) == [(0, 1), (1, 2), (2, 0)]
+    assert warning == "the link b to c has 2.00 GB/s; the median is 8.00"
+    assert ring_links(1) == []
+    assert ring_links(2) == [(0, 1)]
+    assert ring_links(3) == [(0, 1), (1, 2), (2, 0)]
 
 
 def test_a_busy_process_of_others_is_found() -> None:
@@ -127,7 +127,7 @@ def test_the_way_to_a_host_is_described(tmp_path: Path, monkeypatch: pytest.Monk
     port.mkdir(parents=True)
     (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     (port / "state").write_text("4: ACTIVE\n")
-    for name in look.ASKED:
+    for name in look.NETWORK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert look.describe_network("127.0.0.1", tmp_path) == (
         "lo (127.0.0.1); mlx5_0 400 Gb/sec (4X NDR) ACTIVE; gloo and NCCL choose for themselves"
@@ -154,5 +154,6 @@ def test_a_job_is_looked_at_by_hand(tmp_path: Path) -> None:
         refused = helpers.bertrain("launch", "preflight", tmp_path / name, check=False)
         assert refused.returncode == 2
         assert "refused: node 0" in refused.stdout
-        assert refused.stderr.count("no data folder at") == 1
+        assert refused.stderr.count("[preflight-failed]") == 1
+        assert str(nothing) in refused.stderr
         assert "Traceback" not in refused.stderr

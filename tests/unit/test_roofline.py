@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bertrain import kernels
 from bertrain.data.feed.balance import multiply_adds
 from bertrain.data.feed.loader import Loader
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.profiling import roofline
-from bertrain.profiling.roofline import Ceilings, StepSize, Widths, Work, linear, measure_ceilings, part_of, work_of
+from bertrain.profiling import roofline, trace
+from bertrain.profiling.roofline import (
+    Ceilings,
+    Cost,
+    StepSize,
+    Widths,
+    linear,
+    measure_ceilings,
+    part_of,
+    required_costs,
+)
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.profiling.trace import Launch, launches_of
 from tests import helpers
@@ -30,7 +42,7 @@ def test_operations_are_those_that_balance_counts() -> None:
     """`data/balance.py` counts multiply-adds of a forward pass, next sentence left out."""
     settings = helpers.tiny_settings(model__nsp=False)
     size = StepSize(256, 5000.0, 30, 8, frozenset({256}), frozenset({30, 8}))
-    work = work_of(settings, size, is_fused=False)
+    work = required_costs(settings, size, is_fused=False)
     counted = multiply_adds(settings.model, *(np.array(count) for count in (256, 5000, 30)))
     assert sum(part.operations for part in work.values()) == 6 * int(counted)
 
@@ -46,7 +58,7 @@ def test_operations_are_those_that_torch_counts(tmp_path: object) -> None:
             sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
             (sums.mlm_loss + sums.sequence_loss).backward()
     size = StepSize.of([step])
-    ours = sum(part.operations for part in work_of(settings, size, is_fused=False).values())
+    ours = sum(part.operations for part in required_costs(settings, size, is_fused=False).values())
     two_answers = 6 * size.sequences * settings.model.hidden_size * 2  # which are left out
     assert ours + two_answers == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
@@ -54,12 +66,12 @@ def test_operations_are_those_that_torch_counts(tmp_path: object) -> None:
 def test_a_product_reads_and_writes_each_operand_once() -> None:
     work = linear(10, 3, 7, Widths(2, 2, 4))
     forward, of_input, of_weight = (30 + 21) * 2 + 70 * 2, (70 + 21) * 2 + 30 * 2, (70 + 30) * 2 + 21 * 4
-    assert work == Work(6 * 10 * 3 * 7, forward + of_input + of_weight)
+    assert work == Cost(6 * 10 * 3 * 7, forward + of_input + of_weight)
 
 
 def test_the_fused_path_computes_fewer_rows_of_the_last_layer() -> None:
     size = StepSize(256, 5000.0, 30, 8, frozenset({256}), frozenset({30, 8}))
-    plain, fused = (work_of(helpers.tiny_settings(), size, is_fused=is_fused) for is_fused in (False, True))
+    plain, fused = (required_costs(helpers.tiny_settings(), size, is_fused=is_fused) for is_fused in (False, True))
     layers = 2
     share = ((layers - 1) * 256 + 38) / (layers * 256)
     assert fused[roofline.FEED_FORWARD].operations == pytest.approx(share * plain[roofline.FEED_FORWARD].operations)
@@ -87,9 +99,19 @@ def test_launches_of_an_h200_have_their_part(name: str) -> None:
     assert in_other < 0.3 * sum(one.duration_ns for one in launches), "tiny kernels of scalars, of a tiny model"
 
 
+def test_every_kernel_of_ours_has_a_part() -> None:
+    """Kernels are known by their names here: one that is renamed would be counted as something else, silently."""
+    sources = [path.read_text() for path in Path(kernels.__file__).parent.glob("*.py")]
+    names = {name for source in sources for name in re.findall(r"^def (_\w+_kernel)\(", source, re.MULTILINE)}
+    assert len(names) > 10
+    assert {name for name in names if not name.startswith(tuple(roofline.KERNEL_PARTS))} == set()
+    bounds = {name for name in trace.FIRST_OF_FORWARD | trace.LAST_OF_FORWARD if name.endswith("_kernel")}
+    assert bounds <= names
+
+
 def test_the_table_by_hand() -> None:
     ceilings = Ceilings(operations_per_s=1e12, bytes_per_s=1e9, product="")
-    work = {"a": Work(2e9, 1e6), "b": Work(0.0, 4e6), "c": Work(1e6, 0.0)}
+    work = {"a": Cost(2e9, 1e6), "b": Cost(0.0, 4e6), "c": Cost(1e6, 0.0)}
     rows = {row.part: row for row in roofline.roofline(work, {"a": 4.0, "b": 5.0, "waste": 1.0}, ceilings)}
     assert list(rows) == ["b", "a", "waste", "c"], "what takes longest first"
     assert (rows["a"].floor_ms, rows["a"].bound_by, rows["a"].share_of_floor) == (2.0, "products", 0.5)

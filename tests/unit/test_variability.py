@@ -13,6 +13,7 @@ from bertrain.base.errors import UserError
 from bertrain.profiling.profile_report import plot_durations, profile_report
 from bertrain.profiling.sets import ITERATION_COLUMNS, ProfileSet, find_sets, read_set, write_table
 from bertrain.profiling.variability import box_of, compare, correlation, during, joules, summarize, throttled_by
+from tests import helpers
 
 START = 1_800_000_000.0
 
@@ -185,7 +186,7 @@ def test_the_slow_gpu_is_named() -> None:
     assert said == "repeat 3 of GPU-3 on host node1 takes 1.619 times the median of that device"
     assert once.verdict.endswith(said)
     alone = compare(repeats("GPU-1", "node1", 1.0))
-    assert alone.verdict == "one device, so nothing to compare it with; 1.0% between its repeats"
+    assert alone.verdict == "one device, nothing to compare it with; 1.0% between its repeats"
 
 
 def test_slow_devices_that_are_hot_correlate_with_temperature() -> None:
@@ -214,23 +215,23 @@ def test_sets_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_damaged_sets_end_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no folder"):
+    with helpers.refused("missing-folder", tmp_path / "nowhere"):
         find_sets([tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="holds no profile"):
+    with helpers.refused("not-a-profile", tmp_path):
         find_sets([tmp_path])
     folder = write_set(tmp_path / "a", made_up())
     (folder / "device.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged: it is not JSON"):
+    with helpers.refused("damaged-file", folder / "device.json"):
         find_sets([folder])
     (folder / "device.json").write_text("{}")
-    with pytest.raises(UserError, match="no whole set of a profile"):
+    with helpers.refused("damaged-profile", folder):
         find_sets([folder])
     other = write_set(tmp_path / "b", made_up())
     (other / "iterations.csv").unlink()
-    with pytest.raises(UserError, match=r"there is no iterations\.csv"):
+    with helpers.refused("missing-file", "iterations.csv", other):
         find_sets([other])
     (other / "iterations.csv").write_text(",".join(ITERATION_COLUMNS) + "\n")
-    with pytest.raises(UserError, match="no whole set of a profile"):
+    with helpers.refused("damaged-profile", other):
         find_sets([other])
 
 
@@ -253,7 +254,7 @@ def test_marks_beyond_the_whiskers_are_picked_where_there_are_many() -> None:
 
 def test_a_set_counts_once_and_the_page_is_a_page(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "sets" / "a", made_up())
-    with pytest.raises(UserError, match="named twice"):
+    with helpers.refused("repeated-set"):
         profile_report([folder.parent, folder])
     with pytest.raises(UserError, match=r"--out is .*, but names the page"):
         profile_report([folder], out=tmp_path / "found.json")
