@@ -142,6 +142,7 @@ def test_every_batch_is_valid(shards: Shards) -> None:
                 assert int(batch.cls_positions.max()) < total
                 assert int((batch.mlm_labels >= 0).sum()) == batch.num_predictions
                 assert int((batch.nsp_labels >= 0).sum()) == batch.num_sequences
+                assert torch.equal(batch.is_real, batch.nsp_labels >= 0)
                 shapes.add((total, len(batch.nsp_labels), len(batch.mlm_labels)))
         assert len(shapes) <= 4
 
