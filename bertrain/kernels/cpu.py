@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._C._profiler import _RecordFunctionFast
 
+from bertrain.base.machine import cpu_flags
 from bertrain.kernels.backend import INTERPRETED
 
 SOURCE = Path(__file__).with_name("cpu.c")
@@ -60,11 +61,10 @@ def available() -> tuple[bool, str]:
 @functools.cache
 def _load() -> tuple[ctypes.CDLL, str]:
     """The library, and what compiled it."""
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        raise UnavailableError("the kernels for CPUs are for Linux") from None
-    if missing := [flag for flag in NEEDED if not re.search(rf"^flags\s.*\b{flag}\b", cpuinfo, re.MULTILINE)]:
+    flags = cpu_flags()
+    if not flags:
+        raise UnavailableError("the kernels for CPUs are for Linux")
+    if missing := [flag for flag in NEEDED if flag not in flags]:
         raise UnavailableError(f"this CPU has no {missing[-1]}")
     compiler, version = find_compiler()
     library = ctypes.CDLL(str(compile_source(compiler, version)))

@@ -18,6 +18,7 @@ from typing import Any
 from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, DivergedError, UserError
 from bertrain.base.files import write_atomically
+from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import OptimizerSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.mlperf.log import ResultLog, require_library
@@ -97,7 +98,7 @@ def run_experiment(
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = is_first_rank()
     for begun in (result, folder) if is_first else ():
         if begun.exists():
             raise UserError(f"{begun} is there already; take another --only, --attempt or --out")

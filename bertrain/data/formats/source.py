@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.data.formats.block import Block
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import MANIFEST, Shards
@@ -103,5 +103,5 @@ def open_data(folder: str | Path, *, vocab: str | Path | Vocabulary | None = Non
 @cache
 def say_once(line: str) -> None:
     """A line about what was found or chosen, beside the output; said by the first rank only."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         print(line, file=sys.stderr, flush=True)
