@@ -20,6 +20,7 @@ from typing import Any, Literal
 from bertrain.base.console import remark, warn
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.files import write_atomically
+from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import named_in, override, resolve
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.text.tokenizer import Vocabulary
@@ -273,7 +274,7 @@ def finetune_many(
             names = [key for key in found[0] if all(key in figures for figures in found)]
             figures = {key: tuple(one[key] for one in found) for key in names}
             outcome = Outcome(name, tuple(seeds[: len(found)]), figures, checkpoint_of(place) == "best")
-            if parallel.is_first_process():
+            if is_first_rank():
                 write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)
     return outcomes
@@ -355,7 +356,7 @@ def evaluate_task(
     *,
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    at_once: int = 0,
+    batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, float]:
     """The task's figures of a fine-tuned run on the held-out part of `data` (its own, without any), and its step.
@@ -363,7 +364,7 @@ def evaluate_task(
     `overrides` are of settings that do not shape the training, such as ("task.null_threshold", "2"), or that say how
     other files are read: task.on_error, task.text, task.text_pair, task.label.
     """
-    with _opened(run, data, which, device, at_once, overrides) as it:
+    with _opened(run, data, which, device, batch_size, overrides) as it:
         held_out = it.task.held_out()
         if not held_out:
             raise UserError(f"{it.folder} has nothing with known answers to score {run} on")
@@ -379,7 +380,7 @@ def predict(
     *,
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    at_once: int = 0,
+    batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Answer what in `data` has no answers yet (or else its held-out part), into files in the folder `out`.
@@ -387,7 +388,7 @@ def predict(
     `overrides` as in `evaluate_task`. Returns the files and how fast it was, by split.
     """
     _refuse_own_place(Path(data), Path(out))
-    with _opened(run, data, which, device, at_once, overrides) as it:
+    with _opened(run, data, which, device, batch_size, overrides) as it:
         splits: Mapping[str, Split] = it.task.unanswered() or it.task.without_answers()
         if not splits:
             raise UserError(f"{it.folder} holds nothing to predict")
@@ -440,7 +441,7 @@ def _opened(
     data: str | Path | None,
     which: str,
     device: Literal["auto", "cpu", "cuda"],
-    at_once: int,
+    batch_size: int,
     overrides: Sequence[tuple[str, str]],
 ) -> Iterator[_OpenRun]:
     """A fine-tuned run with a checkpoint of it, ready to answer."""
@@ -449,7 +450,7 @@ def _opened(
     if not opened.settings.task.name:
         raise UserError(f"{run} was pre-trained, not fine-tuned for a task")
     settings = override(opened.settings, list(overrides), also=HOW_FILES_ARE_READ)
-    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
+    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, batch_size=batch_size)
     settings = replace(settings, train=train, evaluate=evaluate)
     chosen, warnings = checkpoint.choose(opened.checkpoints, which)
     for warning in warnings:

@@ -57,7 +57,7 @@ class TaskEvaluator:
     @torch.no_grad()
     def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[Outputs, dict[str, float]]:
         """What the model says of a whole split, on every rank, in its order; and how fast it says it."""
-        model, at_once = self._settings.model, self._settings.evaluate.at_once
+        model, at_once = self._settings.model, self._settings.evaluate.batch_size
         is_span = model.head == "span"
         num_columns = {"span": 2, "regress": 1}.get(model.head, model.num_labels)
         found = torch.zeros(int(split.block.offsets[-1]) if is_span else len(split.block), num_columns)
@@ -82,7 +82,7 @@ class TaskEvaluator:
 
     def _loader(self, split: Split, ranks: parallel.Ranks) -> Loader:
         settings, longest = self._settings, self._settings.data.max_seq_length
-        at_once = settings.evaluate.at_once
+        at_once = settings.evaluate.batch_size
         budget = at_once * longest or max(TOKENS_AT_ONCE[ranks.device.type], longest)
         batch = replace(settings.batch, policy="budget", group_size=0, token_budget=budget, bin_sequences=at_once)
         data = task_data(split, self._folder, settings, self._words)

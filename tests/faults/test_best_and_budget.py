@@ -135,5 +135,5 @@ def test_bad_words_about_limits_are_refused_in_a_sentence(tmp_path: Path) -> Non
     start = ["pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "run", *helpers.tiny_arguments()]
     done = helpers.bertrain(*start, "--budget", "soon", check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "bertrain: train.budget is 'soon'; give a stretch of time such as 20m, 1h30m or 90s"
+    assert "[invalid-duration]" in done.stderr
     assert not (tmp_path / "run").exists()
