@@ -23,6 +23,7 @@ import typer
 
 from bertrain.cli.main import app
 from bertrain.config import resolve as config
+from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
 
 ROOT = Path(__file__).parents[2]
@@ -302,14 +303,14 @@ def check_command(command: str, *, is_whole: bool) -> None:
         settings = {f"--{entry['name']}" for entry in config.describe()}
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert options <= known | settings, f"there is no {options - known - settings}"
-        assert {word for word in words if word.startswith("bert-")} <= set(config.recipe_names())
+        assert {word for word in words if word.startswith("bert-")} <= set(recipe_names())
         return
     if "--help" in words:
         return
     context = node.make_context(node.name, words)
     recipe = context.params.get("recipe") or (context.params.get("name") if node.name == "recipes" else None)
     overrides = parse_overrides(context.args) if context.args else []
-    if recipe in config.recipe_names() and "model.config" not in dict(overrides):
+    if recipe in recipe_names() and "model.config" not in dict(overrides):
         config.resolve(recipe, overrides)
     else:
         assert recipe is None or recipe.isupper() or recipe.endswith(".toml") or "model.config" in dict(overrides), (
@@ -359,4 +360,4 @@ def test_commands_that_could_not_be_run_are_found() -> None:
 @pytest.mark.parametrize("document", documents(), ids=name_of)
 def test_recipes_named_exist(document: Path) -> None:
     named = re.findall(r"`(bert-[a-z]+(?:-phase\d)?)`", document.read_text(encoding="utf-8"))
-    assert set(named) <= set(config.recipe_names())
+    assert set(named) <= set(recipe_names())

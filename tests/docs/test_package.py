@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.config.resolve import recipe_names, resolve
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import resolve
 from tests import helpers
 
 ROOT = Path(__file__).parents[2]
