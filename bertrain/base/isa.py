@@ -68,7 +68,7 @@ def cap_isa(wish: Wish) -> None:
         raise UserError(
             "isa-too-late",
             f"train.isa {wish} comes too late: torch is loaded, and may have chosen its instructions; call "
-            f"bertrain.base.isa.cap_isa({wish!r}) before torch is imported, or set {variables} in the environment",
+            f"bertrain.cap_isa({wish!r}) before torch is imported, or set {variables} in the environment",
         )
     os.environ.update(cap)
 

@@ -80,22 +80,28 @@ def test_nothing_of_that_name_to_download(refused: Refused, tmp_path: Path) -> N
 
 
 def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
-    assert "did you mean 'bert-tiny'?" in refused("pretrain", "bert-tinny", "--data", data, "--run", tmp_path / "r")
+    said = refused("pretrain", "bert-tinny", "--data", data, "--run", tmp_path / "r")
+    assert "'bert-tiny'" in said
+    assert "[unknown-recipe]" in said
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model.hidden", "8"], "no setting named 'model.hidden'; did you mean 'model.hidden_size'?"),
-        (["--steps", "8"], "no setting named 'steps'"),
-        (["--train.max_steps", "many"], "is a whole number"),
-        (["--train.max_steps=-1"], "must be at least 1"),
-        (["--train.max_steps"], "--train.max_steps has no value after it"),
-        (["extra"], "'extra' is neither an option nor a setting"),
-        (["--batch.tokens", "4096"], "both are set"),
-        (["--train.device", "cuda"], "torch sees no GPU here"),
-        (["--train.device", "cpu", "--train.precision", "fp8"], "train.precision fp8 is not possible here"),
+        (["--model.hidden", "8"], "[unknown-setting]"),
+        (["--steps", "8"], "[unknown-setting]"),
+        (["--evaluate.at_once", "8"], "[renamed-setting]"),
+        (["--train.max_steps", "many"], "[invalid-value]"),
+        (["--train.max_steps=-1"], "[out-of-range]"),
+        (["--train.max_steps"], "[missing-value]"),
+        (["extra"], "[unknown-option]"),
+        (["--batch.tokens", "4096"], "[step-size]"),
+        (["--quiet", "--verbose"], "[conflicting-options]"),
+        (["--budget", "20m", "--max-steps", "5"], "[conflicting-options]"),
+        (["--benchmark"], "[conflicting-options]"),
+        (["--train.device", "cuda"], "train.device"),
+        (["--train.device", "cpu", "--train.precision", "fp8"], "train.precision fp8"),
     ],
 )
 def test_wrong_settings(refused: Refused, data: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -127,17 +133,21 @@ def test_weights_to_begin_with_are_checked_before_anything_is_written(
 
 
 def test_resume_changes_only_what_does_not_shape_the_training(refused: Refused, run: Path) -> None:
-    assert "train.seed shapes the training" in refused("resume", run, "--train.seed", 3)
+    said = refused("resume", run, "--train.seed", 3)
+    assert "train.seed" in said
+    assert "[fixed-setting]" in said
 
 
 def test_run_folder_missing_from_the_command(refused: Refused, data: Path) -> None:
-    assert "--run is missing" in refused("pretrain", "bert-tiny", "--data", data)
+    said = refused("pretrain", "bert-tiny", "--data", data)
+    assert "--run" in said
+    assert "[missing-option]" in said
 
 
 def test_missing_and_empty_data(refused: Refused, tmp_path: Path) -> None:
-    assert f"no data folder at {tmp_path / 'none'}" in refused(*start(tmp_path / "none", tmp_path / "r"))
+    assert str(tmp_path / "none") in refused(*start(tmp_path / "none", tmp_path / "r"))
     (tmp_path / "empty").mkdir()
-    assert "is not a prepared data folder" in refused(*start(tmp_path / "empty", tmp_path / "r"))
+    assert str(tmp_path / "empty") in refused(*start(tmp_path / "empty", tmp_path / "r"))
     assert not (tmp_path / "r").exists()
 
 
@@ -147,21 +157,21 @@ def test_damaged_shards_are_named(refused: Refused, tmp_path: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    assert f"the shard {shard} is damaged" in refused(*start(data, tmp_path / "r"))
+    assert f"{shard}" in refused(*start(data, tmp_path / "r"))
     os.truncate(shard, 100)
-    assert f"the shard {shard} is 100 bytes long" in refused(*start(data, tmp_path / "r"))
+    assert f"{shard} is 100 bytes" in refused(*start(data, tmp_path / "r"))
     shard.unlink()
-    assert f"the shard {shard} is missing" in refused(*start(data, tmp_path / "r"))
+    assert f"{shard}" in refused(*start(data, tmp_path / "r"))
     for text in ("{}", f'{{"schema_version": {SCHEMA_VERSION}}}', "[]", "{"):
         (data / "manifest.json").write_text(text)
-        assert "manifest.json is damaged" in refused(*start(data, tmp_path / "r"))
+        assert str(data / "manifest.json") in refused(*start(data, tmp_path / "r"))
     assert not (tmp_path / "r").exists()
 
 
 def test_data_of_another_vocabulary(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
     size = helpers.vocab_size()
     said = refused(*start(data, tmp_path / "r", model__vocab_size=99))
-    assert f"vocabulary of {size} words, but model.vocab_size is 99" in said
+    assert "99" in said
     assert f"--model.vocab_size {size}" in said
     other = tmp_path / "other"
     other.mkdir()
@@ -185,18 +195,20 @@ def test_a_vocabulary_that_was_swapped(refused: Refused, tmp_path: Path) -> None
 
 def test_data_longer_than_the_model_reads(refused: Refused, data: Path, tmp_path: Path) -> None:
     said = refused(*start(data, tmp_path / "r", data__max_seq_length=32))
-    assert "64 tokens, more than data.max_seq_length 32" in said
+    assert "data.max_seq_length 32" in said
+    assert "64" in said
 
 
 def test_a_run_folder_that_holds_another_run(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     said = refused(*start(data, run, train__max_steps=2, train__seed=7))
-    assert f"{run} holds another run, which differs in train.seed (7 here, 1 there)" in said
+    assert str(run) in said
+    assert "train.seed (7 here, 1 there)" in said
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert "differs in --init" in refused(*start(data, run, train__max_steps=2), "--init", tmp_path)
+    assert "--init" in refused(*start(data, run, train__max_steps=2), "--init", tmp_path)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("mine")
-    assert "holds something that is not a run" in refused(*start(data, tmp_path / "thesis"))
+    assert str(tmp_path / "thesis") in refused(*start(data, tmp_path / "thesis"))
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "mine"
 
 
@@ -207,17 +219,17 @@ def test_the_same_command_again_continues(data: Path, run: Path, capsys: pytest.
 
 
 def test_resume_and_evaluate_of_what_is_no_run(refused: Refused, data: Path, run: Path, tmp_path: Path) -> None:
-    assert "holds no run" in refused("resume", tmp_path)
-    assert "holds no run" in refused("evaluate", tmp_path, "--data", data)
+    assert f"{tmp_path} " in refused("resume", tmp_path)
+    assert f"{tmp_path} " in refused("evaluate", tmp_path, "--data", data)
     for number in range(1, 6):
         (tmp_path / "seeds" / f"seed-{number}").mkdir(parents=True)
         (tmp_path / "seeds" / f"seed-{number}" / "config.json").write_text("{}")
     said = refused("evaluate", tmp_path / "seeds", "--data", data)
-    assert "in it; runs lie in its folders seed-1, seed-2, seed-3, seed-4, …" in said
+    assert "seed-1, seed-2, seed-3, seed-4, …" in said
     for text in ("{", '{"schema_version": 1}'):
         (tmp_path / "config.json").write_text(text)
-        assert "is damaged" in refused("resume", tmp_path)
-    assert "no data folder" in refused("evaluate", run, "--data", tmp_path / "none")
+        assert str(tmp_path / "config.json") in refused("resume", tmp_path)
+    assert str(tmp_path / "none") in refused("evaluate", run, "--data", tmp_path / "none")
 
 
 def test_resume_when_the_data_has_moved(refused: Refused, tmp_path: Path) -> None:
@@ -225,19 +237,19 @@ def test_resume_when_the_data_has_moved(refused: Refused, tmp_path: Path) -> Non
     settings = helpers.tiny_settings(train__max_steps=2, schedule__warmup_steps=0)
     pretrain(settings, data, tmp_path / "run")
     data.rename(tmp_path / "moved")
-    assert f"no longer at {data}" in refused("resume", tmp_path / "run")
+    assert str(data) in refused("resume", tmp_path / "run")
     pretrain(settings, tmp_path / "moved", tmp_path / "run")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["folder"] == str(tmp_path / "moved")
 
 
 def test_an_interrupt_outside_training_is_said(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    import bertrain.config.resolve
+    from bertrain.config import recipe
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bertrain.config.resolve, "recipe_names", interrupted)
-    assert refused("recipes") == "interrupted; what was saved before stays"
+    monkeypatch.setattr(recipe, "list_recipes", interrupted)
+    assert "interrupted" in refused("recipes")
 
 
 def test_resume_on_other_data(refused: Refused, tmp_path: Path) -> None:
@@ -246,29 +258,34 @@ def test_resume_on_other_data(refused: Refused, tmp_path: Path) -> None:
     manifest = json.loads((data / "manifest.json").read_text())
     manifest["preparation"]["seed"] = 1
     (data / "manifest.json").write_text(json.dumps(manifest))
-    assert "is not the data this run began with" in refused("resume", tmp_path / "run")
+    assert str(data) in refused("resume", tmp_path / "run")
 
 
 def test_prepare_refuses_what_it_cannot_use(refused: Refused, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "no input file or folder" in refused("data", "prepare", tmp_path / "none.txt", "--out", out)
-    (tmp_path / "hollow").mkdir()
-    assert "holds no file" in refused("data", "prepare", tmp_path / "hollow", "--out", out)
-    (tmp_path / "blank.txt").write_text("\n\n \n")
-    assert "no text that makes an example" in refused("data", "prepare", tmp_path / "blank.txt", "--out", out)
+
+    def prepare(*arguments: object, out: object = out) -> str:
+        return refused("data", "prepare", *arguments, "--out", out)
+
     text = helpers.write_corpus(tmp_path / "text.txt")
-    assert "not an empty folder" in refused("data", "prepare", text, "--out", data)
-    assert "between 8 and 65536" in refused("data", "prepare", text, "--out", out, "--max-seq-length", 2)
-    assert "a probability" in refused("data", "prepare", text, "--out", out, "--short-seq-prob", 2)
-    assert "no vocabulary file" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
-    (tmp_path / "v").write_text("hello\nworld\n")
-    assert "has no [PAD] in it" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
-    (tmp_path / "v").write_text("\n".join([*helpers.SPECIAL, "twice", "twice"]) + "\n")
-    assert "lists the word 'twice' twice" in refused("data", "prepare", text, "--out", out, "--vocab", tmp_path / "v")
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "blank.txt").write_text("\n\n \n")
     (tmp_path / "one.txt").write_text("a sentence .\nanother sentence .\n" * 50)
-    assert "a single document" in refused("data", "prepare", tmp_path / "one.txt", "--out", out)
+    for unusable in ("none.txt", "hollow"):
+        assert str(tmp_path / unusable) in prepare(tmp_path / unusable)
+    prepare(tmp_path / "blank.txt")
+    prepare(tmp_path / "one.txt")
+    assert str(data) in prepare(text, out=data)
+    assert "65536" in prepare(text, "--max-seq-length", 2).replace(",", "")
+    assert "--short-seq-prob" in prepare(text, "--short-seq-prob", 2)
+    vocabulary = tmp_path / "v"
+    assert str(vocabulary) in prepare(text, "--vocab", vocabulary)
+    vocabulary.write_text("hello\nworld\n")
+    assert "[PAD]" in prepare(text, "--vocab", vocabulary)
+    vocabulary.write_text("\n".join([*helpers.SPECIAL, "twice", "twice"]) + "\n")
+    assert "'twice'" in prepare(text, "--vocab", vocabulary)
     (tmp_path / "one.txt").unlink()
-    assert "could not write" in refused("data", "prepare", text, "--out", "/proc/none/here")
+    assert "/proc/none/here" in prepare(text, out="/proc/none/here")
     leftovers = {path.name for path in tmp_path.iterdir()} - {"hollow", "blank.txt", "text.txt", "v"}
     assert not leftovers, "nothing was left behind"
 
@@ -288,5 +305,6 @@ def test_errors_of_ranks_are_said_once(tmp_path: Path, monkeypatch: pytest.Monke
     shard.write_bytes(content)
     done = helpers.bertrain(*start(bad, tmp_path / "r"), "--nproc", 2, check=False)
     assert done.returncode == 2
-    said = f"bertrain: the shard {shard} is damaged: its SHA-256 is not the manifest's; prepare the data again"
-    assert done.stderr.splitlines() == [said]
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("bertrain: ")
+    assert str(shard) in said
