@@ -248,8 +248,8 @@ def _verbs() -> Iterator[str]:
     yield from ("## Verbs", "")
     yield (
         "An error that the user can fix ends a command with one sentence, a [code](errors.md) and exit code 2. "
-        "`bertrain VERB --help` prints what stands here. Verbs that train take short options for some settings; every other "
-        "setting is given as `--section.field VALUE`."
+        "`bertrain VERB --help` prints what stands here. Verbs that train take short options for some settings; every "
+        "other setting is given as `--section.field VALUE`."
     )
     yield from ("", "### Exit codes", "")
     yield from _table(("code", "meaning"), [(f"{code}", meaning) for code, meaning in EXIT_CODES.items()])

@@ -16,7 +16,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `verdict` is ok, note (works, but could be better) or missing."""
+    """One line of the report. `verdict` is ok, note (it works, but could be better) or missing."""
 
     subject: str
     found: str

@@ -1,22 +1,24 @@
-"""The choices that options leave, by name. Nothing heavy is imported here, so the command line can take them too."""
+"""Literal types of options and settings. Nothing heavy is imported here, so that the command line stays fast."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Form = Literal["auto", "dump", "wikiextractor", "jsonl", "parquet", "text"]
-"""What an input of `data extract` is; auto: as its content says."""
+"""Input formats of `data extract`; auto: detected from the content."""
 DocumentEnd = Literal["blank-line", "file"]
 Splitter = Literal["sentencex", "lines", "none"]
 OnError = Literal["stop", "skip"]
 Engine = Literal["local", "dask"]
 Collection = Literal["wikipedia", "mlperf"]
-"""What there is to download."""
-Algorithm = Literal["lpfhp", "spfhp", "nnlshp"]
-PACKING: Algorithm = "lpfhp"
-MAX_PER_ROW = 3
-"""How sequences are packed into rows."""
+"""Collections that `data download` knows."""
 Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
-"""The layouts that are written."""
+"""Formats that `data convert` writes."""
+Algorithm = Literal["lpfhp", "spfhp", "nnlshp"]
+"""Algorithms that pack sequences into rows."""
+PACKING: Algorithm = "lpfhp"
+"""The default algorithm of packed rows."""
+MAX_PER_ROW = 3
+"""The default limit of sequences in a packed row."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
-"""How a step is dealt into bins."""
+"""Policies that deal the examples of a step into bins."""
