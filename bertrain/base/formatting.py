@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
     for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {part}"
-    return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+    return f"{whole} s" if whole >= 10 else f"{f'{seconds:.1f}'.removesuffix('.0')} s"
 
 
 def decimal(value: float | None) -> str:
