@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as functional
 from workload import wikipedia_lengths
 
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.kernels import attention, cpu, cpu_library, cross_entropy, gelu, lamb, layernorm, reduction
 from bertrain.kernels.arguments import Dropout, LambBuffers, NormParameters
 from bertrain.ranks.preload import keep_memory

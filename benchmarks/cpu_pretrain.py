@@ -377,7 +377,7 @@ def machine(threads: int) -> dict[str, Any]:
     import torch
     import transformers
 
-    from bertrain.base.isa import cpu_name
+    from bertrain.base.machine import cpu_name
     from bertrain.ranks.preload import choose
 
     return {

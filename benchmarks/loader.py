@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from workload import random_examples
 
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import resolve
 from bertrain.data.feed.batching import choose_policy
 from bertrain.data.feed.loader import Loader

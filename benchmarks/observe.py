@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.profiling.synthetic import write_synthetic

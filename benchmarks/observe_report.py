@@ -24,7 +24,7 @@ import matplotlib
 import numpy as np
 import pyarrow
 
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import bertrain
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"

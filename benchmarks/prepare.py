@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.data.text.vocabulary import Vocabulary
 from tests import plain_reference
 

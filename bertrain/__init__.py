@@ -1,6 +1,6 @@
 """bertrain: text to training data, pre-training, fine-tuning, evaluation and weights, on a CPU, a GPU or many.
 
-Every verb of the command line is a function here, for notebooks and scripts:
+The main verbs of the command line are functions here, for notebooks and scripts:
 
     import bertrain
     bertrain.prepare(["articles.txt"], "data", max_seq_length=128)
@@ -10,78 +10,76 @@ Every verb of the command line is a function here, for notebooks and scripts:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# Where each function lives; imported when it is first asked for, so that `import bertrain` costs nothing.
-_HOMES = {
+# Each function is imported when it is first used, so that `import bertrain` is fast. A test compares the two lists.
+_MODULES = {
     "UserError": "base.errors",
-    "JobSpec": "launch.job",
-    "benchmark": "training.benchmark",
-    "bin_by_length": "data.formats.convert",
-    "cancel_job": "launch.submit",
     "cap_isa": "base.isa",
-    "check_results": "mlperf.check",
-    "compare_weights": "weights.inspect",
     "convert": "data.formats.convert",
     "data_stats": "data.feed.stats",
     "doctor": "base.doctor",
-    "download": "data.text.download",
     "dry_run": "training.announce",
-    "eval_set": "data.formats.convert",
     "evaluate": "training.evaluate",
+    "evaluate_task": "training.predict",
     "export": "weights.export",
     "extract": "data.text.extract",
     "fill_mask": "tasks.fill_mask",
     "finetune": "training.finetune",
-    "finetune_many": "training.finetune",
     "import_weights": "weights.export",
-    "inspect_data": "data.formats.inspect",
-    "job_logs": "launch.submit",
-    "job_status": "launch.submit",
-    "evaluate_task": "training.predict",
-    "logs": "base.logs",
     "look": "reports.watch",
-    "make_job": "launch.job",
-    "mlperf_data": "mlperf.data",
     "pack": "data.formats.pack",
-    "plot_logs": "mlperf.show",
-    "plot_stats": "reports.data_plots",
     "predict": "training.predict",
-    "preflight_job": "launch.preflight",
     "prepare": "data.prepare.prepare",
     "pretrain": "training.start",
-    "probe_initial_weights": "mlperf.experiment",
-    "profile": "profiling.profile",
-    "profile_report": "profiling.profile_report",
-    "read_roofline": "profiling.profile_report",
-    "recipe_names": "config.resolve",
+    "recipe_names": "config.recipe",
     "report": "reports.report",
     "resolve": "config.resolve",
     "resolve_task": "training.task_settings",
     "resume": "training.start",
-    "run_experiment": "mlperf.experiment",
-    "run_experiments": "mlperf.run",
     "score": "tasks.score",
-    "show_logs": "mlperf.show",
-    "show_weights": "weights.inspect",
-    "submit_job": "launch.submit",
     "train_vocabulary": "data.text.vocabulary_training",
-    "verify": "data.formats.verify",
-    "watch": "reports.watch",
 }
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = sorted([*_MODULES, "__version__"])
 
+if TYPE_CHECKING:
+    from bertrain.base.doctor import doctor as doctor
+    from bertrain.base.errors import UserError as UserError
+    from bertrain.base.isa import cap_isa as cap_isa
+    from bertrain.config.recipe import recipe_names as recipe_names
+    from bertrain.config.resolve import resolve as resolve
+    from bertrain.data.feed.stats import data_stats as data_stats
+    from bertrain.data.formats.convert import convert as convert
+    from bertrain.data.formats.pack import pack as pack
+    from bertrain.data.prepare.prepare import prepare as prepare
+    from bertrain.data.text.extract import extract as extract
+    from bertrain.data.text.vocabulary_training import train_vocabulary as train_vocabulary
+    from bertrain.reports.report import report as report
+    from bertrain.reports.watch import look as look
+    from bertrain.tasks.fill_mask import fill_mask as fill_mask
+    from bertrain.tasks.score import score as score
+    from bertrain.training.announce import dry_run as dry_run
+    from bertrain.training.evaluate import evaluate as evaluate
+    from bertrain.training.finetune import finetune as finetune
+    from bertrain.training.predict import evaluate_task as evaluate_task
+    from bertrain.training.predict import predict as predict
+    from bertrain.training.start import pretrain as pretrain
+    from bertrain.training.start import resume as resume
+    from bertrain.training.task_settings import resolve_task as resolve_task
+    from bertrain.weights.export import export as export
+    from bertrain.weights.export import import_weights as import_weights
+else:  # a type checker that saw this function would accept any name
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"bertrain has no {name!r}")
-    import importlib
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"bertrain has no {name!r}")
+        import importlib
 
-    value = getattr(importlib.import_module(f"bertrain.{_HOMES[name]}"), name)
-    globals()[name] = value  # a submodule of the same name must not take its place later
-    return value
+        value = getattr(importlib.import_module(f"bertrain.{_MODULES[name]}"), name)
+        globals()[name] = value  # a submodule of the same name must not take its place later
+        return value
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,8 @@
 
 usage: python docs/make_reference.py
 
-What can be read off the code is read off it. What stands in files (fields and file names) is listed here with its
-meaning, and tests/docs/test_documents.py compares the lists with what a real run writes.
+Verbs, settings, recipes and functions are read off the code. Files and their fields are listed here with their
+meanings; tests/docs/test_documents.py compares the lists with the files of a real run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import bertrain
 from bertrain.base.errors import EXIT_CODES
 from bertrain.cli.main import app
 from bertrain.config import resolve as config
+from bertrain.config.recipe import list_recipes
 from bertrain.config.settings import SECTIONS
 
 HERE = Path(__file__).parent
@@ -237,18 +238,19 @@ def reference() -> str:
 
 
 def verbs() -> Iterator[tuple[str, Any]]:
-    """Every verb with its command, in the order of the code."""
+    """Every verb with its command, in the order of the code; those for scripts alone are left out."""
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        if hasattr(command, "commands"):
-            for inner, leaf in command.commands.items():
-                yield f"{name} {inner}", leaf
-        else:
-            yield name, command
+        leaves = {f"{name} {inner}": leaf for inner, leaf in getattr(command, "commands", {}).items()}
+        yield from ((full, leaf) for full, leaf in (leaves or {name: command}).items() if not leaf.hidden)
 
 
 def _verbs() -> Iterator[str]:
     yield from ("## Verbs", "")
-    yield "A mistake of the user ends in one sentence and exit code 2. `bertrain VERB --help` says what stands here."
+    yield (
+        "An error that the user can fix ends a command with one sentence, a [code](errors.md) and exit code 2. "
+        "`bertrain VERB --help` prints what stands here. Verbs that train take short options for some settings; every "
+        "other setting is given as `--section.field VALUE`."
+    )
     yield from ("", "### Exit codes", "")
     yield from _table(("code", "meaning"), [(f"{code}", meaning) for code, meaning in EXIT_CODES.items()])
     for name, command in verbs():
@@ -257,7 +259,8 @@ def _verbs() -> Iterator[str]:
         usage = " ".join(["bertrain", name, *map(_argument_name, arguments), "[OPTIONS]"])
         yield from (f"### bertrain {name}", "", " ".join(text.split()), "", f"    {usage}", "")
         yield from (f"Example: `{' '.join(example.split())}`", "")
-        rows = [(_parameter_name(one), _default(one), one.help or "") for one in command.params]
+        shown = [one for one in command.params if not getattr(one, "hidden", False)]
+        rows = [(_parameter_name(one), _default(one), one.help or "") for one in shown]
         yield from _table(("argument or option", "default", "meaning"), rows)
 
 
@@ -287,10 +290,10 @@ def _default(parameter: Any) -> str:
 def _settings() -> Iterator[str]:
     yield from ("## Settings", "")
     yield (
-        "Each is given to `bertrain pretrain` as `--section.field VALUE`, or stands in a TOML file as `field = value` "
-        "under `[section]`. A recipe is laid over these defaults, a file named by `--settings` over the recipe, the "
-        "command line over both. Settings marked *yes* may be given anew to `bertrain resume`; the others shape the "
-        "training, so another value is another run."
+        "Give a setting on the command line as `--section.field VALUE`, or in a TOML file as `field = value` under "
+        "`[section]`. A recipe overrides these defaults, a file given with `--settings` overrides the recipe, and the "
+        "command line overrides both. `bertrain resume` may change the settings marked *yes*; the others shape the "
+        "training, so another value needs a new run. Experimental settings are for benchmarks and comparisons."
     )
     yield ""
     for section, kind in SECTIONS.items():
@@ -305,7 +308,7 @@ def _settings() -> Iterator[str]:
                     f"`{entry['name']}`",
                     f"`{_toml(entry['default'])}`",
                     _values(hints[name], limits["minimum"], limits["maximum"]),
-                    entry["help"],
+                    f"(experimental) {entry['help']}" if entry["experimental"] else entry["help"],
                     "" if entry["shapes_training"] else "yes",
                 )
             )
@@ -331,17 +334,20 @@ def _values(hint: Any, minimum: float | None, maximum: float | None) -> str:
 
 def _recipes() -> Iterator[str]:
     yield from ("## Recipes", "")
-    yield "`bertrain recipes NAME` prints one whole; a `.toml` file of your own serves in its place."
+    yield (
+        "`bertrain recipes NAME` prints one with everything it builds on. A `.toml` file of your own can be used in "
+        'its place; it may build on a recipe with `base = "NAME"` as its first line.'
+    )
     yield ""
     rows = []
-    for name in config.recipe_names():
-        settings = config.resolve(name)
+    for recipe in list_recipes():
+        settings = config.resolve(recipe.name)
         model, batch = settings.model, settings.batch
         size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
         rows.append(
             (
-                f"`{name}`",
-                config.recipe_text(name).split("\n")[0].lstrip("# "),
+                f"`{recipe.name}`",
+                recipe.headline,
                 f"{model.num_layers} x {model.hidden_size}",
                 str(settings.data.max_seq_length),
                 size,
@@ -349,7 +355,7 @@ def _recipes() -> Iterator[str]:
                 f"{settings.optimizer.name}, {settings.optimizer.learning_rate:g}",
             )
         )
-    yield from _table(("name", "what it is", "layers x width", "length", "a step", "steps", "optimizer, rate"), rows)
+    yield from _table(("name", "description", "layers x width", "length", "step", "steps", "optimizer, rate"), rows)
 
 
 def _functions() -> Iterator[str]:

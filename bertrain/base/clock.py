@@ -1,7 +1,7 @@
-"""The clock that steps, samples and kernel launches are joined by: the wall's, but it never runs backwards.
+"""A clock for joining steps, samples and kernel launches: Unix time that never runs backwards.
 
-It is read off the wall once, when the process begins, and then goes on with the monotonic clock. What this process
-writes can be joined exactly, whatever happens to the system's time meanwhile.
+It reads the system's time once, when the process starts, and then follows the monotonic clock. Timestamps of one
+process can be joined exactly even if the system's time is changed meanwhile.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def now() -> float:
 
 
 def stepped() -> float:
-    """Seconds by which the system's clock has been set since this process began; negative: back."""
+    """Seconds by which the system's time was changed since this process started; negative: set back."""
     return time.time() - time.monotonic() - _WALL_AT_ZERO

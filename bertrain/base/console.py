@@ -1,7 +1,7 @@
-"""What the person at the console sees: a live bar on a terminal, plain lines in a log, or nothing.
+"""Console output of a run: a progress bar on a terminal, plain lines elsewhere, or nothing.
 
-Lines are the same information as the bar, so a log read later misses nothing. Warnings are always said. All of it goes
-into the rank's own log too (logs.py), whatever the console shows.
+Lines hold the same information as the bar. Warnings are always printed. Everything is also written into the rank's log
+(logs.py), whatever the console shows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from bertrain.base.formatting import duration
 from bertrain.base.logs import note
 
 UNSAID = ("step",)
@@ -16,18 +17,18 @@ PHASES = ("data", "forward_backward", "reduction", "optimizer")
 
 
 def warn(message: str) -> None:
-    """One line of warning, apart from the output."""
+    """Print a warning to stderr, and log it."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
     note("warning", "warning", message)
 
 
 def remark(message: str) -> None:
-    """One line that is no warning, apart from the output all the same."""
+    """Print a remark to stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
 class Console:
-    """Says what a run does. `level` is quiet, normal or verbose; `style` is auto, bar or lines."""
+    """Prints what a run does. `level` is quiet, normal or verbose; `style` is auto, bar or lines."""
 
     def __init__(self, level: str = "normal", style: str = "auto", *, is_speaker: bool = True) -> None:
         self.level, self._is_speaker = level if is_speaker else "quiet", is_speaker
@@ -36,7 +37,7 @@ class Console:
         self._task: Any = None
 
     def say(self, message: str) -> None:
-        """One line, above the bar if there is one."""
+        """Print and log one line, above the bar if there is one."""
         if self._is_speaker:
             note("info", "said", message)
         self._show(message)
@@ -50,12 +51,12 @@ class Console:
             print(message, flush=True)
 
     def detail(self, message: str) -> None:
-        """One line for those who asked for more."""
+        """Print one line at level verbose."""
         if self.level == "verbose":
             self._show(message)
 
     def start(self, first_step: int, last_step: int | None) -> None:
-        """Show the bar, on a terminal; None where the end is not known yet."""
+        """Show the bar, on a terminal; `last_step` is None where it is not known yet."""
         if not self._live:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -152,18 +153,8 @@ def seconds_left(records: list[dict[str, Any]], last_step: int) -> float:
     return (last_step - records[-1]["step"]) * _seconds(records) / len(records)
 
 
-def duration(seconds: float) -> str:
-    """3 s, 4:05, 2:03:04: as short as it can be read."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def evaluation_text(result: dict[str, float]) -> str:
-    """Loss and accuracies in one line; of a task, its figures."""
+    """Loss and accuracies, or the metrics of a task, in one line."""
     if "mlm_accuracy" not in result:
         shown = {name: value for name, value in result.items() if name not in UNSAID}
         return "  ".join(f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith("latency"))

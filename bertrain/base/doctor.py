@@ -1,4 +1,4 @@
-"""`bertrain doctor`: what this machine has, what bertrain will use of it and why, and what is missing."""
+"""`bertrain doctor`: the hardware and software of this machine, how bertrain uses it, and what is missing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertrain.base.machine import cpu_flags, cpu_name, free_memory, total_memory
+
+GIB = 2**30
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `verdict` is ok, note (works, but could be better) or missing."""
+    """One line of the report. `verdict` is ok, note (it works, but could be better) or missing."""
 
     subject: str
     found: str
@@ -21,7 +25,7 @@ class Finding:
 
 
 def doctor(folder: str | Path = ".") -> list[Finding]:
-    """Look at the machine; `folder` is where runs will be written."""
+    """Examine this machine; `folder` is where runs will be written."""
     findings = [_python(), _packages(), _cores(), _vector_units(), _memory(), _disk(Path(folder))]
     return [*findings, *_gpus(), _compiler(), _triton()]
 
@@ -40,7 +44,7 @@ def _packages() -> Finding:
             absent.append(name)
     if absent:
         return Finding("packages", ", ".join(versions), "missing", f"install {', '.join(absent)}: pip install bertrain")
-    return Finding("packages", ", ".join(versions), "ok", "all that a run needs")
+    return Finding("packages", ", ".join(versions), "ok", "everything a run needs")
 
 
 def _cores() -> Finding:
@@ -59,44 +63,36 @@ def _cgroup_cores() -> float | None:
 
 
 def _vector_units() -> Finding:
-    from bertrain.base.isa import cpu_flags, cpu_name
-
     flags, model = cpu_flags(), cpu_name()
     if not flags:
-        return Finding("cpu", model, "note", "/proc/cpuinfo does not say which instructions it has")
-    units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+        return Finding("cpu", model, "note", "/proc/cpuinfo does not list its instructions")
+    names = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "sve2", "bf16")
+    units = [name for name in names if name in flags]
+    found = f"{model}: {' '.join(units) or 'no vector units'}"
     if "amx_bf16" in flags:
-        return Finding(
-            "cpu", f"{model}: {' '.join(units)}", "ok", "bf16 and bf32 run on AMX: --train.precision auto takes bf16"
-        )
+        return Finding("cpu", found, "ok", "bf16 and bf32 run on AMX: --train.precision auto takes bf16")
     if "avx512f" in flags:
-        return Finding(
-            "cpu", f"{model}: {' '.join(units)}", "ok", "fp32 products use AVX-512; bf16 gains little, bf32 needs AMX"
-        )
-    on_arm = [name for name in ("asimd", "sve", "sve2", "bf16") if name in flags]
-    if on_arm:
-        plainly = "training is plain PyTorch, in fp32 unless asked for otherwise: the kernels for CPUs need AMX"
-        return Finding("cpu", f"{model}: {' '.join(on_arm)}", "note", plainly)
-    return Finding("cpu", f"{model}: {' '.join(units) or 'no vector units'}", "note", "training on this CPU is slow")
+        return Finding("cpu", found, "ok", "fp32 products use AVX-512; bf16 gains little, bf32 needs AMX")
+    if "asimd" in flags or "sve" in flags:
+        advice = "training uses plain PyTorch, in fp32 unless set otherwise: the kernels for CPUs need AMX"
+        return Finding("cpu", found, "note", advice)
+    return Finding("cpu", found, "note", "training on this CPU is slow")
 
 
 def _memory() -> Finding:
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(fields[name].split()[0]) / 2**20 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
+    total, free = total_memory(), free_memory()
+    if total is None or free is None:
         return Finding("memory", "unknown", "note", "no /proc/meminfo to read it from")
-    fits = (
-        "BERT-Large (16 bytes a parameter, and activations)" if free > 12 else "BERT-Base" if free > 4 else "BERT-Tiny"
-    )
-    return Finding(
-        "memory", f"{free:.1f} GiB free of {total:.1f}", "ok" if free > 2 else "note", f"enough to train {fits}"
-    )
+    fits = "BERT-Large (16 bytes a parameter, and activations)"
+    if free < 12 * GIB:
+        fits = "BERT-Base" if free > 4 * GIB else "BERT-Tiny"
+    verdict = "ok" if free > 2 * GIB else "note"
+    return Finding("memory", f"{free / GIB:.1f} GiB free of {total / GIB:.1f}", verdict, f"enough to train {fits}")
 
 
 def _disk(folder: Path) -> Finding:
     existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
-    free = shutil.disk_usage(existing).free / 2**30
+    free = shutil.disk_usage(existing).free / GIB
     enough = f"a BERT-Large checkpoint takes 4 GiB, and checkpoint.keep is 3: {free / 12:.0f} such runs fit"
     return Finding("disk", f"{free:.1f} GiB free at {existing}", "ok" if free > 12 else "note", enough)
 
@@ -110,7 +106,7 @@ def _gpus() -> list[Finding]:
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         capability = f"compute capability {facts.major}.{facts.minor}"
-        found = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {capability}"
+        found = f"{facts.name}, {facts.total_memory / GIB:.0f} GiB, {capability}"
         advice = (
             "bf16, tf32 and the fused kernels"
             if facts.major >= 8

@@ -1,4 +1,4 @@
-"""How a command ends: the exit codes, the one kind of error a user can cause, and what befalls a rank among others."""
+"""Exit codes, errors that a user can fix, and errors of a rank that another rank caused."""
 
 EXIT_USER_ERROR = 2
 EXIT_LOST_RANK = 69
@@ -7,13 +7,13 @@ EXIT_HUNG = 124
 
 EXIT_CODES = {
     0: "done",
-    1: "a failure of ours, with its traceback; with `--nproc`, a rank that failed or was killed",
-    EXIT_USER_ERROR: "something only the user can mend, said in one sentence; also Ctrl-C, after the step was saved",
-    EXIT_LOST_RANK: "of a rank: another one is gone, whose launcher knows how",
-    EXIT_REQUEUE: "stopped by SIGTERM or SIGUSR1 and saved: start it again (a batch system's requeue) and it goes on",
-    EXIT_HUNG: "nothing moved for `train.hang_timeout`; the sentence names the rank that stopped",
+    1: "a bug, with its traceback; with `--nproc`, a rank that failed or was killed",
+    EXIT_USER_ERROR: "an error that the user can fix, in one sentence with a code; also Ctrl-C, after saving the step",
+    EXIT_LOST_RANK: "this rank lost a peer; the launcher reports the cause",
+    EXIT_REQUEUE: "stopped by SIGTERM or SIGUSR1 and saved; start the command again (or requeue the job) to continue",
+    EXIT_HUNG: "no progress for `train.hang_timeout`; the message names the rank that hangs",
 }
-"""What each exit code says. 75 is EX_TEMPFAIL and 69 EX_UNAVAILABLE of sysexits.h, 124 that of timeout(1)."""
+"""The meaning of each exit code. 75 is EX_TEMPFAIL and 69 EX_UNAVAILABLE in sysexits.h; 124 is that of timeout(1)."""
 
 
 class UserError(Exception):
@@ -34,25 +34,25 @@ class UserError(Exception):
 
 
 class AgreedError(UserError):
-    """An error that every rank of a run comes to at the same point; the first rank says it for all."""
+    """An error that every rank raises at the same point; only the first rank prints it."""
 
 
 class DivergedError(AgreedError):
-    """Training came to nothing: step after step was not finite."""
+    """Training diverged: too many steps in a row were not finite."""
 
 
 class RequeueError(AgreedError):
-    """The machine is wanted for something else: the run is saved, and goes on when it is started again."""
+    """The run was stopped by a signal and saved; it continues when it is started again."""
 
     exit_code = EXIT_REQUEUE
 
 
 class ReportedElsewhereError(UserError):
-    """What befell this rank because another one ended in a sentence, which that one has said."""
+    """This rank stopped because another rank raised an error, which that rank prints."""
 
 
 class LostRankError(Exception):
-    """Another rank is gone without a word. No failure of this one, and nothing that a user can mend."""
+    """Another rank is gone without an error of its own; neither this rank nor the user is the cause."""
 
 
 def nearest(word: str, candidates: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: written beside their place, renamed into it."""
+"""Write files and folders atomically: beside their final place, then renamed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A file to write, which takes the place of `path` when the body has ended well."""
+    """A file to write, which replaces `path` if the body succeeds."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         with open(partial, "w", encoding="utf-8") as file:
@@ -40,7 +40,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a file of tensors that others may read as they may any new file here."""
+    """Write a safetensors file with the permissions of a new file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -49,28 +49,30 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
-        raise OSError(str(error)) from None  # its writer wraps the system's error in text
-    path.chmod(mode)  # it writes a passing file, which is for the owner alone
+        raise OSError(str(error)) from None  # safetensors wraps the system's error in text
+    path.chmod(mode)  # safetensors writes a temporary file that only the owner can read
 
 
 def sync(folder: Path) -> None:
-    """Have the files of a folder on the disk, before a rename says that they are whole."""
+    """Flush the files of a folder to disk, before a rename declares them complete."""
     for path in folder.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse a place for a new folder that holds something."""
+    """Refuse an output folder that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; choose another --out or remove it")
+        raise UserError(
+            "occupied-folder", f"{out} exists and is not an empty folder; choose another --out or remove it"
+        )
 
 
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `place` when the body has ended well; otherwise nothing is left of it."""
+    """A folder to fill, which becomes `place` if the body succeeds; otherwise it is deleted."""
     partial = place.parent / f".{place.name}.partial-{os.getpid()}"
-    with _tidying_before_the_end():
+    with _cleaning_up_on_sigterm():
         try:
             partial.mkdir(parents=True)
             yield partial
@@ -78,21 +80,20 @@ def new_folder(place: Path) -> Iterator[Path]:
                 place.rmdir()
             partial.rename(place)
         except OSError as error:
-            raise UserError(f"could not write {place}: {error.strerror or error}; nothing was left there") from None
+            raise UserError(
+                "unwritable-folder", f"could not write {place}: {error.strerror or error}; nothing was left there"
+            ) from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 @contextmanager
-def _tidying_before_the_end() -> Iterator[None]:
-    """Let the body clean up when SIGTERM comes, instead of ending on the spot; the process then ends by it.
-
-    Where somebody else has taken charge of the signal, as the training loop does, it stays theirs.
-    """
+def _cleaning_up_on_sigterm() -> Iterator[None]:
+    """Let the body clean up on SIGTERM before the process ends by it; another handler, as of training, stays."""
     in_charge = threading.current_thread() is threading.main_thread()
     if not in_charge or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

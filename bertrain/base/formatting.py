@@ -1,4 +1,4 @@
-"""How a report writes numbers, and what it calls the metrics of a run; those it does not know go by their own names."""
+"""Format numbers, durations and names of metrics for people."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BOOKKEEPING = {
     "kind", "step", "samples", "examples", "tokens", "applied", "skipped", "spike", "not_finite", "loss_scale",
     "learning_rate", "gradient_norm", "tokens_per_s", "idle_share", "padding_share", "ended", "reason",
 }  # fmt: skip
-"""What a line of metrics holds besides how good the model is."""
-YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # metrics that no run is judged by
+"""Fields of metrics.jsonl that are not metrics of the model."""
+YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # for comparison, never the main metric
 
 
 def is_metric(name: str) -> bool:
-    """Whether a field of a step or an evaluation says how good the model is."""
+    """Whether a field of a step or an evaluation is a metric of the model's quality."""
     return name not in BOOKKEEPING and "." not in name and not is_speed(name)
 
 
 def is_speed(name: str) -> bool:
-    """Whether it says how fast the model is."""
+    """Whether it is a metric of speed."""
     return name.endswith("_per_s") or name.startswith("latency")
 
 
@@ -35,7 +35,7 @@ def title_of(metric: str) -> str:
 
 
 def heading_of(metric: str) -> str:
-    """Its title to begin a line with."""
+    """Its title with a capital letter."""
     title = title_of(metric)
     return title[:1].upper() + title[1:]
 
@@ -50,14 +50,14 @@ def is_better_low(metric: str) -> bool:
 
 
 def headline_of(metrics: list[str]) -> str | None:
-    """The metric that a run is judged by: masked words right, or the first that is no loss, or the first."""
+    """The main metric of a run: masked-word accuracy, else the first that is not a loss, else the first."""
     judging = [metric for metric in metrics if metric not in YARDSTICKS]
     others = [metric for metric in judging if not is_better_low(metric)]
     return "mlm_accuracy" if "mlm_accuracy" in judging else next(iter(others or judging), None)
 
 
 def show(metric: str, value: float | None) -> str:
-    """A metric's value as it is usually written."""
+    """A metric's value, in percent or with four decimals."""
     return percent(value) if is_share(metric) else decimal(value)
 
 
@@ -76,7 +76,7 @@ def counted(count: int, what: str) -> str:
 
 
 def few(names: Iterable[str], most: int = 4) -> str:
-    """Different names in their order, the first of them where there are many."""
+    """The first `most` different names in their order."""
     different = list(dict.fromkeys(names))
     return ", ".join(different[:most]) + (", …" if len(different) > most else "")
 
@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
     for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {part}"
-    return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+    return f"{whole} s" if whole >= 10 else f"{f'{seconds:.1f}'.removesuffix('.0')} s"
 
 
 def decimal(value: float | None) -> str:

@@ -1,9 +1,9 @@
-"""What every rank said, in one place: RUN/logs/rank-N.jsonl, an object per line, and how it is read.
+"""Logs of the ranks: RUN/logs/rank-N.jsonl, a JSON object per line. Writes them and reads them.
 
 A line holds `time` (seconds since the epoch, by the rank's clock), `level`, `event`, `text`, and fields of the event.
-Whatever the console, warnings and the watchdog say goes here too, as well as what ranks that stay silent have to say.
-A file that reaches MOST_BYTES takes the place of the one before it, so a rank keeps twice that at the most. Lines that
-cannot be written are counted, and the run goes on without them.
+Console lines, warnings and reports of the watchdog are logged too, also on ranks that print nothing. A file that
+reaches MAX_BYTES replaces the older one, so a rank keeps at most twice that. Lines that cannot be written are counted,
+and the run continues.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Level = Literal["info", "warning", "error"]
 LEVELS: dict[str, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 FOLDER = "logs"
-MOST_BYTES = 8 << 20  # of a file; there is one older file beside it
+MAX_BYTES = 8 << 20  # per file; one older file is kept
 POLL_S = 0.5
 
 LOGGER = logging.getLogger("bertrain")
 LOGGER.setLevel(logging.INFO)
-LOGGER.propagate = False  # the console has said it already
+LOGGER.propagate = False  # the console has printed it already
 LOGGER.addHandler(logging.NullHandler())
 
 
@@ -44,21 +44,21 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def note(level: Level, event: str, text: str, **fields: Any) -> None:
-    """Put one line into this rank's log, if it keeps one and there is memory for a line."""
-    with suppress(MemoryError):  # it is often the reason for the line, and has to reach the user
+    """Write one line into this rank's log, if it keeps one and memory is left."""
+    with suppress(MemoryError):  # running out of memory is often the reason for the line, and must still reach the user
         LOGGER.log(LEVELS[level], "%s", text, extra={"event": event, "fields": fields})
 
 
 @contextmanager
 def keep_log(run: Path, rank: int, world: int) -> Iterator[None]:
-    """Keep this rank's log in the run folder while the body runs; how it began and ended is noted."""
+    """Keep this rank's log in the run folder while the body runs; its start and end are logged."""
     with suppress(OSError):
         (run / FOLDER).mkdir(exist_ok=True)
     handler = _Lines(run / FOLDER / f"rank-{rank}.jsonl")
     LOGGER.addHandler(handler)
     try:
         where = {"host": platform.node(), "process": os.getpid(), "world": world}
-        note("info", "start", f"rank {rank} of {world} begins on host {where['host']}", **where)
+        note("info", "start", f"rank {rank} of {world} starts on host {where['host']}", **where)
         yield
         note("info", "end", f"rank {rank} is done")
     except UserError as error:
@@ -73,17 +73,17 @@ def keep_log(run: Path, rank: int, world: int) -> Iterator[None]:
 
 
 class _Lines(RotatingFileHandler):
-    """A rank's file. What cannot be written is counted, and said once on the console."""
+    """A rank's file. Lines that cannot be written are counted, and reported once on the console."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="ascii", delay=True)
-        self._num_lost, self._has_said = 0, False
+        super().__init__(path, maxBytes=MAX_BYTES, backupCount=1, encoding="ascii", delay=True)
+        self._num_lost, self._has_warned = 0, False
 
     def format(self, record: logging.LogRecord) -> str:
         lost = {"lost_before": self._num_lost} if self._num_lost else {}
-        told = {"level": record.levelname.lower(), "event": record.__dict__.get("event", record.name)}
+        head = {"level": record.levelname.lower(), "event": record.__dict__.get("event", record.name)}
         fields = record.__dict__.get("fields", {})
-        return json.dumps({"time": record.created} | told | {"text": record.getMessage()} | fields | lost, default=str)
+        return json.dumps({"time": record.created} | head | {"text": record.getMessage()} | fields | lost, default=str)
 
     def emit(self, record: logging.LogRecord) -> None:
         lost_before = self._num_lost
@@ -95,10 +95,10 @@ class _Lines(RotatingFileHandler):
         self._num_lost += 1
         if self.stream is not None:
             with suppress(OSError, ValueError):
-                self.stream.close()  # which would keep what it could not write, and try again
-            self.stream = None  # opened anew for the next line
-        if not self._has_said:
-            self._has_said = True
+                self.stream.close()  # an open stream would keep the line and try again
+            self.stream = None  # reopened for the next line
+        if not self._has_warned:
+            self._has_warned = True
             print(f"warning: cannot write {self.baseFilename}: {sys.exc_info()[1]}; the run goes on", file=sys.stderr)
 
 
@@ -108,16 +108,16 @@ class _Lines(RotatingFileHandler):
 def logs(
     run: str | Path, *, rank: int | None = None, since: str = "", level: Level = "info", follow: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The lines that the ranks of a run have logged, or one of them, by time; each is a dictionary with its `rank`.
+    """The log lines of a run's ranks, or of one rank, by time; each is a dictionary with its `rank`.
 
-    `since` is how far to look back from now, such as 10m; `level` the least that is wanted. With `follow` it waits
-    for more, without end. It only reads; a line that is torn is left out.
+    `since` is how far to look back, such as 10m; `level` is the lowest level. With `follow` it waits for new lines
+    forever. Incomplete lines are left out.
     """
     earliest = time.time() - parse_duration(since, "--since") if since else float("-inf")
     files = _files(Path(run))
     if rank is not None and rank not in files:
-        there = ", ".join(map(str, sorted(files)))
-        raise UserError(f"{run} holds no log of rank {rank}; there are logs of: {there}")
+        ranks = ", ".join(map(str, sorted(files)))
+        raise UserError("missing-log", f"{run} holds no log of rank {rank}; there are logs of: {ranks}")
     wanted = {rank} if rank is not None else None
     return (
         entry
@@ -127,7 +127,7 @@ def logs(
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """A line of a log for people."""
+    """A log line as text."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
     lost = f" (and {entry['lost_before']} lines before it were lost)" if entry.get("lost_before") else ""
     return f"{when}  rank {entry['rank']}  {entry['level']:<7}  {entry['text']}{lost}"
@@ -155,13 +155,13 @@ def ranks_with_logs(run: Path) -> list[int]:
 def _files(run: Path) -> dict[int, Path]:
     files = {rank: run / FOLDER / f"rank-{rank}.jsonl" for rank in ranks_with_logs(run)}
     if not files:
-        there = "has no logs yet" if (run / "config.json").is_file() else "holds no run"
-        raise UserError(f"{run} {there}: there is no {FOLDER}/rank-0.jsonl in it")
+        reason = "has no logs yet" if (run / "config.json").is_file() else "holds no run"
+        raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
     return files
 
 
 def _entries(run: Path, wanted: set[int] | None, *, follow: bool) -> Iterator[dict[str, Any]]:
-    """All lines by time, as far as clocks agree; then, if asked to, what comes."""
+    """All lines by time, as far as clocks agree; then, with `follow`, new lines."""
     open_files: dict[int, _Growing] = {}
 
     def new_files() -> list[_Growing]:
@@ -180,7 +180,7 @@ def _entries(run: Path, wanted: set[int] | None, *, follow: bool) -> Iterator[di
 
 
 class _Growing:
-    """A rank's log that may grow, and be replaced by a new one, while it is read."""
+    """A rank's log that may grow, or be replaced by a new file, while it is read."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank = path, rank
@@ -188,16 +188,16 @@ class _Growing:
         self._rest = b""
 
     def older(self) -> Iterator[dict[str, Any]]:
-        """What the file before this one holds."""
+        """The lines of the older file."""
         with suppress(OSError), open(f"{self._path}.1", "rb") as file:
             yield from filter(None, (_entry(line, self._rank) for line in file))
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """The whole lines that were written since the last call."""
+        """The complete lines that were written since the last call."""
         while True:
             if self._file is None:
                 try:
-                    self._file = open(self._path, "rb")  # noqa: SIM115 - it is read on from, call after call
+                    self._file = open(self._path, "rb")  # noqa: SIM115 - stays open between calls
                 except OSError:
                     return
             for line in self._file:
@@ -212,12 +212,12 @@ class _Growing:
             self._file, self._rest = None, b""
 
     def _is_newest(self) -> bool:
-        """Whether the open file is still the one of that name; only then may more come."""
+        """Whether the open file still has this name; only then may it grow."""
         assert self._file is not None
         try:
             return os.fstat(self._file.fileno()).st_ino == os.stat(self._path).st_ino
         except OSError:
-            return True  # between its renaming and the first line of the next one
+            return True  # renamed, and the next file has no line yet
 
 
 def _entry(line: bytes, rank: int) -> dict[str, Any] | None:

@@ -1,10 +1,10 @@
 """One master seed, everything else derived: stateless random numbers.
 
-Each random decision of a run (the order of examples, masks, dropout, initial weights) is a pure function of
-the master seed and of what it is for: (seed, epoch, row), (seed, step, bin) or (seed, name). No generator
+Each random choice of a run (the order of examples, masks, dropout, initial weights) is a pure function of
+the master seed and of its purpose: (seed, epoch, row), (seed, step, bin) or (seed, name). No generator
 state exists, so none is saved, and neither ranks, workers nor restarts can change a draw.
 
-The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), a bijection on 64-bit words that
+The mixer is the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection on 64-bit words that
 passes the usual statistical batteries, applied to arrays at a few nanoseconds a number.
 """
 
@@ -23,7 +23,7 @@ _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix(words: Words) -> Words:
-    """SplitMix64's finaliser, element by element; wraps modulo 2**64. The argument is left alone."""
+    """SplitMix64's finalizer, element by element; wraps modulo 2**64. The argument is not changed."""
     words = words + _GOLDEN
     words ^= words >> np.uint64(30)
     words *= _MULTIPLY_1
@@ -45,11 +45,11 @@ def derive(*parts: int | str) -> int:
 
 
 def permute(positions: npt.ArrayLike, size: int, key: int) -> npt.NDArray[np.int64]:
-    """Where a random permutation of range(size), drawn by `key`, sends each of `positions`.
+    """The images of `positions` under a random permutation of range(size) that `key` selects.
 
-    A Feistel network of four rounds permutes the next power of four at or above `size`; what lands outside
-    is sent round again until it lands inside (cycle walking, under four rounds on average). So any
-    stretch of a permutation of 157 million rows costs only its own length, in time and in memory.
+    A Feistel network of four rounds permutes the next power of four at or above `size`; values that
+    land outside are permuted again until they land inside (cycle walking, under four rounds on average). So a
+    slice of a permutation of 157 million rows costs only its own length, in time and in memory.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     low_mask = np.uint64((1 << half_bits) - 1)

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain data`, each a thin skin over one Python function of `bertrain.data`."""
+"""The verbs of `bertrain data`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bertrain.cli.options import AsJson, NewFolder
 from bertrain.config.choices import (
     MAX_PER_ROW,
     PACKING,
@@ -25,21 +26,23 @@ from bertrain.config.choices import (
 )
 
 data_app = typer.Typer(
-    help="Make training data, and turn it from one layout into another.", no_args_is_help=True, rich_markup_mode=None
+    help="Prepare training data, and convert it between formats.", no_args_is_help=True, rich_markup_mode=None
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="text files, or folders of them")]
-NewFolder = Annotated[Path, typer.Option("--out", help="the folder to make")]
-AnyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="data of any layout: a folder, or one HDF5 or TFRecord")]
+AnyFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="data in any format: a folder, or one HDF5 or TFRecord file")
+]
 VocabularyFile = Annotated[
     Path | None,
-    typer.Option("--vocab", help="vocabulary of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"),
+    typer.Option(
+        "--vocab", help="vocabulary file of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"
+    ),
 ]
-ShardCount = Annotated[int, typer.Option("--shards", min=0, help="files to write; 0: one for every 65,536 rows")]
-MaskSeed = Annotated[int, typer.Option("--seed", help="seed of masks, where unmasked rows need some, and of packing")]
+ShardCount = Annotated[int, typer.Option("--shards", min=0, help="files to write; 0: one for each 65,536 rows")]
+MaskSeed = Annotated[int, typer.Option("--seed", help="seed of packing, and of masks where the rows have none")]
 MaxPredictions = Annotated[
-    int, typer.Option(min=0, help="masked words a row has room for; 0: as the data has it, or 15 % of its width")
+    int, typer.Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row's length")
 ]
 LowerCase = Annotated[bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")]
 
@@ -47,15 +50,15 @@ LowerCase = Annotated[bool, typer.Option("--lower-case/--cased", help="fold case
 @data_app.command("download")
 def data_download(
     what: Annotated[Collection, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
-    out: Annotated[Path, typer.Option("--out", help="the folder to fetch into; files that are there are verified")],
-    mirror: Annotated[str | None, typer.Option(help="address in place of the public host's")] = None,
+    out: Annotated[Path, typer.Option("--out", help="the folder to download into; existing files are verified")],
+    mirror: Annotated[str | None, typer.Option(help="address to use instead of the public host")] = None,
     language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
     date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
+    """Download a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
 
-    After a break, run it again: it goes on where it was. Nothing gets its name before length and MD5 are right.
+    If it is interrupted, run it again to continue. A file gets its name only after its length and MD5 are verified.
 
     Example: bertrain data download wikipedia --language simple --out dumps/
     """
@@ -80,34 +83,36 @@ def data_extract(
     ],
     out: NewFolder,
     form: Annotated[
-        Form, typer.Option("--format", help="what all inputs are; auto: as the content of each says")
+        Form, typer.Option("--format", help="format of the inputs; auto: detected from the content of each")
     ] = "auto",
-    text_column: Annotated[
-        str, typer.Option(help="the field of JSONL, or column of Parquet, that holds text")
-    ] = "text",
+    text_column: Annotated[str, typer.Option(help="the JSONL field or Parquet column that holds the text")] = "text",
     document_end: Annotated[
-        DocumentEnd, typer.Option(help="what ends a document of plain text; file: lines may be wrapped")
+        DocumentEnd,
+        typer.Option(help="end of a document in plain text; file: each file is one document, lines may be wrapped"),
     ] = "blank-line",
     sentences: Annotated[
-        Splitter, typer.Option(help="sentencex: split by rule; lines: a line is a sentence; none: a document is")
+        Splitter, typer.Option(help="sentencex: split by rules; lines: a line is a sentence; none: do not split")
     ] = "sentencex",
-    language: Annotated[str, typer.Option(help="the language by whose rules sentences are split")] = "en",
-    min_characters: Annotated[int, typer.Option(help="leave out shorter documents")] = 0,
+    language: Annotated[str, typer.Option(help="language of the rules for splitting sentences")] = "en",
+    min_characters: Annotated[int, typer.Option(help="skip documents with fewer characters")] = 0,
     deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="keep one of equal documents; 100 bytes of memory for each")
+        bool, typer.Option("--deduplicate", help="drop duplicate documents; needs 100 bytes of memory per document")
     ] = False,
-    hold_out: Annotated[int, typer.Option(help="whole documents to put aside for evaluation")] = 0,
-    hold_out_seed: Annotated[int, typer.Option(help="seed of their draw")] = 12345,
+    hold_out: Annotated[int, typer.Option(help="documents to hold out for evaluation")] = 0,
+    hold_out_seed: Annotated[int, typer.Option(help="seed for choosing the held-out documents")] = 12345,
     on_error: Annotated[
-        OnError, typer.Option(help="skip: pass over damaged input; whole pages before a break are kept")
+        OnError,
+        typer.Option(
+            help="damaged input. stop: refuse it; skip: continue without it, keeping the pages before the damage"
+        ),
     ] = "stop",
-    part_bytes: Annotated[int, typer.Option(help="size of one text file, about")] = 27_000_000,
-    workers: Annotated[int, typer.Option(help="processes; the files do not depend on it")] = 1,
+    part_bytes: Annotated[int, typer.Option(help="approximate size of one output file")] = 27_000_000,
+    workers: Annotated[int, typer.Option(help="worker processes; the result does not depend on it")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Make text, a sentence per line, of Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
+    """Extract text, a sentence per line, from Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
 
-    Of a dump, articles are kept, and of these the running text, without tables, templates, references and lists.
+    From a dump it keeps the running text of articles, without tables, templates, references and lists.
 
     Example: bertrain data extract enwiki-latest-pages-articles-multistream.xml.bz2 --out text/ --workers 16
     """
@@ -151,7 +156,7 @@ def data_extract(
 def data_vocab(
     inputs: Inputs,
     out: Annotated[Path, typer.Option("--out", help="the vocabulary file to write")],
-    size: Annotated[int, typer.Option(help="words and word pieces in it")] = 30522,
+    size: Annotated[int, typer.Option(help="vocabulary size: words and word pieces")] = 30522,
     lower_case: LowerCase = True,
     as_json: AsJson = False,
 ) -> None:
@@ -184,39 +189,46 @@ def data_prepare(
         float | None,
         typer.Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
     ] = None,
-    dupe_factor: Annotated[int, typer.Option(help="times to go through the text, each time drawing anew")] = 1,
-    seed: Annotated[int, typer.Option(help="seed of all that is drawn")] = 12345,
+    dupe_factor: Annotated[int, typer.Option(help="passes over the text, each with new random choices")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of all random choices")] = 12345,
     full_sentences: Annotated[
         bool, typer.Option("--full-sentences", help="rows of whole sentences instead of pairs, for --model.nsp false")
     ] = False,
     reference: Annotated[
-        bool, typer.Option("--reference", help="exactly the masked rows of MLPerf's reference script")
+        bool, typer.Option("--reference", help="produce exactly the masked rows of MLPerf's reference script")
     ] = False,
     per_file: Annotated[
-        bool, typer.Option("--per-file", help="with --reference: each file by itself, as one call of the script a file")
+        bool,
+        typer.Option(
+            "--per-file", help="with --reference: process each file separately, as one call of the script per file"
+        ),
     ] = False,
     max_predictions: Annotated[
         int | None,
-        typer.Option(help="most words to predict in an example: with --reference (76), or when `data convert` draws"),
+        typer.Option(help="most masked words in an example: with --reference (76), or for `data convert`"),
     ] = None,
     masked_lm_prob: Annotated[
-        float | None, typer.Option(help="share of words to predict: with --reference (0.15), or for `data convert`")
+        float | None, typer.Option(help="share of words to mask: with --reference (0.15), or for `data convert`")
     ] = None,
     rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
     unit_mb: Annotated[
-        float, typer.Option(help="MB of text that a process takes at a time; a random B comes from the same")
+        float, typer.Option(help="MB of text per unit of work; random next sentences come from the same unit")
     ] = 16,
-    workers: Annotated[int, typer.Option(help="processes on this machine")] = 1,
-    engine: Annotated[Engine, typer.Option(help="dask: a cluster (the extra `dask`)")] = "local",
+    workers: Annotated[int, typer.Option(help="worker processes on this machine")] = 1,
+    engine: Annotated[
+        Engine, typer.Option(help="local: this machine; dask: a cluster (needs the extra `dask`)")
+    ] = "local",
     scheduler: Annotated[
-        str | None, typer.Option(help="address of the Dask scheduler; its workers see the same files")
+        str | None, typer.Option(help="address of the Dask scheduler; its workers must see the same files")
     ] = None,
-    on_error: Annotated[OnError, typer.Option(help="skip: pass over unreadable files and giant lines")] = "stop",
+    on_error: Annotated[
+        OnError, typer.Option(help="unreadable files and giant lines. stop: refuse them; skip: leave them out")
+    ] = "stop",
     as_json: AsJson = False,
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
 
-    The result is the same for any --workers and --engine. Interrupted, the same command goes on where it was.
+    The result is the same for any --workers and --engine. If it is interrupted, the same command continues.
 
     Example: bertrain data prepare articles.txt --out data/ --max-seq-length 128
     """
@@ -257,7 +269,7 @@ def data_prepare(
 
 
 def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
-    """Say what of the text did not go in whole."""
+    """Print what of the text was cut or left out."""
     text = preparation["text"]
     share = text["unknown_tokens"] / text["tokens"]
     if share > 0.01:
@@ -275,21 +287,24 @@ def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
 
 @data_app.command("mlperf")
 def data_mlperf(
-    out: Annotated[Path, typer.Option("--out", help="the folder to make it in; run again to go on after a break")],
-    packed: Annotated[bool, typer.Option("--packed", help="packed shards too (NNLSHP, three to a row)")] = False,
-    skip_download: Annotated[
-        bool, typer.Option("--skip-download", help="text and vocabulary are in OUT/download/results4 and OUT/phase1")
+    out: Annotated[Path, typer.Option("--out", help="the folder to create; if interrupted, run again to continue")],
+    packed: Annotated[
+        bool, typer.Option("--packed", help="also write packed shards (NNLSHP, three sequences per row)")
     ] = False,
-    mirror: Annotated[str | None, typer.Option(help="address in place of MLCommons'")] = None,
+    skip_download: Annotated[
+        bool,
+        typer.Option("--skip-download", help="use the text and vocabulary in OUT/download/results4 and OUT/phase1"),
+    ] = False,
+    mirror: Annotated[str | None, typer.Option(help="address to use instead of MLCommons'")] = None,
     shards: Annotated[int, typer.Option(min=1, help="files of training data")] = 4320,
     eval_count: Annotated[int, typer.Option(min=1, help="examples to pick for evaluation")] = 10_000,
     needed_only: Annotated[
-        bool, typer.Option("--needed-only", help="leave out the folders that no training reads, 1.1 TB of the whole")
+        bool, typer.Option("--needed-only", help="leave out the folders that training does not read (1.1 TB)")
     ] = False,
-    workers: Annotated[int, typer.Option(min=1, help="processes to make examples")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Make MLPerf's BERT data: download, examples, shards, shuffle, evaluation set, checksums; all in one.
+    """Prepare MLPerf's BERT data in one command: download, examples, shards, shuffle, evaluation set, checksums.
 
     Folders and file names are those of NVIDIA's prepare_data.
 
@@ -320,21 +335,23 @@ def data_mlperf(
 @data_app.command("convert")
 def data_convert(
     folder: AnyFolder,
-    to: Annotated[Target, typer.Option("--to", help="the layout to write")],
+    to: Annotated[Target, typer.Option("--to", help="the format to write")],
     out: NewFolder,
     shards: ShardCount = 0,
-    shuffle_seed: Annotated[int | None, typer.Option(help="shuffle all rows by this seed; default: keep order")] = None,
+    shuffle_seed: Annotated[
+        int | None, typer.Option(help="shuffle all rows with this seed; default: keep the order")
+    ] = None,
     seed: MaskSeed = 12345,
-    max_seq_length: Annotated[int, typer.Option(min=0, help="width of rows; 0: as the data has it")] = 0,
+    max_seq_length: Annotated[int, typer.Option(min=0, help="row length in tokens; 0: as in the data")] = 0,
     max_predictions: MaxPredictions = 0,
-    packing: Annotated[Algorithm, typer.Option(help="how to pack hdf5-packed; see `data pack`")] = PACKING,
+    packing: Annotated[Algorithm, typer.Option(help="packing algorithm for hdf5-packed; see `data pack`")] = PACKING,
     max_per_row: Annotated[
-        int, typer.Option(min=0, help="most examples in a pack of hdf5-packed; 0: all that fit")
+        int, typer.Option(min=0, help="most examples in a row of hdf5-packed; 0: all that fit")
     ] = MAX_PER_ROW,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write data in another layout: Arrow, or MLPerf's HDF5 and TFRecord, which other trainers read.
+    """Convert data to another format: Arrow, or MLPerf's HDF5 and TFRecord, which other trainers read.
 
     Example: bertrain data convert data/ --to hdf5-varlength --shards 4320 --shuffle-seed 24 --out hdf5/
     """
@@ -360,7 +377,7 @@ def data_convert(
 def data_bin(
     folder: AnyFolder,
     out: NewFolder,
-    to: Annotated[Target, typer.Option("--to", help="the layout to write")] = "hdf5-fixed",
+    to: Annotated[Target, typer.Option("--to", help="the format to write")] = "hdf5-fixed",
     shards: ShardCount = 0,
     seed: MaskSeed = 12345,
     max_predictions: MaxPredictions = 0,
@@ -384,9 +401,11 @@ def data_bin(
 @data_app.command("pack")
 def data_pack(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="data of any layout: a folder, or one HDF5 or TFRecord")
+        Path | None, typer.Argument(metavar="[DIR]", help="data in any format: a folder, or one HDF5 or TFRecord file")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="write the packs there, as hdf5-packed; default: only count")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="write the packed rows here, as hdf5-packed; default: only report")
+    ] = None,
     lengths: Annotated[
         Path | None, typer.Option(help="instead of data: a CSV file with the columns length and sequences")
     ] = None,
@@ -396,13 +415,13 @@ def data_pack(
     max_per_row: Annotated[
         int, typer.Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")
     ] = 0,
-    row_length: Annotated[int, typer.Option(min=0, help="tokens in a row; 0: as the longest sequence")] = 0,
+    row_length: Annotated[int, typer.Option(min=0, help="row length in tokens; 0: the longest sequence")] = 0,
     shards: ShardCount = 0,
     seed: MaskSeed = 12345,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pack sequences into rows of one length, say how full they are, and write them if --out says where.
+    """Pack sequences into rows of one length and report how full they are; with --out, write them.
 
     Example: bertrain data pack data/ --algorithm lpfhp --out packed/
     """
@@ -437,7 +456,7 @@ def data_eval_set(
     folder: AnyFolder,
     out: NewFolder,
     count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
-    to: Annotated[Target | None, typer.Option("--to", help="the layout to write; default: that of DIR")] = None,
+    to: Annotated[Target | None, typer.Option("--to", help="the format to write; default: that of DIR")] = None,
     seed: MaskSeed = 12345,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
@@ -455,15 +474,17 @@ def data_eval_set(
 @data_app.command("stats")
 def data_stats(
     folder: AnyFolder,
-    ranks: Annotated[int, typer.Option(help="ranks to share the work")] = 8,
+    ranks: Annotated[int, typer.Option(help="number of ranks")] = 8,
     sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
     token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
     vocab: VocabularyFile = None,
-    group_size: Annotated[int, typer.Option(min=0, help="ranks dealt to together by exchange; 0: all")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="draw lengths and policies into this .svg file")] = None,
+    group_size: Annotated[
+        int, typer.Option(min=0, hidden=True, help="policy exchange: ranks that share their examples; 0: all")
+    ] = 0,
+    plot: Annotated[Path | None, typer.Option(help="plot lengths and policies into this .svg file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what a data folder holds, and compare the batching policies on it.
+    """Print statistics of a data folder, and compare the batching policies on it.
 
     Example: bertrain data stats data/ --ranks 8 --sequences 768
     """
@@ -497,7 +518,7 @@ def data_stats(
         fractions = f"{one.token_imbalance:>9.3f}{one.attention_imbalance:>11.3f}"
         print(f"  {one.policy:<9}{one.padding:>9.1%}{one.bins_per_step:>7.1f}{fractions}")
     if plot is not None:
-        print(f"drawn: {plot}")
+        print(f"plot: {plot}")
 
 
 @data_app.command("inspect")
@@ -507,7 +528,7 @@ def data_inspect(
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show examples as words: both segments, and each word to predict as SHOWN=TRUE; in colour on a terminal.
+    """Show examples as words: both segments, and each masked word as SHOWN=TRUE; in color on a terminal.
 
     Example: bertrain data inspect data/ --rows 0:5
     """
@@ -533,7 +554,7 @@ def data_verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every file with the hash it had, or its rows with a list of checksums.
+    """Verify the hash of every file, or the checksums of its rows.
 
     Example: bertrain data verify hdf5/ --checksums 4320_shards_varlength.chk
     """

@@ -1,17 +1,28 @@
-"""The verbs of `bertrain mlperf`, each a thin skin over one Python function of `bertrain.mlperf`."""
+"""The verbs of `bertrain mlperf`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from bertrain.base.errors import AgreedError, UserError
-from bertrain.cli.data import AsJson
-from bertrain.cli.options import OVERRIDES, all_given, is_first_rank, under_launcher
+from bertrain.base.machine import is_first_rank, under_launcher
+from bertrain.cli.options import (
+    OVERRIDES,
+    TRAINING_OPTIONS,
+    AsJson,
+    InitialWeights,
+    Overrides,
+    RankCount,
+    RecipeName,
+    SettingsFile,
+    prepare_process,
+    takes_settings,
+)
 from bertrain.config import resolve as config
 from bertrain.config.settings import Settings
 
@@ -27,44 +38,47 @@ mlperf_app = typer.Typer(
 
 
 @mlperf_app.command("run", context_settings=OVERRIDES)
+@takes_settings(TRAINING_OPTIONS)
 def mlperf_run(
-    context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="a recipe's name, or a .toml file")],
-    data: Annotated[Path, typer.Option("--data", help="the data to train on; evaluate.data names the other")],
-    out: Annotated[Path, typer.Option("--out", help="the folder for result_0.txt ..., made or gone on with")],
-    nexp: Annotated[int, typer.Option(min=1, help="experiments; MLPerf asks for 10")] = 10,
-    init: Annotated[Path | None, typer.Option(help="the initial checkpoint: weights of any form")] = None,
-    settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")] = 1,
-    attempts: Annotated[int, typer.Option(min=1, help="how often an experiment that dies is begun")] = 3,
+    recipe: RecipeName,
+    data: Annotated[
+        Path, typer.Option("--data", help="the data to train on; evaluate.data is the data to evaluate on")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="the folder for result_0.txt ..., to create or continue")],
+    overrides: Overrides,
+    nexp: Annotated[int, typer.Option(min=1, help="experiments; MLPerf requires 10")] = 10,
+    init: InitialWeights = None,
+    settings_file: SettingsFile = None,
+    nproc: RankCount = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="attempts at an experiment that crashes")] = 3,
     only: Annotated[
         str | None,
-        typer.Option(help="only the experiment of this number, or the probe, in this process or torchrun's ranks"),
+        typer.Option(help="only this experiment (a number, or probe), in this process or torchrun's ranks"),
     ] = None,
-    attempt: Annotated[int, typer.Option(min=1, help="with --only: which attempt at it this is")] = 1,
+    attempt: Annotated[int, typer.Option(min=1, help="with --only: the number of this attempt")] = 1,
 ) -> None:
-    """Train to the target again and again, each time under a new seed, write MLPerf's logs, and check them.
+    """Train to the target several times, each with a new seed; write MLPerf's logs and check them.
 
-    Any setting can be given as --section.field VALUE; evaluate.data must be. The target is 0.720 and evaluations go by
-    MLPerf's rule, unless settings say otherwise. Results that are there already are kept; an experiment that dies is
-    not counted and is begun again.
+    Any setting can be given as --section.field VALUE; evaluate.data is required. The target is 0.720 and evaluations
+    follow MLPerf's rule, unless settings say otherwise. Existing results are kept; an experiment that crashes does not
+    count and is repeated.
 
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
     """
-    from bertrain.cli.options import prepare_process
-
-    settings = config.resolve(recipe, all_given(context.args, []), settings_file)
+    settings = config.resolve(recipe, overrides, settings_file)
     prepare_process(settings.train)
     beginning = str(init or "")
     if only is not None:
         _run_part(settings, data, out, only, attempt, beginning)
         return
     if under_launcher():
-        raise AgreedError("torchrun's ranks run one experiment at a time: say which with --only N")
+        raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
     from bertrain.mlperf.run import run_experiments
 
-    _say(run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts), as_json=False)
+    _print_verdict(
+        run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts), as_json=False
+    )
 
 
 def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
@@ -73,11 +87,11 @@ def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int
     if only == "probe":
         accuracy = probe_initial_weights(settings, init)
         if is_first_rank():
-            print(f"the probe: the initial weights guess {accuracy:.5f} of the masked words right, as they should")
+            print(f"the probe: the initial weights predict {accuracy:.5f} of the masked words correctly, as expected")
     elif only.isascii() and only.isdigit():
         run_experiment(settings, data, out, number=int(only), attempt=attempt, init=init)
     else:
-        raise UserError(f"--only is the number of an experiment, or probe, not {only!r}")
+        raise UserError("invalid-value", f"--only is the number of an experiment, or probe, not {only!r}")
 
 
 @mlperf_app.command("check")
@@ -87,26 +101,24 @@ def mlperf_check(
         list[str] | None, typer.Option(help="4.1.0 or 5.0.0, the last two of BERT; default: both")
     ] = None,
     division: Annotated[
-        str | None, typer.Option(help="closed or open: check as if they were; default: as the logs say")
+        Literal["closed", "open"] | None, typer.Option(help="check as for this division; default: as the logs say")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run MLPerf's own checkers over results and say what comes of it; exit code 0 if they pass, 1 if not.
+    """Check results with MLPerf's own checkers; exit code 0 if they pass, 1 if not.
 
-    The compliance checker, the rule about seeds, and in the closed division the reference's convergence points.
+    Checks compliance, the rule about seeds, and in the closed division the reference's convergence points.
 
     Example: bertrain mlperf check results/
     """
     from bertrain.mlperf.check import RULESETS, check_results
 
-    if division not in (None, "closed", "open"):
-        raise UserError(f"--division is closed or open, not {division!r}")
-    checked = check_results(folder, rulesets=ruleset or RULESETS, division=division)  # type: ignore[arg-type]
-    _say(checked, as_json=as_json)
+    checked = check_results(folder, rulesets=ruleset or RULESETS, division=division)
+    _print_verdict(checked, as_json=as_json)
     raise typer.Exit(0 if checked.passes else 1)
 
 
-def _say(checked: SubmissionCheck, *, as_json: bool) -> None:
+def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(checked)))
         return
@@ -140,14 +152,14 @@ def _say(checked: SubmissionCheck, *, as_json: bool) -> None:
 
 @mlperf_app.command("show")
 def mlperf_show(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="MLPerf logs, anybody's")],
-    plot: Annotated[Path | None, typer.Option(help="draw their accuracies over each other into this .svg file")] = None,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="MLPerf logs of any submitter")],
+    plot: Annotated[Path | None, typer.Option(help="plot their accuracies into this .svg file")] = None,
     ranks: Annotated[int, typer.Option(min=0, help="accelerators; 0: as many as wrote init_start")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Time to train, samples to converge, accuracy on the way and sequences per second, out of any MLPerf log of BERT.
+    """Print time to train, samples to converge, accuracies and sequences per second of MLPerf logs of BERT.
 
-    With --json a line for each log, and one with the score where they are several runs of one system.
+    With --json, print a line for each log, and one with the score if they are several runs of one system.
 
     Example: bertrain mlperf show results/result_0.txt --plot accuracy.svg
     """

@@ -1,50 +1,159 @@
-"""Options that several verbs share, and what they have in common: settings on the command line, ranks to start."""
+"""Options that several verbs share: settings on the command line, and ranks to start.
+
+Every verb that takes settings (`--section.field VALUE`) is decorated with `takes_settings`, which also gives it the
+short options of the table below.
+"""
 
 from __future__ import annotations
 
-import os
+import functools
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bertrain.base.errors import UserError
-from bertrain.config.resolve import parse_overrides
+from bertrain.config.resolve import describe, parse_overrides
 
 if TYPE_CHECKING:
     from bertrain.config.settings import TrainSettings
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+Overrides = list[tuple[str, str]]
+"""Settings from the command line, such as ("train.max_steps", "200")."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+NewFolder = Annotated[Path, typer.Option("--out", help="the folder to create")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or a .toml file")]
+SettingsFile = Annotated[Path | None, typer.Option("--settings", help="a .toml file that overrides the recipe")]
+InitialWeights = Annotated[
+    Path | None,
+    typer.Option("--init", help="initial weights: a run, or any weights that `bertrain weights show` reads"),
+]
+KNOWN_WEIGHTS = "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, or a .pt, .bin or .safetensors file"
+AnyWeights = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGHTS)]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="newest, best, or the number of a step")]
 Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
 Restarts = Annotated[
     int,
-    typer.Option(min=0, help="start all ranks again after one died or hung, so often without a new checkpoint"),
-]
-MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="train.max_samples")]
-OnError = Annotated[str | None, typer.Option("--on-error", metavar="WHAT", help="a damaged row: stop or skip")]
-MaxTime = Annotated[str | None, typer.Option("--max-time", metavar="TIME", help="train.max_time, such as 1h30m")]
-SkipSteps = Annotated[
-    str | None, typer.Option("--skip-steps", metavar="STEPS", help="train.skip_steps, such as 1200-1210,1300")
-]
-
-
-Precision = Annotated[
-    str | None,
     typer.Option(
-        "--precision",
-        metavar="FORMAT",
-        help="train.precision: auto, fp32, tf32, bf32, bf16, fp16, fp8; avx-fp32: without AMX",
+        min=0,
+        help="restart all ranks after a crash or hang; give up after so many in a row without a new checkpoint",
     ),
 ]
-Instructions = Annotated[str | None, typer.Option("--isa", metavar="ISA", help="train.isa: auto, avx2, avx512, amx")]
+BatchSize = Annotated[
+    int,
+    typer.Option(
+        min=0, help="of a fine-tuned run: evaluation batch size; latency is reported per batch; 0: a large one"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ShortOption:
+    """A short name of a setting. A flag takes no value and stands for `flag`."""
+
+    option: str
+    setting: str
+    help: str
+    metavar: str = "VALUE"
+    flag: str = ""
+    also: dict[str, Overrides] = field(default_factory=dict)
+    """Values that stand for several settings."""
+
+    @property
+    def name(self) -> str:
+        return self.option.removeprefix("--").replace("-", "_")
+
+    def settings(self, value: str | bool | None) -> Overrides:
+        """The settings that this option stands for, given what followed it on the command line."""
+        if value is None or value is False:
+            return []
+        text = self.flag if value is True else str(value)
+        return self.also.get(text, [(self.setting, text)])
+
+
+TRAINING_OPTIONS = (
+    ShortOption("--max-steps", "train.max_steps", "optimizer steps; in fine-tuning, instead of epochs", "N"),
+    ShortOption("--max-samples", "train.max_samples", "stop after N examples", "N"),
+    ShortOption("--max-time", "train.max_time", "stop after this time, such as 1h30m", "TIME"),
+    ShortOption("--budget", "train.budget", "fit the whole schedule into this time, such as 20m", "TIME"),
+    ShortOption("--skip-steps", "train.skip_steps", "skip these steps, such as 1200-1210,1300", "STEPS"),
+    ShortOption(
+        "--precision",
+        "train.precision",
+        "auto, fp32, tf32, bf32, bf16, fp16, fp8; avx-fp32 (Intel's name): fp32 without AMX",
+        "FORMAT",
+        also={"avx-fp32": [("train.precision", "fp32"), ("train.isa", "avx512")]},
+    ),
+    ShortOption("--isa", "train.isa", "newest CPU instructions: auto, avx2, avx512, amx", "ISA"),
+    ShortOption("--activation-checkpointing", "train.activation_checkpointing", "none, selective or full", "KIND"),
+    ShortOption("--deterministic", "train.deterministic", "bitwise equal when killed and resumed", flag="true"),
+    ShortOption("--telemetry", "log.telemetry", "sample clocks, power, temperature and energy", flag="true"),
+    ShortOption("--quiet", "log.level", "print only warnings and the end", flag="quiet"),
+    ShortOption("--verbose", "log.level", "print more about each step", flag="verbose"),
+)
+FIXED_SETTINGS = {entry["name"] for entry in describe() if entry["shapes_training"]}
+RESUME_OPTIONS = tuple(option for option in TRAINING_OPTIONS if option.setting not in FIXED_SETTINGS)
+TASK_OPTIONS = (ShortOption("--on-error", "task.on_error", "a damaged row of the data: stop or skip", "ACTION"),)
+
+
+def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a verb take settings as --section.field VALUE and as short options; it receives both as `overrides`."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def with_overrides(context: typer.Context, **arguments: Any) -> None:
+            given = [pair for option in short_options for pair in option.settings(arguments.pop(option.name))]
+            verb(overrides=join_overrides(parse_overrides(context.args), given), **arguments)
+
+        own = inspect.signature(verb, eval_str=True).parameters
+        parameters = [
+            inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.values() if one.name != "overrides"),
+            *(_parameter(option) for option in short_options),
+        ]
+        with_overrides.__dict__["__signature__"] = inspect.Signature(parameters)
+        with_overrides.__annotations__ = {one.name: one.annotation for one in parameters}
+        return with_overrides
+
+    return decorate
+
+
+def _parameter(option: ShortOption) -> inspect.Parameter:
+    """A short option as a parameter that typer understands."""
+    help = f"{option.setting}: {option.help}"
+    annotation: Any = Annotated[str | None, typer.Option(option.option, metavar=option.metavar, help=help)]
+    if option.flag:
+        annotation = Annotated[bool, typer.Option(option.option, help=help)]
+    default = False if option.flag else None
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def join_overrides(long: Overrides, short: Overrides) -> Overrides:
+    """Settings given as --section.field VALUE, of which the last one counts, and by short options.
+
+    Refuses a setting that a short option sets to another value.
+    """
+    if {"train.budget", "train.max_steps"} <= dict(short).keys():
+        raise UserError("conflicting-options", "--budget and --max-steps both set the run's length; give one of them")
+    values = dict(long)
+    for key, value in short:
+        if values.setdefault(key, value) != value:
+            raise UserError(
+                "conflicting-options", f"{key} is given twice, as {values[key]} and as {value}; leave one of them out"
+            )
+    return [*long, *short]
 
 
 def prepare_process(train: TrainSettings) -> None:
-    """What has to be settled before torch is there: instructions, and who hands out memory and threads."""
+    """Set what torch's libraries read when they are loaded: instruction set, memory allocator, OpenMP runtime."""
     from bertrain.base.isa import cap_isa
     from bertrain.ranks.preload import start_again
 
@@ -52,32 +161,8 @@ def prepare_process(train: TrainSettings) -> None:
     cap_isa(train.isa)
 
 
-def given_precision(precision: str | None, isa: str | None) -> list[tuple[str, str]]:
-    """Two options as settings. Intel's scripts call fp32 without AMX avx-fp32."""
-    if precision == "avx-fp32":
-        if isa not in (None, "avx512"):
-            raise UserError(f"--precision avx-fp32 is fp32 up to avx512, and --isa says {isa}; leave one of them out")
-        precision, isa = "fp32", "avx512"
-    return given(precision=precision, isa=isa)
-
-
-def all_given(arguments: list[str], also: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Settings given as --section.field VALUE, of which the last one counts, and `also` by options of their own."""
-    pairs = parse_overrides(arguments)
-    values = dict(pairs)
-    for key, value in also:
-        if values.get(key, value) != value:
-            raise UserError(f"{key} is given twice, as {values[key]} and as {value}; leave one of them out")
-    return [*pairs, *also]
-
-
-def given(**options: str | None) -> list[tuple[str, str]]:
-    """The options of these names that were given, as settings of the run."""
-    return [(f"train.{name}", value) for name, value in options.items() if value is not None]
-
-
 def start_ranks(nproc: int, restarts: int = 0, runs: Sequence[Path] = ()) -> None:
-    """Run this same command as several ranks, and end as they end; a new checkpoint in one of `runs` is progress."""
+    """Run this same command as several ranks, and exit as they do; a new checkpoint in one of `runs` is progress."""
     from bertrain.launch.local import run_ranks
 
     def steps_saved() -> int:
@@ -89,10 +174,7 @@ def start_ranks(nproc: int, restarts: int = 0, runs: Sequence[Path] = ()) -> Non
     raise SystemExit(run_ranks(nproc, sys.argv[1:], restarts=restarts, progress=steps_saved))
 
 
-def under_launcher() -> bool:
-    """Whether torchrun started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def latency_text(metrics: dict[str, Any]) -> str:
+    """Percentiles of the time per batch."""
+    found = {name.rpartition("_")[2]: value for name, value in metrics.items() if name.startswith("latency_ms_")}
+    return f"a batch took {', '.join(f'{value:.3g} ms ({name})' for name, value in found.items())}"

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain profile`, each a thin skin over one Python function of `bertrain.observe`."""
+"""The verbs of `bertrain profile`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from bertrain.cli.data import AsJson, NewFolder
+from bertrain.base.machine import under_launcher
+from bertrain.cli.options import (
+    OVERRIDES,
+    AsJson,
+    NewFolder,
+    Overrides,
+    RankCount,
+    RecipeName,
+    SettingsFile,
+    prepare_process,
+    start_ranks,
+    takes_settings,
+)
 from bertrain.config import resolve as config
 
 
@@ -25,7 +37,7 @@ class RunIsTheDefault(TyperGroup):
 
 profile_app = typer.Typer(
     cls=RunIsTheDefault,
-    help="See what the machine does: steps, kernels, clocks and power; how devices differ; where time is lost.",
+    help="Profile training: steps, kernels, clocks and power; differences between devices; the roofline.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -35,40 +47,45 @@ Sets = Annotated[
 ]
 
 
-@profile_app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@profile_app.command("run", context_settings=OVERRIDES)
+@takes_settings()
 def profile_run(
-    context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="a recipe's name, or a .toml file")],
+    recipe: RecipeName,
     out: NewFolder,
+    overrides: Overrides,
     data: Annotated[
-        Path | None, typer.Option(help="examples to compute; default: random ones, all of data.max_seq_length")
+        Path | None, typer.Option(help="data to compute; default: random examples of data.max_seq_length tokens")
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="steps that are timed")] = 250,
-    warm_up_steps: Annotated[int, typer.Option(min=3, help="steps before those")] = 10,
-    repeat: Annotated[int, typer.Option(min=1, help="measure so often, each time from the beginning")] = 1,
+    steps: Annotated[int, typer.Option(min=2, help="steps to time")] = 250,
+    warm_up_steps: Annotated[int, typer.Option(min=3, help="steps before the timed ones")] = 10,
+    repeat: Annotated[int, typer.Option(min=1, help="number of measurements, each from the beginning")] = 1,
     each_gpu: Annotated[
-        bool, typer.Option("--each-gpu", help="every GPU of this machine alone, one after another")
+        bool, typer.Option("--each-gpu", help="measure each GPU of this machine alone, one after another")
     ] = False,
     cool_down: Annotated[float, typer.Option(min=0, help="seconds between two measurements")] = 0,
     bins: Annotated[
-        int, typer.Option(min=0, help="bins of batch.token_budget that a rank computes in a step; 0: the recipe's step")
+        int,
+        typer.Option(
+            min=0, help="bins (micro-batches of batch.token_budget tokens) of a rank in a step; 0: the recipe's step"
+        ),
     ] = 1,
-    recorded_steps: Annotated[int, typer.Option(min=1, help="steps after the timed ones whose kernels are kept")] = 3,
+    recorded_steps: Annotated[
+        int, typer.Option(min=1, help="steps after the timed ones whose kernels are recorded")
+    ] = 3,
     telemetry_ms: Annotated[int, typer.Option(min=10, max=60_000, help="milliseconds between two samples")] = 50,
-    trace: Annotated[bool, typer.Option("--trace", help="keep a trace of those steps, for Perfetto")] = False,
-    settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")] = 1,
+    trace: Annotated[bool, typer.Option("--trace", help="keep a trace of the recorded steps, for Perfetto")] = False,
+    settings_file: SettingsFile = None,
+    nproc: RankCount = 1,
 ) -> None:
-    """Time a fixed number of steps on each device and keep what it did: iterations, kernels, roofline, telemetry.
+    """Time a fixed number of steps on each device and record iterations, kernels, roofline and telemetry.
 
-    `run` may be left out. Any setting can be given as --section.field VALUE.
+    `run` may be omitted. Any setting can be given as --section.field VALUE.
 
     Example: bertrain profile run bert-tiny --steps 20 --out profiles/tiny
     """
     from bertrain.base.files import refuse_occupied
-    from bertrain.cli.options import all_given, prepare_process, start_ranks, under_launcher
 
-    resolved = config.resolve(recipe, all_given(context.args, []), settings_file)
+    resolved = config.resolve(recipe, overrides, settings_file)
     prepare_process(resolved.train)
     if nproc > 1 and not under_launcher():
         refuse_occupied(out)
@@ -89,7 +106,7 @@ def profile_report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how devices, nodes and repeats differ, what durations go with, and who is slow; a page, CSV and JSON.
+    """Report how devices, nodes and repeats differ, what correlates with their times, and which are slow.
 
     Example: bertrain profile report profiles/tiny
     """
@@ -101,9 +118,9 @@ def profile_report(
         return
     print(found.verdict)
     spread = f", {found.spread:.1%} between the whiskers of the devices" if len(found.devices) > 1 else ""
-    print(f"{1e3 * found.median_s:.2f} ms a step (median){spread}")
+    print(f"{1e3 * found.median_s:.2f} ms per step (median){spread}")
     if found.joules_per_million_tokens is not None:
-        print(f"{found.joules_per_million_tokens:,.0f} J a million tokens")
+        print(f"{found.joules_per_million_tokens:,.0f} J per million tokens")
     print(path)
 
 
@@ -114,7 +131,7 @@ def profile_roofline(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """For each part of the model: operations, bytes, the floor they set, the measured time, and the share of the floor.
+    """Print operations, bytes, lower bound, measured time and share of the bound for each part of the model.
 
     Example: bertrain profile roofline profiles/tiny
     """

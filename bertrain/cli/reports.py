@@ -1,4 +1,4 @@
-"""The verbs that look at runs: report, watch, logs."""
+"""The verbs that read run folders: report, watch, logs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Annotated
 import typer
 
 from bertrain.base.logs import Level
-from bertrain.cli.data import AsJson
-from bertrain.cli.options import RunFolder
+from bertrain.cli.options import AsJson, RunFolder
+
+reports_app = typer.Typer(rich_markup_mode=None)
 
 
+@reports_app.command("report")
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders; the first is what others are compared with")
+        list[Path], typer.Argument(metavar="RUN...", help="run folders; the others are compared with the first")
     ],
     out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
 ) -> None:
@@ -29,15 +31,16 @@ def report(
     print(write_report(runs, out=out))
 
 
+@reports_app.command("watch")
 def watch(
     run: RunFolder,
-    once: Annotated[bool, typer.Option("--once", help="look once, for scripts")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="seconds from one look to the next")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print the state once and exit, for scripts")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="seconds between two updates")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a run stands, on the terminal, until it has ended; from any machine that sees its folder.
+    """Show the progress of a run on the terminal until it ends, from any machine that sees its folder.
 
-    It only reads. A run that is stopped and started again is followed.
+    It only reads. It also follows a run that is stopped and resumed.
 
     Example: bertrain watch runs/tiny --once
     """
@@ -47,15 +50,16 @@ def watch(
         show(run, once=once, every_s=every, as_json=as_json)
 
 
+@reports_app.command("logs")
 def logs(
     run: RunFolder,
     rank: Annotated[int | None, typer.Option(min=0, help="only this rank; default: all, by time")] = None,
     since: Annotated[str, typer.Option(metavar="TIME", help="only the last stretch of time, such as 10m")] = "",
-    level: Annotated[Level, typer.Option(help="the least that is shown")] = "info",
-    follow: Annotated[bool, typer.Option("--follow", help="wait for more, until Ctrl-C")] = False,
+    level: Annotated[Level, typer.Option(help="the lowest level to show")] = "info",
+    follow: Annotated[bool, typer.Option("--follow", help="wait for new lines, until Ctrl-C")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the ranks of a run have said: the console's lines, warnings, and how each began and ended.
+    """Print the logs of a run's ranks: console lines, warnings, and how each rank started and ended.
 
     Example: bertrain logs runs/tiny --rank 0 --since 10m --level warning
     """

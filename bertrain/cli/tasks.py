@@ -1,4 +1,4 @@
-"""The verbs about tasks to fine-tune for, each a thin skin over one Python function of `bertrain.tasks`."""
+"""The verbs about tasks: fine-tune, predict, score."""
 
 from __future__ import annotations
 
@@ -10,94 +10,64 @@ import typer
 
 from bertrain.base.errors import UserError
 from bertrain.base.isa import cap_isa
-from bertrain.cli.data import AsJson
+from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli.options import (
     OVERRIDES,
+    TASK_OPTIONS,
+    TRAINING_OPTIONS,
+    AsJson,
+    BatchSize,
+    Checkpoint,
     Device,
-    Instructions,
-    MaxTime,
-    OnError,
-    Precision,
+    InitialWeights,
+    Overrides,
     RankCount,
     Restarts,
     RunFolder,
-    all_given,
-    given,
-    given_precision,
-    is_first_rank,
+    SettingsFile,
+    latency_text,
     prepare_process,
     start_ranks,
-    under_launcher,
+    takes_settings,
 )
-from bertrain.cli.weights import Checkpoint
+
+tasks_app = typer.Typer(rich_markup_mode=None)
 
 
-def add_task_verbs(app: typer.Typer) -> None:
-    """Give the command line the verbs of this module."""
-    app.command(context_settings=OVERRIDES)(finetune)
-    app.command(context_settings=OVERRIDES)(predict)
-    app.command()(score)
-
-
+@tasks_app.command("finetune", context_settings=OVERRIDES)
+@takes_settings((*TRAINING_OPTIONS, *TASK_OPTIONS))
 def finetune(
-    context: typer.Context,
     task: Annotated[
         str, typer.Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1, squad/v2.0, xnli, classify")
     ],
     data: Annotated[Path, typer.Option(help="the folder with the task's files")],
-    run: Annotated[Path, typer.Option(help="the run folder to make or continue")],
-    init: Annotated[
-        Path | None, typer.Option(help="the run, or weights of any form that `weights show` knows, to fine-tune")
-    ] = None,
+    run: Annotated[Path, typer.Option(help="the run folder to create or continue")],
+    overrides: Overrides,
+    init: InitialWeights = None,
     do: Annotated[
         Literal["train", "predict"],
         typer.Option(
-            help="train: train and score; predict: then answer what has no answers, or else the held-out part, into "
-            "RUN/predictions"
+            help="train: train and score; predict: then also write predictions for the unlabeled part, or else the "
+            "held-out part, into RUN/predictions"
         ),
     ] = "train",
     recipe: Annotated[str, typer.Option(help="a recipe's name, or a .toml file; default: the task's")] = "",
-    settings_file: Annotated[Path | None, typer.Option("--settings", help="a .toml file laid over the recipe")] = None,
-    seeds: Annotated[str, typer.Option(help="several runs, such as 1,2,3: their mean and deviation")] = "",
+    settings_file: SettingsFile = None,
+    seeds: Annotated[str, typer.Option(help="several runs, such as 1,2,3, with mean and deviation")] = "",
     nproc: RankCount = 1,
     restarts: Restarts = 0,
-    max_steps: Annotated[str | None, typer.Option("--max-steps", metavar="N", help="instead of train.epochs")] = None,
-    max_time: MaxTime = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", metavar="TIME", help="instead of train.epochs: so long, such as 20m, warm-up 50 steps"
-        ),
-    ] = None,
-    precision: Precision = None,
-    isa: Instructions = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="bitwise equal when resumed")] = False,
-    activation_checkpointing: Annotated[
-        str | None,
-        typer.Option("--activation-checkpointing", metavar="WHAT", help="none, selective or full"),
-    ] = None,
-    on_error: OnError = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune weights for a task, and score them; any setting can be given as --section.field VALUE.
 
-    `glue` alone is all tasks whose folders are there. With --seeds each run has a folder of its own under RUN.
+    `glue` alone means all GLUE tasks whose folders exist. With --seeds each run has a folder of its own under RUN.
 
     Example: bertrain finetune glue/sst2 --init weights/ --data glue/ --run runs/sst2
     """
-    options = given(
-        max_steps=max_steps, max_time=max_time, budget=budget, activation_checkpointing=activation_checkpointing
-    )
-    options += given_precision(precision, isa)
-    if on_error:
-        options.append(("task.on_error", on_error))
-    if deterministic:
-        options.append(("train.deterministic", "true"))
-    overrides = all_given(context.args, options)
     if as_json:
         overrides.insert(0, ("log.level", "quiet"))
-    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # what it is not, settings refuse below
+    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # the settings refuse other values below
     from bertrain.training import finetune as tuning
     from bertrain.training import predict as predicting
     from bertrain.training import task_results, task_settings
@@ -145,39 +115,37 @@ def finetune(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """1,2,3 as numbers; none of nothing."""
+    """The numbers in a list such as 1,2,3."""
     try:
         found = [int(word) for word in text.split(",")] if text else []
     except ValueError:
-        raise UserError(f"--seeds is a list of whole numbers such as 1,2,3, not {text!r}") from None
+        raise UserError("invalid-seeds", f"--seeds is a list of whole numbers such as 1,2,3, not {text!r}") from None
     if any(seed < 0 for seed in found) or len(set(found)) < len(found):
-        raise UserError(f"--seeds {text} names a seed twice, or one below 0")
+        raise UserError("invalid-seeds", f"--seeds {text} names a seed twice, or one below 0")
     return found
 
 
+@tasks_app.command("predict", context_settings=OVERRIDES)
+@takes_settings(TASK_OPTIONS)
 def predict(
-    context: typer.Context,
     run: RunFolder,
-    data: Annotated[Path, typer.Option(help="the folder, or the file, with what is to be answered")],
+    data: Annotated[Path, typer.Option(help="the folder or file with the examples to predict")],
     out: Annotated[Path, typer.Option(help="the folder to write the predictions to")],
+    overrides: Overrides,
     checkpoint: Checkpoint = "newest",
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
-    at_once: Annotated[
-        int, typer.Option(min=0, help="examples in a batch, of which latency is told; 0: as many as are fast")
-    ] = 0,
-    on_error: OnError = None,
+    batch_size: BatchSize = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Let a fine-tuned run answer what has no answers yet, in its task's official form.
+    """Write the predictions of a fine-tuned run for unlabeled examples, in its task's official format.
 
     Settings that do not shape the training, and the names of columns, can be given as --section.field VALUE.
 
     Example: bertrain predict runs/sst2 --data glue/ --out predictions/
     """
-    from bertrain.training.predict import predict as answer
+    from bertrain.training.predict import predict as predict_task
 
-    overrides = all_given(context.args, [("task.on_error", on_error)] if on_error else [])
-    result = answer(run, data, out, which=checkpoint, device=device, at_once=at_once, overrides=overrides)
+    result = predict_task(run, data, out, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
     if as_json and is_first_rank():
         print(json.dumps(result))
     elif is_first_rank():
@@ -190,21 +158,17 @@ def show_predictions(result: dict[str, Any]) -> None:
         print(f"{name}: {speed}; {latency_text(split)}; wrote {', '.join(split['files'])}")
 
 
-def latency_text(figures: dict[str, Any]) -> str:
-    """Percentiles of the time that a batch took."""
-    found = {name.rpartition("_")[2]: value for name, value in figures.items() if name.startswith("latency_ms_")}
-    return f"a batch took {', '.join(f'{value:.3g} ms ({name})' for name, value in found.items())}"
-
-
+@tasks_app.command("score")
 def score(
     task: Annotated[str, typer.Argument(metavar="TASK", help="squad/v1.1 or squad/v2.0")],
     data: Annotated[Path, typer.Option(help="the file of questions and answers, such as dev-v1.1.json")],
-    predictions: Annotated[Path, typer.Option(help="the file of predictions: question ids and answers, in JSON")],
+    predictions: Annotated[Path, typer.Option(help="the file of predictions: answers by question id, in JSON")],
     null_odds: Annotated[
-        Path | None, typer.Option(help="squad/v2.0: how likely each question is to have no answer, to find thresholds")
+        Path | None,
+        typer.Option(help="squad/v2.0: the file of scores for no answer by question id, to find thresholds"),
     ] = None,
     null_threshold: Annotated[
-        float, typer.Option(help="with --null-odds: beyond it a prediction counts as no answer; 1 as in SQuAD's script")
+        float, typer.Option(help="with --null-odds: above it a prediction counts as no answer; 1 as in SQuAD's script")
     ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
@@ -214,11 +178,11 @@ def score(
     """
     from bertrain.tasks.score import score as score_predictions
 
-    figures = score_predictions(task, data, predictions, null_odds=null_odds, null_threshold=null_threshold)
+    metrics = score_predictions(task, data, predictions, null_odds=null_odds, null_threshold=null_threshold)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(metrics))
         return
-    for name, value in figures.items():
+    for name, value in metrics.items():
         print(f"{name}: {value}")
-    if figures.get("missing"):
-        print(f"{figures['missing']:,} questions have no prediction, and count as wrong")
+    if metrics.get("missing"):
+        print(f"{metrics['missing']:,} questions have no prediction and count as wrong")

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain weights`, each a thin skin over one Python function of `bertrain.weights`."""
+"""The verbs of `bertrain weights`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from typing import Annotated
 
 import typer
 
-from bertrain.cli.data import AsJson, NewFolder
+from bertrain.cli.options import KNOWN_WEIGHTS, AnyWeights, AsJson, Checkpoint, NewFolder
 
 weights_app = typer.Typer(
     help="Weights in and out: Hugging Face, TensorFlow 1, NVIDIA.", no_args_is_help=True, rich_markup_mode=None
 )
-
-WHAT_IS_KNOWN = "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, or a .pt, .bin or .safetensors file"
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="newest, best, or the number of a step")]
-AnyWeights = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help=WHAT_IS_KNOWN)]
 
 
 @weights_app.command("import")
@@ -32,14 +28,14 @@ def weights_import(
         Path | None, typer.Option(help="its vocabulary; default: the vocab.txt or tokenizer.json beside them")
     ] = None,
     pad_vocab_to: Annotated[
-        int, typer.Option(help="pad the vocabulary with words that are never predicted: 1 (not), 8 or 64")
+        int, typer.Option(help="round the rows of the word embeddings up to a multiple of 1, 8 or 64")
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Turn somebody's weights into a Hugging Face folder, which every verb here takes, and other programs too.
+    """Convert weights into a Hugging Face folder, which every verb here and other programs read.
 
-    Tensors are copied bit for bit in fp32, with the heads that are there. What was missing, had no place, was rounded
-    or was an optimizer's is named.
+    Tensors are copied bit for bit in fp32, including the heads. Tensors that are missing, unknown, rounded or of an
+    optimizer are listed.
 
     Example: bertrain weights import downloads/model.ckpt-28252 --out weights/mlperf
     """
@@ -56,16 +52,16 @@ def weights_import(
         if names:
             print(f"  {kind}: {', '.join(names)}")
     if done.padding:
-        print(f"  left out: {counted(done.padding, 'row')} after the vocabulary's, which are padding")
+        print(f"  left out: {counted(done.padding, 'row')} after the vocabulary's, of padding")
     if done.rounded:
         print(f"  rounded from 64 bits to 32: {counted(len(done.rounded), 'tensor')} (each by its name with --json)")
     if done.skipped:
         counts = Counter(name.split("/")[-1].split(".")[-1] for name in done.skipped)
         kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
-        print(f"  skipped, since they are no weights: {kinds} (each by its name with --json)")
+        print(f"  skipped, not weights: {kinds} (each by its name with --json)")
     if done.lower_case is None:
         print(
-            "  no vocabulary lay beside them (vocab.txt or tokenizer.json) or came as --vocab: no tokenizer was written"
+            "  no vocabulary beside the weights (vocab.txt or tokenizer.json) and no --vocab: no tokenizer was written"
         )
     else:
         print(f"  the vocabulary is {'uncased' if done.lower_case else 'cased'}")
@@ -77,11 +73,14 @@ def weights_export(
     out: NewFolder,
     to: Annotated[str, typer.Option(help="the format: huggingface or nvidia")] = "huggingface",
     pad_vocab_to: Annotated[
-        int | None, typer.Option(help="pad the vocabulary: 1 (not), 8 or 64; default: 8 for nvidia, 1 otherwise")
+        int | None,
+        typer.Option(
+            help="round the rows of the word embeddings up to a multiple of 1, 8 or 64; default: 8 for nvidia, else 1"
+        ),
     ] = None,
     checkpoint: Checkpoint = "newest",
 ) -> None:
-    """Hand weights over in a form that others load.
+    """Write weights in a format that other programs load.
 
     Example: bertrain weights export runs/tiny --to huggingface --out exported/tiny
     """
@@ -100,7 +99,7 @@ def weights_export(
 
 @weights_app.command("show")
 def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
-    """Say what weights these are: form, config, tensors with their types and sizes, and their names here.
+    """Describe weights: format, config, and tensors with their types, sizes and names here.
 
     Example: bertrain weights show downloads/model.ckpt-28252
     """
@@ -126,12 +125,14 @@ def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
 
 @weights_app.command("compare")
 def weights_compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help=WHAT_IS_KNOWN)],
+    a: Annotated[Path, typer.Argument(metavar="A", help=KNOWN_WEIGHTS)],
     b: Annotated[Path, typer.Argument(metavar="B", help="the same")],
-    tolerance: Annotated[float, typer.Option(help="how far apart two values may be and still count as the same")] = 0.0,
+    tolerance: Annotated[
+        float, typer.Option(help="largest difference between two values that count as the same")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare weights tensor by tensor, whatever form each is in; exit code 0 if they are the same, 1 if not.
+    """Compare weights tensor by tensor, in any format; exit code 0 if they are the same, 1 if not.
 
     Example: bertrain weights compare runs/tiny exported/tiny
     """

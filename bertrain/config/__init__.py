@@ -1,1 +1,1 @@
-"""Every setting, typed, with its help; recipes; and how recipe, file and command line become one set of settings."""
+"""Typed settings with help texts, recipes, and their resolution from recipe, file and command line."""

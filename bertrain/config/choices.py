@@ -1,28 +1,28 @@
-"""Choices and defaults that settings, options and data share. Nothing heavy is imported, so the command line may."""
+"""Literal types of options and settings. Nothing heavy is imported here, so that the command line stays fast."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Form = Literal["auto", "dump", "wikiextractor", "jsonl", "parquet", "text"]
-"""Formats that `data extract` reads; auto: detected from the content."""
+"""Input formats of `data extract`; auto: detected from the content."""
 DocumentEnd = Literal["blank-line", "file"]
 Splitter = Literal["sentencex", "lines", "none"]
 OnError = Literal["stop", "skip"]
 Engine = Literal["local", "dask"]
 Collection = Literal["wikipedia", "mlperf"]
-"""Collections that `data download` fetches."""
+"""Collections that `data download` knows."""
 StepPacking = Literal["lpfhp", "spfhp"]
 """Packing algorithms of the policy `packed`, which packs each step by itself."""
 Algorithm = Literal[StepPacking, "nnlshp"]
 """Packing algorithms of `data pack` and `data convert`, which pack a whole data set once."""
 PACKING: StepPacking = "lpfhp"
-"""The default algorithm."""
+"""The default algorithm of packed rows."""
 MAX_PER_ROW = 3
-"""Maximum sequences in a row of `data convert --to hdf5-packed`, by default."""
+"""The default limit of sequences in a packed row."""
 MASK_PROBABILITY = 0.15
 """Default share of tokens to predict, as BERT was trained."""
 Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
-"""Layouts that `data convert` writes."""
+"""Formats that `data convert` writes."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
 """Policies that deal the examples of a step into bins."""

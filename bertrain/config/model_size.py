@@ -1,4 +1,4 @@
-"""How large a model is, by arithmetic alone: nothing is built for it, and torch is not needed."""
+"""Count a model's parameters by arithmetic, without building it or importing torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bertrain.config.settings import ModelSettings
 
 
 def count_parameters(model: ModelSettings) -> tuple[int, int]:
-    """Parameters of the whole model, and those of the matrices of its encoder layers."""
+    """Parameters of the whole model, and of the weight matrices of its encoder layers."""
     width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     embeddings = (vocab + model.max_positions + model.num_segments + 2) * width
     matrices = model.num_layers * (4 * width * width + 2 * width * inner)

@@ -1,9 +1,7 @@
-"""How a run's settings come together: a recipe (a TOML file), a settings file laid over it, and overrides from the
-command line (`--section.field VALUE`), in that order of precedence.
+"""Resolve a run's settings from a recipe, a settings file and the command line; each overrides the one before.
 
-`resolve` turns the three into one `Settings`, refusing unknown keys (with the nearest right one), wrong types, values
-out of range and settings that contradict each other. Nothing here imports torch, so that the command line answers at
-once.
+`resolve` returns one `Settings`. It refuses unknown settings (suggesting the nearest name), wrong types, values out of
+range and settings that contradict each other. Nothing here imports torch, so that the command line answers at once.
 """
 
 from __future__ import annotations
@@ -11,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Container
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.config.recipe import load_recipe, read_text, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
-# What bert_config.json calls the fields of ModelSettings; keys of other uses of that file are known and unused.
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+RENAMED = {"evaluate.at_once": "evaluate.batch_size"}
+"""Settings by their former names, which the config.json of an older run may have."""
+# Names in bert_config.json of the fields of ModelSettings; its other keys are ignored.
 BERT_CONFIG_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -36,12 +36,6 @@ BERT_CONFIG_KEYS = {
 }
 
 
-def recipe_names() -> list[str]:
-    """Names of the recipes that ship with the package."""
-    folder = resources.files("bertrain.config") / "recipes"
-    return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
 def resolve(
     recipe: str,
     overrides: list[tuple[str, str]] | None = None,
@@ -49,14 +43,15 @@ def resolve(
 ) -> Settings:
     """One `Settings` from a recipe (a name or a TOML file), a settings file over it, and overrides over both.
 
-    `overrides` are pairs such as ("model.nsp", "false"). Raises UserError with one sentence for whatever
-    is unknown, ill-typed, out of range or contradictory.
+    `overrides` are pairs such as ("model.nsp", "false"). Raises UserError for a setting that is unknown, has the wrong
+    type, is out of range or contradicts another.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    _overlay(values, _read_toml(recipe_text(recipe), recipe), recipe)
+    for layer in load_recipe(recipe):
+        _overlay(values, layer.settings, layer.name)
     if settings_file is not None:
         path = Path(settings_file)
-        _overlay(values, _read_toml(_read_text(path, "settings"), str(path)), str(path))
+        _overlay(values, read_toml(read_text(path, "settings"), str(path)), str(path))
     command_line: dict[str, dict[str, Any]] = {}
     for key, text in overrides or []:
         section, name = _split_key(key)
@@ -70,7 +65,7 @@ def named_in(settings_file: str | Path | None) -> dict[str, str]:
     """The settings that a file names, such as "train.max_steps", as text."""
     if settings_file is None:
         return {}
-    sections = _read_toml(_read_text(Path(settings_file), "settings"), str(settings_file))
+    sections = read_toml(read_text(Path(settings_file), "settings"), str(settings_file))
     return {
         f"{section}.{name}": str(value)
         for section, fields in sections.items()
@@ -80,13 +75,12 @@ def named_in(settings_file: str | Path | None) -> dict[str, str]:
 
 
 def override(settings: Settings, overrides: list[tuple[str, str]], *, also: Container[str] = ()) -> Settings:
-    """A run's settings with some that do not shape the training changed, or that are named in `also`; others are
-    refused."""
+    """A run's settings with others in place of some; settings that shape the training are refused, except `also`."""
     values = settings.to_dict()
     for key, text in overrides:
         section, name = _split_key(key)
         if _metadata(section, name)["shapes_training"] and key not in also:
-            raise UserError(f"{key} shapes the training, so a run cannot change it; start a new run")
+            raise UserError("fixed-setting", f"{key} shapes the training, so a run cannot change it; start a new run")
         values[section][name] = _parse_text(text, get_type_hints(SECTIONS[section])[name], key)
     return _with_absolute_paths(from_dict(values))
 
@@ -97,28 +91,47 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
     words = iter(arguments)
     for word in words:
         if not word.startswith("--") or len(word) == 2:
-            raise UserError(f"{word!r} is neither an option nor a setting of the form --section.field VALUE")
+            raise UserError(
+                "unknown-option", f"{word!r} is neither an option nor a setting of the form --section.field VALUE"
+            )
         key, equals, value = word[2:].partition("=")
         if not equals:
             following = next(words, None)
             if following is None or following.startswith("--"):
-                raise UserError(f"--{key} has no value after it")
+                raise UserError("missing-value", f"--{key} has no value after it")
             value = following
         pairs.append((key, value))
     return pairs
 
 
 def to_toml(settings: Settings) -> str:
-    """Settings as a recipe that holds every one of them; its strings and numbers are written as JSON's are."""
+    """Settings as a recipe that holds every one of them."""
+    return _write_toml(settings.to_dict())
+
+
+def _write_toml(sections: dict[str, dict[str, Any]]) -> str:
     lines = []
-    for section, fields in settings.to_dict().items():
+    for section, fields in sections.items():
         written = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
-        lines += [f"[{section}]", *written, ""]  # JSON's \u of what is beyond ASCII would not always be TOML's
+        lines += [f"[{section}]", *written, ""]  # as JSON, but TOML does not take every \u escape of JSON
     return "\n".join(lines)
 
 
+def flatten_recipe(name: str) -> str:
+    """A recipe as one TOML file with everything it builds on; a comment names its bases."""
+    *bases, recipe = layers = load_recipe(name)
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for layer in layers:
+        _overlay(values, layer.settings, layer.name)
+    comments = recipe.about.splitlines()
+    if bases:
+        comments.append(f"Builds on {', '.join(base.name for base in reversed(bases))}.")
+    text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    return text + "\n" + _write_toml({section: fields for section, fields in values.items() if fields})
+
+
 def _with_absolute_paths(settings: Settings) -> Settings:
-    """A run may be continued from another folder than the one it was started in."""
+    """Make paths absolute: a run may be continued from another folder than the one it was started in."""
     folder, vocab = settings.evaluate.data, settings.data.vocab
     evaluate = dataclasses.replace(settings.evaluate, data=str(Path(folder).resolve()) if folder else "")
     data = dataclasses.replace(settings.data, vocab=str(Path(vocab).resolve()) if vocab else "")
@@ -126,10 +139,20 @@ def _with_absolute_paths(settings: Settings) -> Settings:
 
 
 def from_dict(values: dict[str, dict[str, Any]]) -> Settings:
-    """Settings from nested plain values (a run's config.json), checked as a recipe is."""
+    """Settings from nested plain values (a run's config.json, also of an older run), checked as a recipe is."""
     return Settings(
-        **{section: SECTIONS[section](**_checked(section, fields)) for section, fields in values.items()}
+        **{
+            section: SECTIONS[section](**_checked(section, _with_new_names(section, fields)))
+            for section, fields in values.items()
+        }
     ).check()
+
+
+def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A section of a file with the settings that were renamed under their new names."""
+    return {
+        RENAMED.get(f"{section}.{name}", f"{section}.{name}").partition(".")[2]: value for name, value in fields.items()
+    }
 
 
 def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -143,15 +166,17 @@ def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(section: str | None = None) -> list[dict[str, Any]]:
-    """Every setting, or those of one section: its name, default, help, and whether it shapes the training."""
+    """Every setting, or those of one section: name, default, help, and whether it shapes the training or is
+    experimental."""
     if section is not None and section not in SECTIONS:
-        raise UserError(f"no section named {section!r}{nearest(section, list(SECTIONS))}")
+        raise UserError("unknown-section", f"no section named {section!r}{nearest(section, list(SECTIONS))}")
     return [
         {
             "name": f"{part}.{item.name}",
             "default": item.default,
             "help": item.metadata["help"],
             "shapes_training": item.metadata["shapes_training"],
+            "experimental": item.metadata["experimental"],
         }
         for part, kind in SECTIONS.items()
         if section in (None, part)
@@ -160,55 +185,30 @@ def describe(section: str | None = None) -> list[dict[str, Any]]:
 
 
 def differing(one: Settings, other: Settings) -> list[str]:
-    """The settings that shape the training and that two runs do not share, as `section.field (1 here, 2 there)`."""
-    here, there = one.to_dict(), other.to_dict()
+    """The settings that shape the training and differ between two runs, as `section.field (1 here, 2 there)`."""
+    others = other.to_dict()
     return [
-        f"{section}.{name} ({value} here, {there[section][name]} there)"
-        for section, fields in here.items()
+        f"{section}.{name} ({value} here, {others[section][name]} there)"
+        for section, fields in one.to_dict().items()
         for name, value in fields.items()
-        if there[section][name] != value and _metadata(section, name)["shapes_training"]
+        if others[section][name] != value and _metadata(section, name)["shapes_training"]
     ]
-
-
-def recipe_text(recipe: str) -> str:
-    """A recipe's TOML, by its name or its file."""
-    if recipe.endswith(".toml"):
-        return _read_text(Path(recipe), "recipe")
-    if recipe not in recipe_names():
-        raise UserError(
-            f"no recipe named {recipe!r}{nearest(recipe, recipe_names())} "
-            f"(there are {', '.join(recipe_names())}, or give a .toml file)"
-        )
-    return (resources.files("bertrain.config") / "recipes" / f"{recipe}.toml").read_text()
-
-
-def _read_text(path: Path, what: str) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        raise UserError(f"no {what} file at {path}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"the {what} file {path} is not text") from None
-
-
-def _read_toml(text: str, origin: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{origin} is not TOML: {error}") from None
 
 
 def _read_bert_config(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text())
     except OSError:
-        raise UserError(f"no model description at {path} (model.config)") from None
+        raise UserError("missing-file", f"no model description at {path} (model.config)") from None
     except ValueError as error:
-        raise UserError(f"{path} (model.config) is not JSON: {error}") from None
+        raise UserError("invalid-json", f"{path} (model.config) is not JSON: {error}") from None
     if not isinstance(raw, dict) or "hidden_size" not in raw:
-        raise UserError(f"{path} (model.config) does not describe a BERT: it has no hidden_size")
+        raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
     if raw.get("hidden_act", "gelu") != "gelu":
-        raise UserError(f"{path} (model.config) asks for the activation {raw['hidden_act']!r}; BERT's is 'gelu'")
+        raise UserError(
+            "unsupported-activation",
+            f"{path} (model.config) asks for the activation {raw['hidden_act']!r}; only 'gelu' is supported",
+        )
     return {ours: raw[theirs] for theirs, ours in BERT_CONFIG_KEYS.items() if theirs in raw}
 
 
@@ -218,26 +218,30 @@ def model_from_bert_config(path: Path) -> ModelSettings:
 
 
 def _overlay(values: dict[str, dict[str, Any]], layer: dict[str, Any], origin: str) -> None:
-    """Lay one source of settings over the others; a bert_config.json it names lies just under it."""
+    """Override `values` by the settings of one source; its model.config (a bert_config.json) yields to its others."""
     for section, fields in layer.items():
         if section not in SECTIONS:
-            raise UserError(f"{origin} has an unknown section {section!r}{nearest(section, list(SECTIONS))}")
+            raise UserError(
+                "unknown-section", f"{origin} has an unknown section {section!r}{nearest(section, list(SECTIONS))}"
+            )
         if not isinstance(fields, dict):
-            raise UserError(f"{origin}: {section} is a section, written [{section}]")
+            raise UserError("invalid-value", f"{origin}: {section} is a section, written [{section}]")
         if section == "model" and fields.get("config"):
             values["model"].update(_read_bert_config(Path(str(fields["config"]))))
-        for name, value in fields.items():
+        for name, value in _with_new_names(section, fields).items():
             _split_key(f"{section}.{name}")
             values[section][name] = value
 
 
 def _split_key(key: str) -> tuple[str, str]:
+    if key in RENAMED:
+        raise UserError("renamed-setting", f"{key} is now {RENAMED[key]}")
     section, _, name = key.partition(".")
     known = [f"{part}.{item.name}" for part, kind in SECTIONS.items() for item in dataclasses.fields(kind)]
     if key not in known:
         same_field = [candidate for candidate in known if candidate.endswith(f".{name or section}")]
         hint = f"; did you mean {same_field[0]!r}?" if same_field else nearest(key, known)
-        raise UserError(f"no setting named {key!r}{hint}")
+        raise UserError("unknown-setting", f"no setting named {key!r}{hint}")
     return section, name
 
 
@@ -250,34 +254,35 @@ def _parse_text(text: str, hint: Any, key: str) -> Any:
     if get_origin(hint) is Literal:
         by_text = {str(choice): choice for choice in get_args(hint)}
         if text not in by_text:
-            raise UserError(f"{key} is one of {', '.join(by_text)}, not {text!r}{nearest(text, list(by_text))}")
+            suggestion = nearest(text, list(by_text))
+            raise UserError("invalid-value", f"{key} is one of {', '.join(by_text)}, not {text!r}{suggestion}")
         return by_text[text]
-    if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{key} is true or false, not {text!r}")
+    if hint is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return hint(text)
+        return text if hint is bool else hint(text)
     except ValueError:
-        kind = {int: "a whole number", float: "a number"}[hint]
-        raise UserError(f"{key} is {kind}, not {text!r}") from None
+        raise UserError("invalid-value", f"{key} is {KINDS[hint]}, not {text!r}") from None
 
 
 def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any:
     if get_origin(hint) is Literal:
         if value not in get_args(hint) or isinstance(value, bool):
-            raise UserError(f"{key} is one of {', '.join(map(str, get_args(hint)))}, not {value!r}")
+            choices = ", ".join(map(str, get_args(hint)))
+            raise UserError("invalid-value", f"{key} is one of {choices}, not {value!r}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
-        raise UserError(f"{key} is {kind}, not {value!r}")
+        raise UserError("invalid-value", f"{key} is {KINDS[hint]}, not {value!r}")
     if hint in (int, float):
+        problem = ""
         if not math.isfinite(value):
-            raise UserError(f"{key} is {value}; it must be a finite number")
-        if limits["minimum"] is not None and value < limits["minimum"]:
-            raise UserError(f"{key} is {value}; it must be at least {limits['minimum']}")
-        if limits["maximum"] is not None and value > limits["maximum"]:
-            raise UserError(f"{key} is {value}; it must be at most {limits['maximum']}")
+            problem = "a finite number"
+        elif limits["minimum"] is not None and value < limits["minimum"]:
+            problem = f"at least {limits['minimum']}"
+        elif limits["maximum"] is not None and value > limits["maximum"]:
+            problem = f"at most {limits['maximum']}"
+        if problem:
+            raise UserError("out-of-range", f"{key} is {value}; it must be {problem}")
     return value

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -16,22 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bertrain.base.machine import Gpu
+
 BUSY_SHARE = 0.2
 """Of a core: a process that uses more counts as busy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU, by nvidia-smi's word."""
-
-    number: int
-    name: str
-    used_mb: int
-    total_mb: int
-    busy_percent: int
-    temperature: int
-    errors: int
-    """Uncorrected memory errors since the driver was loaded; 0 where it does not count them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +62,6 @@ def versions(code: Mapping[str, str]) -> dict[str, str]:
         "numpy": numpy.__version__,
         "byte order": sys.byteorder,
     }
-
-
-def memory_free() -> int:
-    """Bytes of memory that could be had without swapping."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 0
 
 
 def disk_free(folder: Path) -> tuple[int, str, bool]:
@@ -148,52 +125,6 @@ def own_processes(generations: int = 2) -> set[int]:
         own |= added
         added = {number for number, parent in parents.items() if parent in own} - own
     return own
-
-
-# --- GPUs -----------------------------------------------------------------------------------------
-
-GPU_QUERY = "index,name,memory.used,memory.total,utilization.gpu,temperature.gpu,ecc.errors.uncorrected.volatile.total"
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """What `nvidia-smi --query-gpu` answers to GPU_QUERY, without header and units."""
-    found = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) == len(GPU_QUERY.split(",")):
-            number, name, *values = row
-            used, total, busy, temperature, errors = (int(value) if value.isdigit() else 0 for value in values)
-            found.append(
-                Gpu(number=int(number), name=name, used_mb=used, total_mb=total, busy_percent=busy,
-                    temperature=temperature, errors=errors)
-            )  # fmt: skip
-    return tuple(found)
-
-
-def parse_gpu_processes(text: str, own: set[int]) -> tuple[str, ...]:
-    """What `nvidia-smi --query-compute-apps=pid,process_name,used_memory` answers, our own left out."""
-    rows = csv.reader(text.splitlines(), skipinitialspace=True)
-    return tuple(
-        f"{name} ({number}, {used} MB)"
-        for number, name, used in (row for row in rows if len(row) == 3)
-        if number.isdigit() and int(number) not in own
-    )
-
-
-def look_at_gpus(own: set[int]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The GPUs of this machine and whose processes are on them; nothing where there is no nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return (), ()
-    as_csv = "--format=csv,noheader,nounits"
-    gpus = _output(["nvidia-smi", f"--query-gpu={GPU_QUERY}", as_csv])
-    processes = _output(["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", as_csv])
-    return parse_gpus(gpus), parse_gpu_processes(processes, own)
-
-
-def _output(words: list[str]) -> str:
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 # --- network --------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def run_node(job: Job, stage: str) -> int:
     name = f"node {node} ({platform.node()})"
     try:
         rendezvous = join_rendezvous(start_folder(), node, nodes, host=rendezvous_host(job), port=job.spec.port)
-        code, failed = run_agent(slots, ["-m", "bertrain.launch", "rank", str(job.folder), stage], rendezvous)
+        code, failed = run_agent(slots, ["-m", "bertrain", "launch", "worker", "rank", str(job.folder), stage], rendezvous)
     except SignalException as caught:
         return code_after_signal(caught.sigval)
     except DistError as error:

@@ -22,13 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bertrain.base import machine
 from bertrain.base.errors import AgreedError, ReportedElsewhereError, UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.config import resolve as config
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import open_data
 from bertrain.launch import facts as look
-from bertrain.launch.facts import Facts, Gpu
+from bertrain.launch.facts import Facts
 from bertrain.launch.job import RECIPE, Job, code_version, read_job
 from bertrain.planning.memory import GIB
 from bertrain.ranks import parallel
@@ -138,18 +140,22 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
     if not found.is_first_of_node:
         return found
     own = look.own_processes()
-    gpus, on_gpus = look.look_at_gpus(own)
+    on_gpus = tuple(
+        f"{process.name} ({process.number}, {process.used_mb} MB)"
+        for process in machine.gpu_processes()
+        if process.number not in own
+    )
     free, place, can_write = look.disk_free(Path(job.run))
     fingerprint, problem = _fingerprint_data(job, settings)
     return replace(
         found,
-        memory_free=look.memory_free(),
+        memory_free=machine.free_memory() or 0,
         disk_free=free,
         run_place=place,
         can_write=can_write,
         data=fingerprint,
         data_problem=problem,
-        gpus=gpus,
+        gpus=machine.gpus(),
         on_gpus=on_gpus,
         foreign=look.foreign_processes(own),
         network=look.describe_network(os.environ.get("MASTER_ADDR", "localhost")),
@@ -160,7 +166,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
 def _fingerprint_data(job: Job, settings: Settings) -> tuple[str, str]:
     folders = [job.data, *([settings.evaluate.data] if settings.evaluate.data else [])]
     try:
-        quiet = not parallel.is_first_process()
+        quiet = not is_first_rank()
         opened = [open_data(folder, vocab=settings.data.vocab, verify="size", quiet=quiet) for folder in folders]
     except UserError as error:
         return "", str(error)
@@ -177,7 +183,7 @@ def _exchange(own_facts: Facts, ranks: Ranks) -> list[Facts]:
 
 
 def _from_json(content: dict[str, Any]) -> Facts:
-    gpus = tuple(Gpu(**gpu) for gpu in content["gpus"])
+    gpus = tuple(machine.Gpu(**gpu) for gpu in content["gpus"])
     lists: dict[str, Any] = {name: tuple(content[name]) for name in ("foreign", "on_gpus")}
     return Facts(**content | lists | {"gpus": gpus})
 

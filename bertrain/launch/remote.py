@@ -86,7 +86,7 @@ def node_command(job: Job, stage: str, host: Host, node: int, hosts: Sequence[Ho
         SIGNALS_FROM_STDIN: "1",
     }
     pairs = [shlex.quote(f"{name}={value}") for name, value in variables.items()]
-    module = [shlex.quote(job.python), "-u -m bertrain.launch node", shlex.quote(str(job.folder)), stage]
+    module = [shlex.quote(job.python), "-u -m bertrain launch worker node", shlex.quote(str(job.folder)), stage]
     return " ".join(["exec env", *pairs, *container_command(job), *module])
 
 

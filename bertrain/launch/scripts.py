@@ -57,7 +57,7 @@ def _start_stage(words: list[str], comment: str) -> list[str]:
 
 
 def _launch_module(job: Job, role: str) -> list[str]:
-    return [*container_command(job), f'"$python" -u -m bertrain.launch {role} "$job" "$@"']
+    return [*container_command(job), f'"$python" -u -m bertrain launch worker {role} "$job" "$@"']
 
 
 def container_command(job: Job) -> list[str]:
@@ -97,7 +97,7 @@ def _local(job: Job) -> LauncherPart:
 
 def _start_over_ssh() -> list[str]:
     comment = "One ssh connection per host carries output and signals; a node stops when its connection closes."
-    return _start_stage(['"$python" -u -m bertrain.launch ssh "$job" "$@"'], comment)
+    return _start_stage(['"$python" -u -m bertrain launch worker ssh "$job" "$@"'], comment)
 
 
 def _ssh(job: Job) -> LauncherPart:

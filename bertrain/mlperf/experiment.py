@@ -18,11 +18,12 @@ from typing import Any
 from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, DivergedError, UserError
 from bertrain.base.files import write_atomically
+from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import OptimizerSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.mlperf.log import ResultLog, require_library
 from bertrain.optim.schedules import in_steps
-from bertrain.ranks.parallel import Ranks, count_ranks, is_first_process
+from bertrain.ranks.parallel import Ranks, count_ranks
 from bertrain.run.checkpoint import Progress
 from bertrain.training.events import Events
 from bertrain.training.state import TrainState
@@ -108,7 +109,7 @@ def run_experiment(
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None
-    is_first = is_first_process()
+    is_first = is_first_rank()
     if is_first:
         _refuse_existing(result)
         _refuse_existing(folder)

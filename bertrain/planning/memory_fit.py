@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import free_memory
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB, BinSize, Estimate, estimate
@@ -31,7 +32,7 @@ def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
         sharing = -(-local_ranks // torch.cuda.device_count())
         name = torch.cuda.get_device_name(device)
         return torch.cuda.get_device_properties(device).total_memory // sharing, _shared_by(f"of {name}", sharing)
-    free = [bytes for bytes in (_free_memory(), cgroup_room(Path("/sys/fs/cgroup"))) if bytes is not None]
+    free = [bytes for bytes in (free_memory(), cgroup_room(Path("/sys/fs/cgroup"))) if bytes is not None]
     if not free:
         return 1 << 62, "unknown here"
     return min(free) // local_ranks, _shared_by("free", local_ranks)
@@ -39,14 +40,6 @@ def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
 
 def _shared_by(what: str, ranks: int) -> str:
     return f"{what}, shared by {ranks} ranks" if ranks > 1 else what
-
-
-def _free_memory() -> int | None:
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def cgroup_room(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:

@@ -33,7 +33,7 @@ from bertrain.base import clock
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied, write_atomically
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource

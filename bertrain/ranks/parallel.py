@@ -145,11 +145,6 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
     return torch.device("cpu"), "torch sees no GPU"
 
 
-def is_first_process() -> bool:
-    """Whether this process is the first rank, by its launcher's environment; alone, it is."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def gpu_nodes(local_world: int) -> list[int | None]:
     """The NUMA nodes of the GPUs of so many local ranks."""
     nodes = []

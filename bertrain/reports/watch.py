@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertrain.base import logs
-from bertrain.base.console import PHASES, computed, duration, seconds_left
-from bertrain.base.formatting import YARDSTICKS, amount, is_better_low, is_metric, show, title_of
+from bertrain.base.console import PHASES, computed, seconds_left
+from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, is_metric, show, title_of
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.run.samples import newest

@@ -25,7 +25,7 @@ import bertrain
 from bertrain.base.errors import AgreedError, UserError
 from bertrain.base.files import new_folder, write_atomically
 from bertrain.base.formatting import few
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import differing, from_dict
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import VOCABULARY

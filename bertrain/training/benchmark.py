@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bertrain.base.isa import cpu_name
+from bertrain.base.machine import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
 from bertrain.training import engine

@@ -12,6 +12,7 @@ import torch
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import open_data
@@ -45,9 +46,7 @@ def evaluate(
     if opened.settings.task.name:
         raise UserError("no-pretraining", f"{run} was fine-tuned for {opened.settings.task.name}; use `evaluate_task`")
     settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
-    held_out = open_data(
-        data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not parallel.is_first_process()
-    )
+    held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not is_first_rank())
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
     with load_predictor(opened, settings, which) as (predict, ranks, step):
         loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)

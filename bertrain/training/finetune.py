@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import Settings
 from bertrain.ranks import parallel
 from bertrain.run.checkpoint import Progress
@@ -62,7 +63,7 @@ def finetune_many(
                 start(resolved, ranks)
             found.append(metrics_of(place))
             outcome = Outcome.of(name, seeds, found, keeps_best=checkpoint_of(place) == "best")
-            if parallel.is_first_process():
+            if is_first_rank():
                 write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)
     return outcomes

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.ranks.parallel import Ranks, is_first_process
+from bertrain.ranks.parallel import Ranks
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.task import Split
 from bertrain.training.init_from import InitWeights
@@ -20,7 +21,7 @@ from bertrain.weights.tensors import PADDING_LIMIT
 def open_for(folder: str | Path, settings: Settings, ranks: Ranks | None) -> DataSource:
     """Prepared data. The first rank hashes its files as `data.verify` says; others, or no ranks, check only sizes."""
     verify = settings.data.verify if ranks is not None and ranks.is_first else "size"
-    return open_data(folder, vocab=settings.data.vocab, verify=verify, quiet=not is_first_process())
+    return open_data(folder, vocab=settings.data.vocab, verify=verify, quiet=not is_first_rank())
 
 
 def task_data(split: Split, folder: str | Path, settings: Settings, vocabulary: Vocabulary) -> TaskData:

@@ -30,15 +30,15 @@ def evaluate_task(
     *,
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    at_once: int = 0,
+    batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, float]:
     """The task's metrics of a fine-tuned run on the held-out part of `data` (default: its own data), and its step.
 
-    `at_once` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
+    `batch_size` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
     ("task.null_threshold", "2"), or that say how files are read: task.on_error, task.text, task.text_pair, task.label.
     """
-    with _open_model(run, data, which, device, at_once, overrides) as model:
+    with _open_model(run, data, which, device, batch_size, overrides) as model:
         held_out = model.task.held_out()
         if not held_out:
             raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
@@ -54,15 +54,15 @@ def predict(
     *,
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    at_once: int = 0,
+    batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Predict the splits of `data` without answers (or else its held-out part), into files in the folder `out`.
 
-    `at_once` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split.
+    `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split.
     """
     _refuse_own_place(Path(data), Path(out))
-    with _open_model(run, data, which, device, at_once, overrides) as model:
+    with _open_model(run, data, which, device, batch_size, overrides) as model:
         splits: Mapping[str, Split] = model.task.to_predict()
         if not splits:
             raise UserError("no-examples", f"{model.folder} has nothing to predict")
@@ -123,14 +123,14 @@ def _open_model(
     data: str | Path | None,
     which: str,
     device: Literal["auto", "cpu", "cuda"],
-    at_once: int,
+    batch_size: int,
     overrides: Sequence[tuple[str, str]],
 ) -> Iterator[_Model]:
     opened = Run.open(run)
     if not opened.settings.task.name:
         raise UserError("no-task", f"{run} was pre-trained, not fine-tuned for a task")
     settings = override(opened.settings, list(overrides), also=FILE_SETTINGS)
-    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, at_once=at_once)
+    train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, batch_size=batch_size)
     opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate))
     folder = Path(data) if data is not None else opened.data
     task = registry.open_task(opened.settings, folder, opened.vocabulary(), saved=opened.task)

@@ -23,7 +23,7 @@ from bertrain.training.engine import Predictor
 from bertrain.training.open_data import task_data
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
-"""Tokens of a bin, unless `evaluate.at_once` sets an evaluation batch size: enough to keep a device busy."""
+"""Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy."""
 PERCENTILES = (50, 90, 95, 99, 100)
 
 
@@ -57,13 +57,13 @@ class TaskEvaluator:
     @torch.no_grad()
     def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[TaskOutputs, dict[str, float]]:
         """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
-        model, at_once = self._settings.model, self._settings.evaluate.at_once
+        model, batch_size = self._settings.model, self._settings.evaluate.batch_size
         is_span = model.head == "span"
         num_columns = {"span": 2, "regress": 1}.get(model.head, model.num_labels)
         found = torch.zeros(int(split.block.offsets[-1]) if is_span else len(split.block), num_columns)
         seconds: list[float] = []
         began = time.perf_counter()
-        for rows, batch in self._loader(split, ranks).evaluation_bins(0, at_once or EVALUATION_STEP):
+        for rows, batch in self._loader(split, ranks).evaluation_bins(0, batch_size or EVALUATION_STEP):
             ranks.heartbeat.move()
             started = time.perf_counter()
             answers = predict(batch.to(ranks.device)).answers
@@ -82,9 +82,9 @@ class TaskEvaluator:
 
     def _loader(self, split: Split, ranks: parallel.Ranks) -> Loader:
         settings, longest = self._settings, self._settings.data.max_seq_length
-        at_once = settings.evaluate.at_once
-        budget = at_once * longest or max(TOKENS_AT_ONCE[ranks.device.type], longest)
-        batch = replace(settings.batch, policy="budget", group_size=0, token_budget=budget, bin_sequences=at_once)
+        batch_size = settings.evaluate.batch_size
+        budget = batch_size * longest or max(TOKENS_AT_ONCE[ranks.device.type], longest)
+        batch = replace(settings.batch, policy="budget", group_size=0, token_budget=budget, bin_sequences=batch_size)
         data = task_data(split, self._folder, settings, self._words)
         return Loader(data, replace(settings, batch=batch), rank=ranks.rank, world=ranks.world)
 

@@ -21,8 +21,10 @@ import pyarrow as pa
 import pytest
 import typer
 
+from bertrain.base.errors import UserError
 from bertrain.cli.main import app
 from bertrain.config import resolve as config
+from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
 
 ROOT = Path(__file__).parents[2]
@@ -162,15 +164,25 @@ def test_a_shown_line_is_compared_by_its_words() -> None:
 # --- the reference -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    """docs/make_reference.py as a module."""
-    specification = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+def load_script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    specification = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where a dataclass looks for its annotations
     specification.loader.exec_module(module)
     return module
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """Every verb that people use, with its command."""
+    return load_script("make_reference").verbs()
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return load_script("make_reference")
 
 
 def test_the_reference_is_the_codes(generator: ModuleType) -> None:
@@ -219,6 +231,37 @@ def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) ->
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+def test_every_error_has_a_code() -> None:
+    """A literal in kebab-case, before the sentence."""
+    without = [one.place for one in load_script("make_errors").raised() if one.code is None]
+    assert not without, f"{len(without)} errors without a code: {' '.join(without[:20])}"
+
+
+def test_the_table_of_errors_is_the_codes() -> None:
+    written = (DOCS / "errors.md").read_text(encoding="utf-8")
+    assert written == load_script("make_errors").errors(), "docs/errors.md is out of date: run docs/make_errors.py"
+
+
+def test_sentences_are_read_off_the_code(tmp_path: Path) -> None:
+    package = tmp_path / "bertrain"
+    package.mkdir()
+    (package / "one.py").write_text(
+        "class UserError(Exception): ...\nclass LateError(UserError): ...\n"
+        "UserError('no-file', f'no file at {self.path}, line {number + 1}' + tail)\n"
+        "errors.LateError('Bad Code', 'text')\nUserError(f'{code}', 'text')\nUserError('text alone')\nValueError('x')\n"
+    )
+    found = load_script("make_errors").raised(package)
+    assert [(one.code, one.sentence, one.line) for one in found] == [
+        ("no-file", "no file at {path}, line {number}{tail}", 3),
+        (None, "text", 4),
+        (None, "text", 5),
+        (None, "text alone", 6),
+    ]
 
 
 # --- links, paths, commands --------------------------------------------------------------------------
@@ -312,21 +355,21 @@ def check_command(command: str, *, is_whole: bool) -> None:
         settings = {f"--{entry['name']}" for entry in config.describe()}
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert options <= known | settings, f"there is no {options - known - settings}"
-        assert {word for word in words if word.startswith("bert-")} <= set(config.recipe_names())
+        assert {word for word in words if word.startswith("bert-")} <= set(recipe_names())
         return
     if "--help" in words:
         return
     context = node.make_context(node.name, words)
     recipe = context.params.get("recipe") or (context.params.get("name") if node.name == "recipes" else None)
     overrides = parse_overrides(context.args) if context.args else []
-    if recipe in config.recipe_names() and "model.config" not in dict(overrides):
+    if recipe in recipe_names() and "model.config" not in dict(overrides):
         config.resolve(recipe, overrides)
     else:
         assert recipe is None or recipe.isupper() or recipe.endswith(".toml") or "model.config" in dict(overrides), (
             recipe
         )
-        names = {entry["name"] for entry in config.describe()}
-        assert {name for name, _ in overrides} <= names
+        unknown = {name for name, _ in overrides} - {entry["name"] for entry in config.describe()}
+        assert not unknown, f"there is no setting {unknown}"
 
 
 @pytest.mark.parametrize("document", documents(), ids=name_of)
@@ -352,21 +395,23 @@ def test_python_and_settings_shown_are_sound(document: Path, tmp_path: Path) -> 
 
 
 def test_commands_that_could_not_be_run_are_found() -> None:
-    wrong = [
-        "bertrain pretrian bert-tiny --data data",
-        "bertrain pretrain bert-huge --data data --run runs/x",
-        "bertrain pretrain bert-tiny --data data --run runs/x --train.steps 5",
-        "bertrain pretrain bert-tiny --data data --run runs/x --train.max_steps many",
-        "bertrain predict runs/x --data data",
-        "bertrain evaluate runs/x --data data --most 5",
-    ]
-    for command in wrong:
+    wrong = {
+        "bertrain pretrian bert-tiny --data data": (AssertionError, "no verb pretrian"),
+        "bertrain pretrain bert-huge --data data --run runs/x": (AssertionError, "bert-huge"),
+        "bertrain pretrain bert-tiny --data data --run runs/x --train.steps 5": (UserError, "train.steps"),
+        "bertrain pretrain bert-tiny --data data --run runs/x --train.max_steps many": (UserError, "many"),
+        "bertrain predict runs/x --data data": (typer.BadParameter.__base__, "--out"),
+        "bertrain evaluate runs/x --data data --most 5": (AssertionError, "most"),
+    }
+    for command, (kind, named) in wrong.items():
         assert list(commands_of(f"    {command}\n")) == [(command, True)]
-        with pytest.raises(Exception, match=r"."):
+        with pytest.raises(kind) as caught:
             check_command(command, is_whole=True)
+        message = getattr(caught.value, "format_message", lambda caught=caught: str(caught.value))()
+        assert named in message, command
 
 
 @pytest.mark.parametrize("document", documents(), ids=name_of)
 def test_recipes_named_exist(document: Path) -> None:
     named = re.findall(r"`(bert-[a-z]+(?:-phase\d)?)`", document.read_text(encoding="utf-8"))
-    assert set(named) <= set(config.recipe_names())
+    assert set(named) <= set(recipe_names())

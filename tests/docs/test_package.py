@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.config.resolve import recipe_names, resolve
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import resolve
 from tests import helpers
+from tests.docs.test_documents import check_command, verbs
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,10 +153,22 @@ def test_help_imports_nothing_heavy() -> None:
     assert "pretrain" in done.stdout
 
 
-def test_every_verb_has_an_example() -> None:
-    for verb in (["pretrain"], ["resume"], ["evaluate"], ["data", "prepare"]):
-        done = helpers.bertrain(*verb, "--help")
-        assert f"Example: bertrain {' '.join(verb)}" in done.stdout
+VERBS = dict(verbs())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_an_example(verb: str) -> None:
+    """In its help, which is also what --help prints; the command in it could be run."""
+    help = inspect.cleandoc(VERBS[verb].help)
+    command = " ".join(help.partition("Example: ")[2].split())
+    assert command.startswith(f"bertrain {verb} ") or command == f"bertrain {verb}"
+    check_command(command, is_whole=True)
+    for parameter in VERBS[verb].params:
+        assert parameter.help or parameter.name == "help", f"{verb}: {parameter.name} has no help"
+
+
+def test_help_prints_the_example() -> None:
+    assert "Example: bertrain data prepare" in helpers.bertrain("data", "prepare", "--help").stdout
 
 
 def test_nothing_runs_a_pickle() -> None:

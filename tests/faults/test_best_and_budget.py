@@ -133,6 +133,5 @@ def test_bad_words_about_limits_are_refused_in_a_sentence(tmp_path: Path) -> Non
     start = ["pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "run", *helpers.tiny_arguments()]
     done = helpers.bertrain(*start, "--budget", "soon", check=False)
     assert done.returncode == 2
-    assert "train.budget" in done.stderr
-    assert "'soon'" in done.stderr
+    assert "[invalid-duration]" in done.stderr
     assert not (tmp_path / "run").exists()

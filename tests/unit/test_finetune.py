@@ -468,7 +468,7 @@ def test_frozen_layers_stay_as_they_are(mini: Miniature, tmp_path: Path) -> None
 
 def test_figures_do_not_depend_on_how_many_are_asked_at_once(mini: Miniature, colours: Path) -> None:
     known = metrics_of(colours)
-    for words in ([], ["--data", mini.table], ["--at-once", 1], ["--at-once", 7]):
+    for words in ([], ["--data", mini.table], ["--batch-size", 1], ["--batch-size", 7]):
         found = json.loads(command_line("evaluate", colours, "--device", "cpu", "--json", *words).out)
         assert found["step"] == 30
         assert {name: found[name] for name in ("accuracy", "f1_macro", "examples")} == pytest.approx(
@@ -478,7 +478,7 @@ def test_figures_do_not_depend_on_how_many_are_asked_at_once(mini: Miniature, co
         assert latencies == sorted(latencies)
         assert latencies[0] > 0
         assert found["examples_per_s"] > 0
-    shown = command_line("evaluate", colours, "--device", "cpu", "--at-once", 4).out
+    shown = command_line("evaluate", colours, "--device", "cpu", "--batch-size", 4).out
     assert re.search(r"a batch took [\d.]+ ms \(p50\), .* ms \(p99\)", shown)
 
 

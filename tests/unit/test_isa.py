@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 import bertrain
-from bertrain.base import isa
-from bertrain.base.errors import UserError
+from bertrain.base import isa, machine
 from tests import helpers
 
 PRODUCTS = """
@@ -64,7 +65,7 @@ def test_amx_is_used_where_it_is_not_left_out() -> None:
 
 def test_what_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2"})
-    with pytest.raises(UserError, match=r"train.isa amx is not possible here: this CPU has avx2; use --train.isa auto"):
+    with helpers.refused("unsupported-isa", "train.isa amx", "avx2"):
         isa.cap_isa("amx")
 
 
@@ -72,7 +73,7 @@ def test_what_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cap_that_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in isa.CAPS["avx2"]:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match=r"comes too late: torch is loaded.*ONEDNN_MAX_CPU_ISA=AVX2"):
+    with helpers.refused("isa-too-late", "ONEDNN_MAX_CPU_ISA=AVX2"):
         isa.cap_isa("avx2")
     for name, value in isa.CAPS["avx2"].items():
         monkeypatch.setenv(name, value)
@@ -112,11 +113,78 @@ def test_an_arm_cpu_has_a_name_and_instructions(
 ) -> None:
     implementer, part = core.split()
     fields = {"Features": features, "CPU implementer": implementer, "CPU part": part}
-    monkeypatch.setattr(isa, "_cpuinfo", lambda field: fields.get(field, ""))
+    monkeypatch.setattr(machine, "_cpuinfo", lambda field: fields.get(field, ""))
     monkeypatch.setattr(isa, "_capped_outside", lambda: None)
-    assert isa.cpu_name() == name
+    assert machine.cpu_name() == name
     assert isa.describe("auto") == f"instructions up to {instructions} (all this CPU has)"
     assert isa.usable("auto") is None
     (finding,) = (finding for finding in bertrain.doctor() if finding.subject == "cpu")
     assert finding.found == f"{name}: {features.removeprefix('fp ')}"
-    assert "the kernels for CPUs need AMX" in finding.consequence
+    assert "AMX" in finding.consequence
+
+
+def test_gpus_are_read_off_nvidia_smi() -> None:
+    text = (
+        "0, NVIDIA H200, 550.1, 12, 143771, 0, 31, 0\nNo devices were found\n"
+        "1, NVIDIA H200, 550.1, 12, 143771, 7, 35, 2\n2, Quadro, 550.1, 1, 2, 3, 4, [N/A]\n"
+    )
+    found = [(gpu.number, gpu.name, gpu.driver, gpu.total_mb, gpu.errors) for gpu in machine.parse_gpus(text)]
+    assert found == [
+        (0, "NVIDIA H200", "550.1", 143771, 0),
+        (1, "NVIDIA H200", "550.1", 143771, 2),
+        (2, "Quadro", "550.1", 2, 0),
+    ]
+    processes = machine.parse_gpu_processes("12, python, 300\n34, vmd, [N/A]\nno line\n")
+    assert [(process.number, process.name, process.used_mb) for process in processes] == [
+        (12, "python", 300),
+        (34, "vmd", 0),
+    ]
+
+
+class Nvml:
+    """A driver of one GPU that counts no memory errors."""
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        answers = {
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetName": "NVIDIA H200",
+            "nvmlSystemGetDriverVersion": "550.1",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5 << 20, total=7 << 20),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=3),
+            "nvmlDeviceGetTemperature": 31,
+        }
+
+        def ask(*_: object) -> object:
+            if name not in answers:
+                raise self.NVMLError(name)
+            return answers[name]
+
+        return ask
+
+
+def test_gpus_are_read_off_nvml_and_gaps_are_zero() -> None:
+    assert machine.gpus_by_nvml(Nvml()) == (
+        machine.Gpu(
+            number=0,
+            name="NVIDIA H200",
+            driver="550.1",
+            used_mb=5,
+            total_mb=7,
+            busy_percent=3,
+            temperature=31,
+            errors=0,
+        ),
+    )
+
+
+def test_this_machine_has_memory() -> None:
+    total, free = machine.total_memory(), machine.free_memory()
+    assert total is not None
+    assert free is not None
+    assert 0 < free <= total

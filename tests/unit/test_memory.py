@@ -11,7 +11,8 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.config.model_size import count_parameters
-from bertrain.config.resolve import recipe_names, resolve
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import Shards
 from bertrain.model.arena import Arena

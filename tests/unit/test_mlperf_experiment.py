@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from bertrain.base.errors import UserError
 from bertrain.cli.main import app
-from bertrain.config.resolve import recipe_names, resolve
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.block import Block

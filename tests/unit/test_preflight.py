@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from bertrain.base.machine import Gpu
 from bertrain.launch import facts as look
-from bertrain.launch.facts import Facts, parse_gpu_processes, parse_gpus
+from bertrain.launch.facts import Facts
 from bertrain.launch.job import Job, JobSpec, make_job, write_job
 from bertrain.launch.preflight import Link, compare, ring_links
 from bertrain.launch.scripts import job_script
@@ -65,15 +66,12 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(job: Job) -> None:
 
 
 def test_gpus_are_counted_and_their_errors_refused(job: Job) -> None:
-    text = "0, NVIDIA H200, 12, 143771, 0, 31, 0\n1, NVIDIA H200, 12, 143771, 0, 35, 2\n2, Quadro, 1, 2, 3, 4, [N/A]\n"
-    gpus = parse_gpus(text)
-    assert [(gpu.number, gpu.temperature, gpu.errors) for gpu in gpus] == [(0, 31, 0), (1, 35, 2), (2, 4, 0)]
+    gpus = (Gpu(number=0, name="NVIDIA H200"), Gpu(number=1, name="NVIDIA H200", errors=2))
     crowded = [replace(FIT, gpus=gpus), replace(FIT, rank=1, is_first_of_node=False)]
     refusals, _ = judge(job, *crowded, train__device="cuda")
     assert refusals[0].startswith("node 0 (a) has 1 GPU(s) for 2 rank(s)")
     assert refusals[1] == "node 0 (a): GPU 1 has 2 uncorrected memory error(s)"
     assert judge(job, *crowded) == ([], []), "without GPUs nobody asks"
-    assert parse_gpu_processes("12, python, 300\n34, vmd, 5\n", {12}) == ("vmd (34, 5 MB)",)
 
 
 @pytest.mark.parametrize(

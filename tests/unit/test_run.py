@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertrain.base.console import PHASES, console_line, duration
+from bertrain.base.console import PHASES, console_line
 from bertrain.run.metrics import drop_after
 from bertrain.training.evaluate import evaluate
 from bertrain.training.start import pretrain, resume
@@ -154,11 +154,6 @@ def test_a_line_of_steps_that_were_all_left_out() -> None:
     seconds = {"data": 0.1, "forward_backward": 0.0, "reduction": 0.0, "optimizer": 0.0}
     skipped = {"step": 5, "skipped": True, "applied": False, "tokens": 0, "learning_rate": 0.0, "seconds": seconds}
     assert console_line([skipped], None).startswith("step 5/?  1 left out  data 100%")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3723, "1:02:03")])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("level", "expected"), [("quiet", 0), ("normal", 1), ("verbose", 2)])

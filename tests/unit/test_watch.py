@@ -84,7 +84,7 @@ def test_the_states_of_a_run(trained: Path, run: Path) -> None:
     for path in (run / "metrics.jsonl", run / "logs" / "rank-0.jsonl"):
         os.utime(path, (an_hour_ago, an_hour_ago))
     assert look(run)["state"] == "silent"
-    assert "nothing was written for 1:00:0" in look(run)["why"]
+    assert "1 h 0 min" in look(run)["why"]
 
 
 def test_it_looks_at_whatever_is_there(run: Path) -> None:

@@ -1,0 +1,212 @@
+"""Facts about this machine and this process: memory, processor, GPUs, rank. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
+    "0x41 0xd07": "Cortex-A57",
+    "0x41 0xd08": "Cortex-A72",
+    "0x41 0xd0c": "Neoverse N1",
+    "0x41 0xd40": "Neoverse V1",
+    "0x41 0xd49": "Neoverse N2",
+    "0x41 0xd4f": "Neoverse V2",
+    "0x41 0xd83": "Neoverse V3AE",
+    "0x41 0xd84": "Neoverse V3",
+    "0x41 0xd8e": "Neoverse N3",
+    "0x46 0x001": "A64FX",
+    "0xc0 0xac3": "Ampere-1",
+    "0xc0 0xac4": "Ampere-1a",
+}
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def under_launcher() -> bool:
+    """Whether torchrun, or a launcher like it, started this process as one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+# --- memory and processor ---------------------------------------------------------------------------
+
+
+def total_memory() -> int | None:
+    """Bytes of memory; None where Linux does not report it."""
+    return _meminfo("MemTotal")
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that are available without swapping; None where Linux does not report it."""
+    return _meminfo("MemAvailable")
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def cpu_flags() -> set[str]:
+    """The instruction sets that Linux reports, on x86 and on ARM; empty elsewhere."""
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+
+
+def cpu_name() -> str:
+    """The processor's name, or its architecture where it has none."""
+    core = f"{_cpuinfo('CPU implementer')} {_cpuinfo('CPU part')}"
+    return _cpuinfo("model name") or ARM_CORES.get(core) or platform.processor() or platform.machine() or "cpu"
+
+
+def _cpuinfo(field: str) -> str:
+    """A field of the first core; empty where Linux does not report it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+SMI_FIELDS = (
+    "index", "name", "driver_version", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu",
+    "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """An NVIDIA GPU as its driver reports it; a number that it does not report is 0."""
+
+    number: int
+    name: str
+    driver: str = ""
+    used_mb: int = 0
+    total_mb: int = 0
+    busy_percent: int = 0
+    temperature: int = 0
+    errors: int = 0
+    """Uncorrected memory errors since the driver was loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that computes on a GPU."""
+
+    number: int
+    name: str
+    used_mb: int
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs of this machine, by NVML if nvidia-ml-py is installed, else by nvidia-smi."""
+    nvml = _nvml()
+    return gpus_by_nvml(nvml) if nvml else parse_gpus(_nvidia_smi("query-gpu", *SMI_FIELDS))
+
+
+def gpu_processes() -> tuple[GpuProcess, ...]:
+    """The processes that compute on GPUs of this machine."""
+    nvml = _nvml()
+    if not nvml:
+        return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return tuple(
+        GpuProcess(
+            number=process.pid,
+            name=_ask(nvml, "nvmlSystemGetProcessName", process.pid) or "unknown",
+            used_mb=(process.usedGpuMemory or 0) >> 20,
+        )
+        for handle in handles
+        for process in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    )
+
+
+def _nvml() -> Any:
+    """The module that speaks NVML; None where it, or a driver, is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """The answer of one function of NVML; None where the driver does not give it."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def gpus_by_nvml(nvml: Any) -> tuple[Gpu, ...]:
+    """The GPUs that an initialized NVML reports."""
+    found = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        rates = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+        uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        found.append(
+            Gpu(
+                number=number,
+                name=_ask(nvml, "nvmlDeviceGetName", handle) or "",
+                driver=_ask(nvml, "nvmlSystemGetDriverVersion") or "",
+                used_mb=memory.used >> 20 if memory else 0,
+                total_mb=memory.total >> 20 if memory else 0,
+                busy_percent=rates.gpu if rates else 0,
+                temperature=_ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU) or 0,
+                errors=_ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, *uncorrected) or 0,
+            )
+        )
+    return tuple(found)
+
+
+def _nvidia_smi(query: str, *fields: str) -> str:
+    """nvidia-smi's answer to a query, as CSV without header and units; nothing where it is not installed."""
+    words = ["nvidia-smi", f"--{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """The GPUs in nvidia-smi's answer to a query of SMI_FIELDS; other lines are left out."""
+    found = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) == len(SMI_FIELDS):
+            number, name, driver, *values = row
+            used, total, busy, temperature, errors = (int(value) if value.isdigit() else 0 for value in values)
+            found.append(
+                Gpu(number=int(number), name=name, driver=driver, used_mb=used, total_mb=total, busy_percent=busy,
+                    temperature=temperature, errors=errors)
+            )  # fmt: skip
+    return tuple(found)
+
+
+def parse_gpu_processes(text: str) -> tuple[GpuProcess, ...]:
+    """The processes in nvidia-smi's answer to a query of pid, process_name and used_memory."""
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    return tuple(
+        GpuProcess(number=int(number), name=name, used_mb=int(used) if used.isdigit() else 0)
+        for number, name, used in (row for row in rows if len(row) == 3)
+        if number.isdigit()
+    )

@@ -1,0 +1,87 @@
+"""The verbs that describe recipes, settings and this machine."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertrain.cli.options import AsJson
+from bertrain.config import recipe as recipe_files
+from bertrain.config import resolve as config
+
+about_app = typer.Typer(rich_markup_mode=None)
+
+
+@about_app.command("recipes")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="print this recipe with everything it builds on")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="list every recipe, not only those to start with")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List recipes, or print one as a TOML file that can be edited.
+
+    Example: bertrain recipes bert-large-phase1
+    """
+    if name is not None:
+        print(json.dumps(config.resolve(name).to_dict(), indent=1) if as_json else config.flatten_recipe(name), end="")
+        return
+    listed = recipe_files.list_recipes()
+    if as_json:
+        print(json.dumps({recipe.name: recipe.headline for recipe in listed}))
+        return
+    shown = [recipe for recipe in listed if show_all or recipe.group == recipe_files.GROUPS[0]]
+    width = max(len(recipe.name) for recipe in shown)
+    for group, members in groupby(shown, key=lambda recipe: recipe.group):
+        print(f"{group}:")
+        for recipe in members:
+            print(f"  {recipe.name:<{width}}  {recipe.headline}")
+    if len(shown) < len(listed):
+        print(f"{len(listed) - len(shown)} more: bertrain recipes --all")
+
+
+@about_app.command("settings")
+def settings(
+    section: Annotated[str | None, typer.Argument(help="only this section")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="experimental settings too")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the settings with their defaults and meanings.
+
+    Example: bertrain settings optimizer
+    """
+    described = config.describe(section)
+    if as_json:
+        print(json.dumps(described))
+        return
+    shown = [entry for entry in described if show_all or not entry["experimental"]]
+    for entry in shown:
+        marks = f"{'' if entry['shapes_training'] else ' *'}{' (experimental)' if entry['experimental'] else ''}"
+        print(f"--{entry['name']} ({entry['default']!r}){marks}\n    {entry['help']}")
+    print("\n* a resumed run may change it")
+    if len(shown) < len(described):
+        print(f"{len(described) - len(shown)} experimental settings more: --all")
+
+
+@about_app.command("doctor")
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="where runs will be written")] = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Describe this machine: what it has, how bertrain uses it, and what is missing.
+
+    Example: bertrain doctor
+    """
+    from dataclasses import asdict
+
+    from bertrain.base.doctor import doctor as examine
+
+    findings = examine(folder)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+        return
+    for finding in findings:
+        print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")

@@ -1,0 +1,234 @@
+"""The verbs that pre-train, resume, evaluate and try out a model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank, under_launcher
+from bertrain.cli.options import (
+    OVERRIDES,
+    RESUME_OPTIONS,
+    TASK_OPTIONS,
+    TRAINING_OPTIONS,
+    AnyWeights,
+    AsJson,
+    BatchSize,
+    Checkpoint,
+    Device,
+    InitialWeights,
+    Overrides,
+    RankCount,
+    RecipeName,
+    Restarts,
+    RunFolder,
+    SettingsFile,
+    latency_text,
+    prepare_process,
+    start_ranks,
+    takes_settings,
+)
+from bertrain.config import resolve as config
+from bertrain.config.settings import Settings
+
+train_app = typer.Typer(rich_markup_mode=None)
+
+DataFolder = Annotated[
+    Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
+]
+
+
+@train_app.command("pretrain", context_settings=OVERRIDES)
+@takes_settings(TRAINING_OPTIONS)
+def pretrain(
+    recipe: RecipeName,
+    data: DataFolder,
+    overrides: Overrides,
+    run: Annotated[Path | None, typer.Option(help="the run folder to create or continue")] = None,
+    settings_file: SettingsFile = None,
+    init: InitialWeights = None,
+    nproc: RankCount = 1,
+    restarts: Restarts = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="time some steps, print the metrics, keep nothing")
+    ] = False,
+    benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
+    warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before the timed ones")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
+) -> None:
+    """Pre-train BERT; any setting can be given as --section.field VALUE.
+
+    `bertrain recipes` lists the recipes, `bertrain settings` the settings.
+
+    Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --max-steps 200
+    """
+    resolved = config.resolve(recipe, overrides, settings_file)
+    resolved.refuse_unsettled_task()
+    prepare_process(resolved.train)
+    if dry_run:
+        from bertrain.training.announce import dry_run as describe
+
+        shown = describe(resolved, data, world=nproc, init=str(init or ""))
+        if is_first_rank():
+            print(shown)
+        return
+    if benchmark:
+        given = [option for option, value in {"--run": run, "--init": init, "--restarts": restarts}.items() if value]
+        if given:
+            raise UserError(
+                "conflicting-options",
+                f"--benchmark keeps nothing and starts with new weights; leave {given[0]} out",
+            )
+        _benchmark(resolved, data, nproc, steps=benchmark_steps, warm_up=warm_up_steps, as_json=as_json)
+        return
+    if run is None:
+        raise UserError(
+            "missing-option", "--run is missing: the folder this run is kept in, for example --run runs/first"
+        )
+    from bertrain.training import start as training
+
+    if (nproc > 1 or restarts) and not under_launcher():
+        training.preflight(resolved, data, run, init=str(init or ""), world=nproc)
+        start_ranks(nproc, restarts, [run])
+    _finish(run, training.pretrain(resolved, data, run, init=str(init or "")).step)
+
+
+def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
+    if nproc > 1 and not under_launcher():
+        start_ranks(nproc)
+    from bertrain.training.benchmark import benchmark as measure
+
+    metrics = measure(settings, data, steps=steps, warm_up=warm_up)
+    if not is_first_rank():
+        return
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    phases = "  ".join(f"{name} {ms:.2f}" for name, ms in metrics["phase_ms"].items())
+    print(f"{metrics['computing_with']} on {metrics['device']}, {metrics['ranks']} rank(s)")
+    print(f"{metrics['ms_per_step']:.2f} ms per step, median of {steps} after {warm_up} ({phases})")
+    print(f"{metrics['real_tokens_per_s']:,.0f} real tokens/s, {metrics['sequences_per_s']:,.1f} sequences/s")
+    print(f"{metrics['peak_memory_gib']:.1f} GiB at most on the first rank")
+
+
+@train_app.command("resume", context_settings=OVERRIDES)
+@takes_settings(RESUME_OPTIONS)
+def resume(
+    run: RunFolder,
+    overrides: Overrides,
+    from_step: Annotated[
+        int | None, typer.Option(min=0, help="go back to the checkpoint of this step; later ones are moved aside")
+    ] = None,
+    nproc: RankCount = 1,
+    restarts: Restarts = 0,
+) -> None:
+    """Continue a run from its newest intact checkpoint, on any number of ranks.
+
+    Settings that do not shape the training can be changed with --section.field VALUE.
+
+    Example: bertrain resume runs/tiny
+    """
+    from bertrain.run.folder import Run
+
+    prepare_process(config.override(Run.open(run).settings, overrides).train)
+    from bertrain.ranks.restart import ROLLED_BACK
+    from bertrain.training import start as training
+
+    if (nproc > 1 or restarts) and not under_launcher():
+        training.preflight_resume(run, overrides, from_step=from_step, world=nproc)
+        if from_step is not None:
+            training.roll_back(run, from_step)
+            os.environ[ROLLED_BACK] = "1"
+        start_ranks(nproc, restarts, [run])
+    _finish(run, training.resume(run, overrides, from_step=from_step).step)
+
+
+@train_app.command("evaluate", context_settings=OVERRIDES)
+@takes_settings(TASK_OPTIONS)
+def evaluate(
+    run: RunFolder,
+    overrides: Overrides,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="prepared data; of a fine-tuned run, a folder of its task (default: the one it trained on)"),
+    ] = None,
+    checkpoint: Checkpoint = "newest",
+    max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    batch_size: BatchSize = 0,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Print loss and accuracy of a run on held-out data, or the metrics of a fine-tuned run's task.
+
+    Of a fine-tuned run, settings that do not shape the training, and the names of columns, can be given as
+    --section.field VALUE.
+
+    Example: bertrain evaluate runs/tiny --data held-out/
+    """
+    from bertrain.base.console import evaluation_text
+    from bertrain.run.folder import Run
+
+    if Run.open(run).settings.task.name:
+        from bertrain.training.predict import evaluate_task
+
+        if max_examples:
+            raise UserError(
+                "pretraining-only",
+                "--max-examples is for pre-training; a task is always scored on its whole held-out part",
+            )
+        result = evaluate_task(run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
+    else:
+        from bertrain.training.evaluate import evaluate as evaluate_run
+
+        if data is None:
+            raise UserError("missing-option", "--data is missing: the prepared folder to evaluate on")
+        task_options = [*(["--batch-size"] if batch_size else []), *(f"--{key}" for key, _ in overrides)]
+        if task_options:
+            raise UserError("finetuning-only", f"{task_options[0]} is for fine-tuned runs, and {run} was pre-trained")
+        result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
+    if not is_first_rank():
+        return
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+    if "latency_ms_p50" in result:
+        print(latency_text(result))
+
+
+@train_app.command("fill-mask")
+def fill_mask(
+    source: AnyWeights,
+    sentences: Annotated[list[str], typer.Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
+    top: Annotated[int, typer.Option(min=1, help="guesses for each mask")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the masked words of a sentence.
+
+    Example: bertrain fill-mask runs/tiny "the capital of france is [MASK] ."
+    """
+    from dataclasses import asdict
+
+    from bertrain.tasks.fill_mask import fill_mask as fill
+
+    filled = fill(source, sentences, top=top)
+    if as_json:
+        print(json.dumps([[[asdict(guess) for guess in mask] for mask in masks] for masks in filled]))
+        return
+    for sentence, masks in zip(sentences, filled, strict=True):
+        print(sentence)
+        for guesses in masks:
+            print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
+
+
+def _finish(run: Path, step: int) -> None:
+    """The last line: what was made, and what to type next; printed by the first rank."""
+    if is_first_rank():
+        print(f"done: {run} after step {step}; next: bertrain evaluate {quote(str(run))} --data DIR")

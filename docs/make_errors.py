@@ -1,0 +1,114 @@
+"""Writes docs/errors.md from the code: every error that a user can fix, by its code, with its sentence.
+
+usage: python docs/make_errors.py
+
+The table is read off the syntax tree of the package: every call of UserError and its subclasses. Values that a sentence
+names at run time are shown as {name}.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent / "bertrain"
+CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One place where the package makes an error of a user."""
+
+    module: str
+    line: int
+    code: str | None
+    """None where it is not a literal in kebab-case."""
+    sentence: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.module}:{self.line}"
+
+
+def user_errors(trees: dict[str, ast.Module]) -> set[str]:
+    """The names of UserError and its subclasses, wherever they are defined."""
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {"UserError"}
+    while True:
+        found = {node.name for node in classes if names & {ast.unparse(base) for base in node.bases}}
+        if found <= names:
+            return names
+        names |= found
+
+
+def raised(package: Path = PACKAGE) -> list[Raised]:
+    """Every call of UserError or a subclass in the package."""
+    trees = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(package.rglob("*.py"))
+    }
+    names = user_errors(trees)
+    return [
+        _raised(module, node)
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names
+    ]
+
+
+def _raised(module: str, call: ast.Call) -> Raised:
+    first, *others = call.args or [ast.Constant(None)]
+    code = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+    is_code = code is not None and CODE.fullmatch(code) is not None and len(others) == 1
+    sentence = _template(others[0]) if others else _template(first)
+    return Raised(module, call.lineno, code if is_code else None, sentence)
+
+
+def _template(node: ast.expr) -> str:
+    """The text of a string; holes of an f-string are shown as {name}."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_template(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _template(node.left) + _template(node.right)
+    if isinstance(node, ast.FormattedValue):
+        return f"{{{_hole(node.value)}}}"
+    return f"{{{_hole(node)}}}"
+
+
+def _hole(node: ast.expr) -> str:
+    """A short name for a value: its last attribute or variable, or the first name in it."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return names[-1] if names else "..."
+
+
+def errors() -> str:
+    """The whole page."""
+    return "\n".join(_page()) + "\n"
+
+
+def _page() -> Iterator[str]:
+    yield from ("# Errors", "")
+    yield "Written by `python docs/make_errors.py` from the code; edit that, not this. A test compares the two."
+    yield ""
+    yield (
+        "An error that a user can fix ends a command with exit code 2 and one line, `bertrain: sentence [code]`. The "
+        "codes are stable, so that scripts and searches can rely on them. In a sentence, {name} stands for a value."
+    )
+    yield from ("", "| code | sentence | module |", "|---|---|---|")
+    rows = {(one.code or "-", one.sentence, one.module) for one in raised()}
+    for code, sentence, module in sorted(rows):
+        yield f"| `{code}` | {sentence.replace('|', chr(92) + '|')} | `{module}` |"
+
+
+if __name__ == "__main__":
+    (HERE / "errors.md").write_text(errors(), encoding="utf-8")
