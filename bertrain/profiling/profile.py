@@ -45,9 +45,9 @@ from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches,
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.ranks import parallel
 from bertrain.run.folder import describe_environment
-from bertrain.run.metrics import StepRecord, Stopwatch
+from bertrain.run.metrics import PendingStep, Stopwatch
 from bertrain.run.sensors import uuid_of
-from bertrain.run.telemetry import Telemetry, device_sensors
+from bertrain.run.telemetry import TelemetryWriter, device_sensors
 from bertrain.training import compute
 from bertrain.training.loop import train_step
 from bertrain.training.open_data import open_for
@@ -213,7 +213,7 @@ def _measure(
         ceilings = measure_ceilings(device, settings.train.precision)
         work.run(plan.warm_up)
         ranks.broadcast_int(0)
-        telemetry = Telemetry(folder, device_sensors(device), plan.telemetry_ms)
+        telemetry = TelemetryWriter(folder, device_sensors(device), plan.telemetry_ms)
         try:
             telemetry.wait_until_begun()
             records = work.run(plan.steps)
@@ -279,7 +279,7 @@ class Work:
 
     def run(
         self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None
-    ) -> list[tuple[int, StepRecord]]:
+    ) -> list[tuple[int, PendingStep]]:
         """Take the next steps; returns how many bins each had, and its record, which may still be on the way.
 
         The steps themselves go into `kept`, where it is given: so many batches would show as a leak of memory.
@@ -299,7 +299,7 @@ class Work:
         self._wait()
         return taken
 
-    def rows_of(self, taken: list[tuple[int, StepRecord]]) -> list[tuple[Any, ...]]:
+    def rows_of(self, taken: list[tuple[int, PendingStep]]) -> list[tuple[Any, ...]]:
         """The lines of iterations.csv."""
         marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
         rows = []

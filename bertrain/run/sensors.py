@@ -154,7 +154,7 @@ THROTTLE_REASONS = {
 }
 
 
-def why_throttled(mask: int) -> list[str]:
+def throttle_reasons(mask: int) -> list[str]:
     """The reasons that a mask of NVML names."""
     return [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
 

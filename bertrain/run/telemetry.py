@@ -31,7 +31,7 @@ CLOCK_STEP_S = 0.5  # by which the system's clock must jump to be noted
 BEGINNING_S, ENDING_S = 5.0, 5.0  # that the thread is given at the start and at the end; a driver may hang
 
 
-class Telemetry:
+class TelemetryWriter:
     """Samples until `stop`. Nothing here raises, and nothing here is waited for but its end."""
 
     def __init__(self, folder: Path, sensors: Sensors, interval_ms: int, *, name: str = "telemetry") -> None:
@@ -253,13 +253,15 @@ def _set_aside_other_columns(path: Path, header: str) -> None:
 
 
 @contextmanager
-def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int = 0) -> Iterator[Telemetry | None]:
+def telemetry_of(
+    folder: Path, device: Any, settings: LogSettings, *, rank: int = 0
+) -> Iterator[TelemetryWriter | None]:
     """Sample while the body runs, where log.telemetry asks for it. Ranks beyond the first write telemetry-N.csv."""
     if not settings.telemetry:
         yield None
         return
     name = f"telemetry-{rank}" if rank else "telemetry"
-    telemetry = Telemetry(folder, device_sensors(device), settings.telemetry_ms, name=name)
+    telemetry = TelemetryWriter(folder, device_sensors(device), settings.telemetry_ms, name=name)
     try:
         yield telemetry
     finally:

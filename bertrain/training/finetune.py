@@ -29,6 +29,7 @@ from bertrain.ranks import parallel
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
+from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, read_records
 from bertrain.tasks import glue, registry
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Outputs, Split, Task
@@ -324,25 +325,24 @@ def checkpoint_of(run: str | Path) -> str:
 
 def figures_of(run: str | Path) -> dict[str, float]:
     """A run's figures, by its last evaluation or, if it keeps the best, by that; and how fast it trained."""
-    lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(Path(run) / "metrics.jsonl")
     best = checkpoint.read_best(Run.open(run).checkpoints)
-    evaluations = [line for line in lines if line["kind"] == "evaluation" and best in (None, line["step"])]
-    last = evaluations[-1] if evaluations else {}
-    figures = {key: value for key, value in last.items() if isinstance(value, float)}
-    return figures | training_speed(lines)
+    evaluations = [one for one in records if isinstance(one, EvaluationRecord) and best in (None, one.step)]
+    last = evaluations[-1].metrics if evaluations else {}
+    return {name: value for name, value in last.items() if math.isfinite(value)} | training_speed(records)
 
 
-def training_speed(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def training_speed(records: Sequence[Record]) -> dict[str, float]:
     """Sentences that a run trained on each second: in a usual step, and over all of it, by the clock of train.budget:
     from the first step on, evaluation and what saving takes of it included."""
-    steps = [line for line in lines if line["kind"] == "step" and not line["skipped"]]
+    steps = [record for record in records if isinstance(record, StepRecord) and not record.skipped]
     if len(steps) < 2:
         return {}
-    seconds = [sum(line["seconds"].values()) for line in steps]
-    per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
-    speed = {SPEED: per_step / statistics.median(seconds)}
-    for end in (line for line in lines if line["kind"] == "end" and line.get("loop_seconds")):
-        speed[SPEED_OVERALL] = end["samples"] / end["loop_seconds"]
+    per_step = (steps[-1].samples - steps[0].samples) / (len(steps) - 1)
+    speed = {SPEED: per_step / statistics.median(step.duration for step in steps)}
+    end = records[-1]
+    if isinstance(end, EndRecord) and end.loop_seconds > 0:
+        speed[SPEED_OVERALL] = end.samples / end.loop_seconds
     return speed
 
 

@@ -32,9 +32,9 @@ from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
 from bertrain.run.folder import Run, refuse_other_vocabulary
-from bertrain.run.metrics import Metrics, StepRecord, Stopwatch
+from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.stragglers import RankTimes
-from bertrain.run.telemetry import Telemetry, telemetry_of
+from bertrain.run.telemetry import TelemetryWriter, telemetry_of
 from bertrain.training.agenda import Agenda
 from bertrain.training.announce import announce, warn_of_warm_up
 from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
@@ -194,7 +194,7 @@ def train(
 
 def train_step(
     state: TrainState, step: Step, settings: Settings, ranks: parallel.Ranks, stopwatch: Stopwatch
-) -> StepRecord:
+) -> PendingStep:
     """One optimizer step: this rank's bins forward and backward, the sum over ranks, and the update.
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state as it was.
@@ -224,7 +224,7 @@ def train_step(
         samples=step.next_position,
         tokens=state.progress.tokens + step.num_tokens,
     )
-    return StepRecord(
+    return PendingStep(
         step=step.number + 1,
         samples=step.next_position,
         tokens=step.num_tokens,
@@ -240,12 +240,12 @@ def train_step(
     )
 
 
-def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> StepRecord:
+def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
     """Pass over a step: its examples count as seen, and nothing is computed or changed."""
     for _ in PHASES[1:]:
         stopwatch.mark()
     state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
-    return StepRecord(
+    return PendingStep(
         step=step.number + 1,
         samples=step.next_position,
         tokens=0,
@@ -328,7 +328,7 @@ def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
     )
 
 
-def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
+def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
     """Joules of all ranks' devices since this start; None in it where one of them cannot be measured."""
     if telemetry is None:
         return None
