@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from bertrain.base.console import PHASES
-from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share
+from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share, is_speed
 from bertrain.reports.history import (
     History,
     bin_lengths,
@@ -51,43 +51,70 @@ class Curve:
     title: str
     note: str
     show: Callable[[float], str] = compact
+    starts_at_zero: bool = False
+    marks_not_applied: bool = False  # with crosses at the steps that were not finite
+    may_be_logarithmic: bool = False
 
 
 PERCENT = "{:.3g}%".format
 CURVES = (
-    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words."),
+    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words.", marks_not_applied=True),
     Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words guessed right.", PERCENT),
     Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of the next-sentence guess."),
     Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs told right; chance is 50%.", PERCENT),
 )
 COURSE = (
     Curve("learning_rate", "Learning rate", "As the schedule set it.", "{:.3g}".format),
-    Curve("gradient_norm", "Gradient norm", "Global norm, before clipping."),
-    Curve("tokens_per_s", "Throughput", "Real tokens per second of step time; padding does not count."),
-    Curve("padding_share", "Padding", "Share of what is computed that is no token of an example.", PERCENT),
+    Curve(
+        "gradient_norm",
+        "Gradient norm",
+        "Global norm, before clipping.",
+        marks_not_applied=True,
+        may_be_logarithmic=True,
+    ),
+    Curve(
+        "tokens_per_s",
+        "Throughput",
+        "Real tokens per second of step time; padding does not count.",
+        starts_at_zero=True,
+    ),
+    Curve(
+        "padding_share",
+        "Padding",
+        "Share of what is computed that is no token of an example.",
+        PERCENT,
+        starts_at_zero=True,
+    ),
 )
-IDLE = Curve("idle_share", "Idle ranks", "Share of the ranks' time spent waiting, estimated from lengths.", PERCENT)
-MARKED = ("loss", "mlm_loss", "gradient_norm")  # the curves that show which steps were skipped
-FROM_ZERO = ("tokens_per_s", "padding_share", "idle_share")
+IDLE = Curve(
+    "idle_share",
+    "Idle ranks",
+    "Share of the ranks' time spent waiting, estimated from lengths.",
+    PERCENT,
+    starts_at_zero=True,
+)
 
 
 def curves_of(histories: Sequence[History]) -> list[Curve]:
-    """What is plotted of these runs: metrics that are known, those that are not, and how training went."""
+    """The curves to plot: the metrics of pre-training, other metrics, and the course of training."""
     metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))
     known = [curve for curve in CURVES if curve.field in metrics]
     left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
     if any(curve.field.endswith("_loss") for curve in known):
         left = [name for name in left if name != "loss"]  # it is their sum
-    others = [Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact) for name in left]
+    others = [
+        Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact, marks_not_applied=name == "loss")
+        for name in left
+    ]
     idle = [IDLE] if any(history.table.ranks for history in histories) else []
     return [*known, *others, *COURSE, *idle]
 
 
 def points(history: History, field: str) -> Floats:
-    """The thinned curve of a number. A rate is the tokens over the seconds of a group, not a mean of rates."""
-    if field == "tokens_per_s":
-        seconds = np.sum([history.phase(phase) for phase in PHASES], axis=0)
-        return thin(history.column("tokens")) / np.maximum(thin(seconds), 1e-9)
+    """The downsampled curve of a number. Rates are averaged over time, not over steps."""
+    if is_speed(field):
+        seconds = np.maximum(np.sum([history.phase(phase) for phase in PHASES], axis=0), 1e-9)
+        return thin(history.column(field) * seconds) / thin(seconds)
     return thin(history.column(field)) * (100 if is_share(field) else 1)
 
 
@@ -103,28 +130,28 @@ def plot_curve(curve: Curve, histories: Sequence[History]) -> Plot | None:
         if finite:
             whose = f"run {number + 1} " if len(histories) > 1 else ""
             spans.append(f"{whose}from {curve.show(finite[0])} to {curve.show(finite[-1])}")
-            _draw_run(axes, curve.field, number, history, values)
+            _draw_run(axes, curve, number, history, values)
             _draw_evaluations(axes, number, [one.step for one in evaluations], evaluated)
     if not spans:
         return None
     lowest, highest = axes.dataLim.intervaly
-    if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
+    if curve.may_be_logarithmic and highest > 30 * lowest > 0:
         use_logarithm(axes, curve.show)
-    if curve.field in FROM_ZERO:
+    if curve.starts_at_zero:
         axes.set_ylim(bottom=0)
     return Plot(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
 
 
-def _draw_run(axes: Any, field: str, number: int, history: History, values: Floats) -> None:
-    """One run in a plot: raw and smoothed curve, skipped steps as crosses on the axis."""
+def _draw_run(axes: Any, curve: Curve, number: int, history: History, values: Floats) -> None:
+    """One run in a plot: raw and smoothed curve, steps that were not finite as crosses on the axis."""
     if not np.isfinite(values).any():
         return
     steps, line = thin(history.column("step")), _line(number)
-    window = smoothing_window(len(values)) if field != "learning_rate" else 1
+    window = smoothing_window(len(values)) if curve.field != "learning_rate" else 1
     if window > 1:
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
     axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
-    if field in MARKED and history.summary.not_applied:
+    if curve.marks_not_applied and history.summary.not_applied:
         skipped = few_marks(history.summary.not_applied)
         axes.plot(skipped, [0.035] * len(skipped), "x", color=line["color"], transform=axes.get_xaxis_transform())
 
