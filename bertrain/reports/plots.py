@@ -78,6 +78,7 @@ COURSE = (
         "Real tokens per second of step time; padding does not count.",
         starts_at_zero=True,
     ),
+    Curve("sequences_per_s", "Sequences", "Sequences per second of step time.", starts_at_zero=True),
     Curve(
         "padding_share",
         "Padding",

@@ -214,6 +214,7 @@ class Metrics:
             spike=self._is_spike(record, figures["loss"]),
             loss_scale=loss_scale[0] if loss_scale else None,
             tokens_per_s=record.tokens / max(sum(phases), 1e-9),
+            sequences_per_s=0.0 if record.skipped else record.num_sequences / max(sum(phases), 1e-9),
             seconds=dict(zip(PHASES, phases, strict=True)),
             ended=ended,
             idle_share=nan if balance is None else balance.idle_share,

@@ -13,9 +13,10 @@ Steps = Sequence[StepRecord]
 
 def report_steps(console: Console, steps: Steps, last_step: int | None) -> None:
     """Show these steps on the console, in one line or on the bar."""
-    norm = f"  gradient norm {steps[-1].gradient_norm:.3g}; {time_shares(steps)}{idle_ranks(steps)}"
+    rate = f"{steps[-1].sequences_per_s or 0.0:,.1f} sequences/s"
+    detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}{idle_ranks(steps)}"
     left, line = time_left(steps, last_step), console_line(steps, last_step)
-    console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=norm)
+    console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=detail)
 
 
 def log_steps(steps: Steps, last_step: int | None) -> None:

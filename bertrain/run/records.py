@@ -62,6 +62,8 @@ class StepRecord:
     """factor that the loss was multiplied by; in fp16 only"""
     tokens_per_s: float = NAN
     """real tokens per second"""
+    sequences_per_s: float | None = None
+    """sequences per second"""
     seconds: dict[str, float] = field(default_factory=dict)
     """time in each phase: `data` (waiting for it), `forward_backward`, `reduction` (the rest of the all-reduce that did
     not overlap with backward) and `optimizer`"""

@@ -289,6 +289,7 @@ def test_the_plots_are_whole_coloured_by_the_page_and_alone(trained: Path) -> No
         assert "font" not in inside
         assert "<style" not in inside
     steps = [record for record in metrics(trained / "whole") if record["kind"] == "step"]
+    assert all(one["sequences_per_s"] * sum(one["seconds"].values()) == pytest.approx(24) for one in steps)
     first, last = (steps[index]["mlm_loss"] for index in (0, -1))
     assert f"Masked-word loss by step: from {first:.4g} to {last:.4g}" in page.labels()
     assert "Pale lines" not in page.text
