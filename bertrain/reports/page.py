@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,6 +23,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["kind"] = lambda part: type(part).__name__
 
 
 # --- cells of a table, and parts of a section -------------------------------------------------------
@@ -33,7 +33,6 @@ TEMPLATES = Environment(
 class RunName:
     """The name of a run, or of a device, with its color in all plots."""
 
-    kind: ClassVar[str] = "run"
     index: int
     name: str
     is_numbered: bool = True
@@ -47,7 +46,6 @@ class RunName:
 class Noted:
     """Text followed by a small note."""
 
-    kind: ClassVar[str] = "noted"
     text: str
     note: str
 
@@ -56,7 +54,6 @@ class Noted:
 class Best:
     """Text marked as the best."""
 
-    kind: ClassVar[str] = "best"
     text: str
 
 
@@ -64,7 +61,6 @@ class Best:
 class Changed:
     """A value that differs from its default."""
 
-    kind: ClassVar[str] = "changed"
     default: str
     value: str
 
@@ -73,7 +69,6 @@ class Changed:
 class PhaseBar:
     """A bar divided by the share of each phase, and its legend: (name, value) of each phase."""
 
-    kind: ClassVar[str] = "phases"
     shares: Sequence[float]
     legend: Sequence[tuple[str, str]]
 
@@ -85,7 +80,6 @@ Cell = str | RunName | Noted | Best | Changed | PhaseBar
 class Table:
     """A table whose first column names its rows; one wider than the page scrolls."""
 
-    kind: ClassVar[str] = "table"
     caption: str
     headings: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
@@ -96,7 +90,6 @@ class Table:
 class Facts:
     """Label, value and a small note of each fact, in large type."""
 
-    kind: ClassVar[str] = "facts"
     entries: Iterable[tuple[str, str, str]]
 
 
@@ -104,7 +97,6 @@ class Facts:
 class Paragraph:
     """A small paragraph."""
 
-    kind: ClassVar[str] = "paragraph"
     text: str
 
 
@@ -112,7 +104,6 @@ class Paragraph:
 class Sentences:
     """A list of sentences."""
 
-    kind: ClassVar[str] = "sentences"
     texts: Sequence[str]
     style: str
 
@@ -121,7 +112,6 @@ class Sentences:
 class Legend:
     """The colors of runs or devices; a sticky one stays in sight."""
 
-    kind: ClassVar[str] = "legend"
     runs: Sequence[RunName]
     is_sticky: bool = True
 
@@ -140,7 +130,6 @@ class Plot:
 class Plots:
     """Figures side by side."""
 
-    kind: ClassVar[str] = "plots"
     plots: Sequence[Plot]
 
 
@@ -148,7 +137,6 @@ class Plots:
 class Tables:
     """Tables side by side."""
 
-    kind: ClassVar[str] = "tables"
     tables: Sequence[Table]
 
 
@@ -156,7 +144,6 @@ class Tables:
 class Details:
     """A part behind a title that opens it."""
 
-    kind: ClassVar[str] = "details"
     title: str
     part: Table
 

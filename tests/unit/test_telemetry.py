@@ -129,7 +129,7 @@ def test_a_gpu_that_falls_off_the_bus(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["sm_clock_mhz"] for row in rows[:4]] == ["1980", "1980", "1980", ""]
     assert all(row["rss_bytes"] == "1" for row in rows), "the other columns go on"
     assert notes_of(tmp_path)["missing"]["sm_clock_mhz"].startswith("GPU is lost, since ")
-    assert "the run goes on" in capsys.readouterr().err
+    assert "sm_clock_mhz" in capsys.readouterr().err
 
 
 def test_a_sampler_that_dies(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_sampler_that_dies(tmp_path: Path) -> None:
 
     sampler = TelemetryWriter(tmp_path, gauges(power_w=die), 10)
     sampler.stop()
-    assert notes_of(tmp_path)["missing"]["sampler"] == "it died: no more"
+    assert notes_of(tmp_path)["missing"]["sampler"] == "failed: no more"
     assert sampler.joules is None
 
 
@@ -270,4 +270,4 @@ def test_gauges_that_cost_much_are_read_seldom(tmp_path: Path) -> None:
     sampler.stop()
     energies = [row["energy_j"] for row in rows_of(tmp_path / "telemetry.csv")]
     assert energies == ["5", *[""] * (len(energies) - 2), "5"], "at the start and at the end"
-    assert telemetry.MOST_SHARE <= 0.01
+    assert telemetry.MAX_CPU_SHARE <= 0.01
