@@ -52,11 +52,11 @@ def facts(history: History) -> list[Fact]:
         ),
         ("Best evaluation", *_best(history)),
         ("Throughput", compact(summary.tokens_per_s), "real tokens per second"),
-        ("Examples/s", typical, f"in a usual step; {compact(summary.samples_per_s)} over all"),
+        ("Examples/s", typical, f"in a typical step; {compact(summary.samples_per_s)} overall"),
         ("Step", milliseconds(summary.median_step_s), "median"),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
-        ("Padding", percent(summary.padding), "of what is computed"),
-        ("Idle ranks", percent(summary.idle) if history.table.ranks else UNKNOWN, "of their time, by lengths"),
+        ("Padding", percent(summary.padding), "of the computed tokens"),
+        ("Idle ranks", percent(summary.idle) if history.table.ranks else UNKNOWN, "of their time, estimated"),
         ("Energy", *_energy(history)),
     ]
 

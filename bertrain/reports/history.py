@@ -69,7 +69,7 @@ class History:
     @property
     def ending(self) -> str:
         """The reason of the run's end."""
-        return self.table.end.reason if self.table.end else "none so far: it goes on, or was stopped or killed"
+        return self.table.end.reason if self.table.end else "none so far: the run continues, or was stopped or killed"
 
     @property
     def metrics(self) -> list[str]:
@@ -175,14 +175,14 @@ def _read_starts(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
             raise ValueError
     except ValueError:
-        return [], ["environment.json is damaged, so nothing is known of where it ran"]
-    return starts, [] if starts else ["environment.json is not there, so nothing is known of where it ran"]
+        return [], ["environment.json is damaged, so the machine is unknown"]
+    return starts, [] if starts else ["environment.json is missing, so the machine is unknown"]
 
 
 def _missing_lines(table: MetricsTable) -> list[str]:
     steps, notes = table.columns["step"], []
     if table.num_unreadable:
-        notes.append(f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read, and left out")
+        notes.append(f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read")
     gaps = np.diff(steps, prepend=0)
     lost = int(gaps[gaps > 1].sum() - (gaps > 1).sum())
     if lost:
@@ -198,11 +198,11 @@ def _missing_lines(table: MetricsTable) -> list[str]:
 def _missing_samples(telemetry: RunTelemetry) -> list[str]:
     notes = list(telemetry.missing)
     if telemetry.num_unreadable:
-        notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read, and left out")
+        notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read")
     set_back = [device for device in telemetry.devices if device.num_set_back]
     if set_back:
         how_often = times(max(device.num_set_back for device in set_back))
-        notes.append(f"the clock was set back {how_often} between samples; time lines count what passed between them")
+        notes.append(f"the clock was set back {how_often} between samples; plots count the time between samples")
     gaps = [device for device in telemetry.devices if device.longest_gap_s > LONG_GAP_S]
     if gaps:
         longest = max(gaps, key=lambda device: device.longest_gap_s)
@@ -212,7 +212,7 @@ def _missing_samples(telemetry: RunTelemetry) -> list[str]:
 
 def _missing_logs(ranks: list[int], starts: list[dict[str, Any]]) -> list[str]:
     if not ranks:
-        return ["there are no logs, so warnings of the run are not known"]
+        return ["there are no logs, so warnings are unknown"]
     world = max((int(start.get("ranks", 1)) for start in starts), default=1)
     absent = [str(rank) for rank in range(world) if rank not in ranks]
     named = ", ".join(absent[:8]) + ", …" * (len(absent) > 8)

@@ -28,9 +28,9 @@ from bertrain.reports.history import (
 from bertrain.reports.page import NUM_COLORS, PLOT_HEIGHT, PLOT_WIDTH, Plot
 from bertrain.run.stream import Floats
 
-MOST_MARKS = 200  # rings or crosses in a plot
-MOST_BARS = 64  # ranks in a plot
-MOST_NAMED = 16  # devices in the words beside a plot
+MAX_MARKS = 200  # rings or crosses in a plot
+MAX_BARS = 64  # ranks in a plot
+MAX_NAMED = 16  # devices in the words beside a plot
 PHASE_NAMES = ["data", "forward + backward", "reduction", "optimizer"]
 PHASE_LEGEND = [(name, "") for name in PHASE_NAMES]
 
@@ -59,12 +59,12 @@ class Curve:
 PERCENT = "{:.3g}%".format
 CURVES = (
     Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words.", marks_not_applied=True),
-    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words guessed right.", PERCENT),
-    Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of the next-sentence guess."),
-    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs told right; chance is 50%.", PERCENT),
+    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly.", PERCENT),
+    Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of next-sentence prediction."),
+    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%.", PERCENT),
 )
 COURSE = (
-    Curve("learning_rate", "Learning rate", "As the schedule set it.", "{:.3g}".format),
+    Curve("learning_rate", "Learning rate", "As set by the schedule.", "{:.3g}".format),
     Curve(
         "gradient_norm",
         "Gradient norm",
@@ -82,7 +82,7 @@ COURSE = (
     Curve(
         "padding_share",
         "Padding",
-        "Share of what is computed that is no token of an example.",
+        "Share of the computed tokens that are padding.",
         PERCENT,
         starts_at_zero=True,
     ),
@@ -167,17 +167,17 @@ def _draw_evaluations(axes: Any, number: int, steps: Sequence[int], values: Sequ
 
 
 def _line(number: int) -> dict[str, str]:
-    """How the line of a run, or of a device, looks; beyond the last color they begin anew, dashed."""
+    """The style of the line of a run or device; after the last color they repeat, dashed."""
     return {"color": RUN_COLORS[number % NUM_COLORS], "linestyle": "-" if number < NUM_COLORS else "--"}
 
 
 def few_marks(values: Sequence[Any]) -> Sequence[Any]:
-    """Evenly picked, where there are more marks than could be told apart."""
-    return values[:: group_size(len(values), MOST_MARKS)]
+    """Evenly spaced values, if there are more than MAX_MARKS."""
+    return values[:: group_size(len(values), MAX_MARKS)]
 
 
 def how_to_read(histories: Sequence[History]) -> str:
-    """What the points, lines and marks of the plots are."""
+    """Sentences that explain the points, lines and marks of the plots."""
     counts = [history.num_steps for history in histories]
     up_to = "up to " if len(counts) > 1 else ""
     group = max(map(group_size, counts))
@@ -185,7 +185,7 @@ def how_to_read(histories: Sequence[History]) -> str:
     raw = "points" if group > 1 else "single steps"
     sentences = [
         (group > 1, f"Each point is the mean of {up_to}{group:,} steps."),
-        (window > 1, f"Pale lines are {raw}, strong lines the centred mean of {up_to}{window} of them."),
+        (window > 1, f"Pale lines are {raw}, strong lines their centered mean over {up_to}{window}."),
         (any(history.evaluations for history in histories), "Rings are held-out evaluations."),
         (any(history.summary.not_applied for history in histories), "Crosses are steps that were not finite."),
     ]
@@ -193,7 +193,7 @@ def how_to_read(histories: Sequence[History]) -> str:
 
 
 def plot_phases(history: History) -> Plot:
-    """Where the time of the steps went."""
+    """The share of each phase in the time of the steps."""
     figure, axes = blank_axes("step", "{:.3g}%".format)
     steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
     axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLORS, linewidth=0)
@@ -208,14 +208,14 @@ def plot_ranks(history: History) -> Plot | None:
     if not ranks:
         return None
     figure, axes = blank_axes("rank", "{:.3g} ms".format)
-    group = group_size(len(ranks), MOST_BARS)
+    group = group_size(len(ranks), MAX_BARS)
     places = np.arange(0, len(ranks), group)
     under = np.zeros(len(places))
     for phase, color in zip(PHASES, PHASE_COLORS, strict=True):
-        heights = 1e3 * thin(np.array([one.seconds[phase] for one in ranks]), MOST_BARS)
+        heights = 1e3 * thin(np.array([one.seconds[phase] for one in ranks]), MAX_BARS)
         axes.bar(places, heights, 0.8 * group, under, color=color)
         under += heights
-    note = "Mean time of a step. Who waits longest in the reduction is the quickest."
+    note = "Mean time per step. The fastest rank waits longest in the reduction."
     note += f" A bar is the mean of {group} ranks." if group > 1 else ""
     own = [1e3 * own_seconds(one) for one in ranks]
     slowest = ranks[int(np.argmax(own))].rank
@@ -227,11 +227,11 @@ TRACKS = {
     "power_w": ("Power", "W"),
     "sm_clock_mhz": ("Clock", "MHz"),
     "temperature_c": ("Temperature", "°C"),
-    "utilisation": ("Utilisation", ""),
-    "gpu_utilisation": ("Utilisation of the GPU", ""),
-    "cpu_utilisation": ("Utilisation of the CPU", ""),
-    "memory_used_bytes": ("Memory of the GPU", "bytes"),
-    "rss_bytes": ("Memory of the process", "bytes"),
+    "utilisation": ("Utilization", ""),
+    "gpu_utilisation": ("GPU utilization", ""),
+    "cpu_utilisation": ("CPU utilization", ""),
+    "memory_used_bytes": ("GPU memory", "bytes"),
+    "rss_bytes": ("Process memory", "bytes"),
 }
 
 
@@ -255,8 +255,8 @@ def plot_track(name: str, histories: Sequence[History]) -> Plot | None:
             spans.append(f"{whose} {least} to {most}, mean {average}")
     if not spans:
         return None
-    shown = spans[:MOST_NAMED] + [f"and {len(spans) - MOST_NAMED} more"] * (len(spans) > MOST_NAMED)
-    note = f"In {unit}." if unit else "As the sampler has it."
+    shown = spans[:MAX_NAMED] + [f"and {len(spans) - MAX_NAMED} more"] * (len(spans) > MAX_NAMED)
+    note = f"In {unit}." if unit else "As sampled."
     return Plot(title, note, to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
 
 
@@ -271,7 +271,7 @@ def plot_lengths(histories: Sequence[History]) -> Plot:
         history, color = histories[numbers[0]], RUN_COLORS[numbers[0] % NUM_COLORS]
         whose = f"Run {', '.join(str(number + 1) for number in numbers)}: " if len(histories) > 1 else ""
         if history.lengths is None:
-            gone = f"The data is not at {history.run.data} any more, so its lengths are not known."
+            gone = f"The data is no longer at {history.run.data}, so its lengths are unknown."
             notes.append(whose + ("The lengths of a task's examples are not shown." if history.run.task else gone))
             continue
         edges, shares = bin_lengths(history.lengths)
@@ -279,7 +279,7 @@ def plot_lengths(histories: Sequence[History]) -> Plot:
         for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
             axes.stairs([100 * share for share in shares], edges, color=color, **style)
         notes.append(whose + describe_lengths(history.lengths))
-    if tallest > 0.5:  # one length outnumbers all others, which a linear scale would hide
+    if tallest > 0.5:  # on a linear scale the most frequent length would hide the others
         use_logarithm(axes, "{:.3g}%".format)
         notes.append("The scale is logarithmic.")
     note = " ".join(notes)
@@ -287,7 +287,7 @@ def plot_lengths(histories: Sequence[History]) -> Plot:
 
 
 def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
-    """An empty plot in the house style: no frame, hairlines, few ticks."""
+    """An empty plot: no frame, thin grid lines, few ticks."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -310,7 +310,7 @@ def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
 def use_logarithm(axes: Any, show: Callable[[float], str]) -> None:
     from matplotlib.ticker import NullFormatter
 
-    axes.set_yscale("log")  # which forgets how its ticks are written
+    axes.set_yscale("log")  # resets the formatter
     axes.yaxis.set_major_formatter(lambda value, _: show(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -324,7 +324,7 @@ def to_svg(figure: Any, label: str) -> Markup:
         figure.savefig(written, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     prefix = "p" + hashlib.sha256(label.encode()).hexdigest()[:8]
     body = written.getvalue()[written.getvalue().index("<svg") :].partition(">")[2]
-    body = re.sub(r"<defs>\s*<style.*?</defs>", "", body, flags=re.DOTALL)  # it would hold for the whole page
+    body = re.sub(r"<defs>\s*<style.*?</defs>", "", body, flags=re.DOTALL)  # would apply to the whole page
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
     body = re.sub(r'font(-\w+)?: [^;"]*;? ?', "", body)

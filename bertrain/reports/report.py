@@ -129,7 +129,7 @@ def _side_by_side(histories: Sequence[History]) -> list[Part]:
         rows.append([Noted(label, shared), *(Noted(value, "" if shared else note) for value, note in cells)])
     rows.append(["End", *(history.ending for history in histories)])
     rows.append(["Time per phase", *(_phase_bar(history.summary) for history in histories)])
-    return [Table("The runs side by side", ["figure", *_run_names(histories)], rows, style="")]
+    return [Table("The runs side by side", ["metric", *_run_names(histories)], rows, style="")]
 
 
 def _phase_bar(summary: Summary) -> PhaseBar:
@@ -145,7 +145,7 @@ def _warnings(histories: Sequence[History]) -> list[Part]:
         summary, total = history.summary, f"{history.num_steps:,}"
         for steps, what in (
             (summary.not_applied, f"of {total} steps were not finite and not applied"),
-            (summary.skipped, f"of {total} steps were left out on request"),
+            (summary.skipped, f"of {total} steps were skipped by train.skip_steps"),
             (summary.spikes, f"of {total} steps had a loss far above those before"),
         ):
             if steps:
@@ -160,8 +160,8 @@ def _comparison(histories: Sequence[History]) -> list[Part]:
     columns = [settings_of(history) | environment_of(history) for history in histories]
     rows = [[key, *(column.get(key) or UNKNOWN for column in columns)] for key in differing(columns)]
     return [
-        Table(f"Against {histories[0].name}", ["figure", *names], against_first(histories)),
-        Table("What differs", ["setting", *names], rows, style="")
+        Table(f"Against {histories[0].name}", ["metric", *names], against_first(histories)),
+        Table("Differences", ["setting", *names], rows, style="")
         if rows
         else Paragraph("Their settings and environments are the same."),
     ]
@@ -173,7 +173,7 @@ def _comparison(histories: Sequence[History]) -> list[Part]:
 def _curves(histories: Sequence[History]) -> list[Part]:
     text = how_to_read(histories)
     plots = [plot_curve(curve, histories) for curve in curves_of(histories)] + [plot_lengths(histories)]
-    readings = Details("The curves in numbers", _readings(histories))
+    readings = Details("The curves as a table", _readings(histories))
     return [*_run_legend(histories), *([Paragraph(text)] if text else []), *_plots(plots), readings]
 
 
@@ -186,8 +186,8 @@ def _readings(histories: Sequence[History]) -> Table:
         for index, step in enumerate(thin(history.column("step"), NUM_READINGS)):
             cells = [show(metric, float(column[index])) for metric, column in zip(metrics, columns, strict=True)]
             rows.append([*run, f"{step:,.0f}", *cells])
-    headings = [*_run_heading(histories), "about step", *map(title_of, metrics)]
-    return Table("Means of equal stretches of the run", headings, rows)
+    headings = [*_run_heading(histories), "around step", *map(title_of, metrics)]
+    return Table("Means over equal parts of the run", headings, rows)
 
 
 def _time(histories: Sequence[History]) -> list[Part]:
@@ -199,13 +199,13 @@ def _phase_times(histories: Sequence[History]) -> Table:
     rows: list[list[Cell]] = []
     for history, run in _with_names(histories):
         parts = [history.phase(phase) for phase in PHASES]
-        for title, seconds in zip([*PHASE_NAMES, "a step"], [*parts, np.sum(parts, axis=0)], strict=True):
+        for title, seconds in zip([*PHASE_NAMES, "whole step"], [*parts, np.sum(parts, axis=0)], strict=True):
             median, late = np.percentile(seconds, [50, 95]).tolist()
             total = float(seconds.sum(dtype=np.float64))
             share = total / max(sum(history.summary.seconds), 1e-9)
             times = map(milliseconds, (median, late, float(seconds.max())))
             rows.append([*run, title, duration(total), f"{share:.1%}", *times])
-    headings = [*_run_heading(histories), "phase", "in all", "share", "median", "95% below", "longest"]
+    headings = [*_run_heading(histories), "phase", "total", "share", "median", "95th percentile", "maximum"]
     return Table("Time of the steps", headings, rows)
 
 
@@ -223,14 +223,14 @@ def _rank_times(histories: Sequence[History]) -> list[Part]:
     if not rows:
         return []
     headings = [*_run_heading(histories), "rank", "host", "tokens", *(f"{name}, ms" for name in PHASE_NAMES)]
-    caption = "Each rank, on average of a step; who waits longest in the reduction is the quickest"
-    note = Paragraph(f"Of {num_ranks:,} ranks, the {MAX_ROWS} that take longest over their own work.")
+    caption = "Mean time per step of each rank; the fastest rank waits longest in the reduction"
+    note = Paragraph(f"The slowest {MAX_ROWS} of {num_ranks:,} ranks.")
     return [Table(caption, headings, rows), *([note] if num_ranks > MAX_ROWS else [])]
 
 
 def _telemetry(histories: Sequence[History]) -> list[Part]:
     if not any(history.telemetry.devices for history in histories):
-        return [Paragraph("None: telemetry was not switched on, or nothing of it is in the run folder.")]
+        return [Paragraph("None in the run folder; `--log.telemetry true` records it.")]
     devices: list[list[Cell]] = []
     numbers: list[list[Cell]] = []
     for history, run in _with_names(histories):
@@ -255,8 +255,10 @@ def _telemetry(histories: Sequence[History]) -> list[Part]:
         *_plots([plot_track(track, histories) for track in TRACKS]),
         Table("Each device", [*heading, "samples", "over", "energy", "throttled, share of samples"], devices),
         Details(
-            "Every number of every device",
-            Table("What the samples say", [*heading, "number", "least", "mean", "most"], numbers),
+            "All columns of all devices",
+            Table(
+                "Minimum, mean and maximum of each column", [*heading, "column", "minimum", "mean", "maximum"], numbers
+            ),
         ),
     ]
 
@@ -282,7 +284,7 @@ def _evaluations(histories: Sequence[History]) -> list[Part]:
             cells += [compact(one.metrics[speed]) if speed in one.metrics else UNKNOWN for speed in speeds]
             rows.append([*run, f"{one.step:,}", f"{one.samples:,}", examples, *cells])
     if not rows:
-        return [Paragraph("None so far; evaluate.data names a folder to evaluate on.")]
+        return [Paragraph("None so far; set evaluate.data to evaluate during training.")]
     headings = [*_run_heading(histories), "step", "samples", "examples", *map(title_of, metrics + speeds)]
     note = Paragraph(f"The last {MAX_ROWS} of up to {most:,}, and the best.")
     return [Table("On held-out examples", headings, rows), *([note] if most > MAX_ROWS else [])]
@@ -299,7 +301,7 @@ def _checkpoints(histories: Sequence[History]) -> list[Part]:
     if not rows:
         return [Paragraph("None in the run folder.")]
     headings = [*_run_heading(histories), "step", "state", "size", "saved"]
-    return [Table("What lies in the run folder; hashes were not compared", headings, rows)]
+    return [Table("Checkpoints in the run folder; hashes are not verified", headings, rows)]
 
 
 def _events(histories: Sequence[History]) -> list[Part]:
@@ -328,7 +330,7 @@ def _settings(histories: Sequence[History]) -> list[Part]:
                 rows.append([key.partition(".")[2], cell])
         if rows:
             tables.append(Table(section, ["setting", "value"], rows, style=""))
-    return [Paragraph("Marked: what is not the default, which is struck out beside it."), Tables(tables)]
+    return [Paragraph("Values that differ from the default are marked, with the default struck out."), Tables(tables)]
 
 
 def _environment(histories: Sequence[History]) -> list[Part]:
@@ -339,7 +341,7 @@ def _environment(histories: Sequence[History]) -> list[Part]:
         for start in history.starts[-MAX_ROWS:]
     ]
     if not rows:
-        return [Paragraph("Not known.")]
+        return [Paragraph("Unknown.")]
     return [Table("Each start of a run", [*_run_heading(histories), *columns], rows, style="")]
 
 

@@ -358,7 +358,7 @@ def test_a_run_without_next_sentences_has_no_plot_of_them(trained: Path) -> None
     page = Page(report([trained / "words"]))
     assert [label for label in page.labels() if label.startswith("Masked-word loss")]
     assert "Next-sentence" not in page.text
-    assert "None so far; evaluate.data names a folder to evaluate on." in page.texts
+    assert "None so far; set evaluate.data to evaluate during training." in page.texts
 
 
 def test_settings_beside_their_defaults(trained: Path) -> None:
@@ -386,7 +386,7 @@ def test_long_runs_are_thinned_and_say_so(trained: Path, tmp_path: Path) -> None
     path = report([run])
     page = Page(path)
     assert "Each point is the mean of 3 steps. Pale lines are points, " in page.text
-    assert "strong lines the centred mean of 27 of them." in page.text  # 834 points: 2 * (834 // 60) + 1
+    assert "their centered mean over 27." in page.text  # 834 points: 2 * (834 // 60) + 1
     assert path.stat().st_size < 1_000_000
 
 
@@ -425,7 +425,7 @@ def test_data_that_is_gone_or_another_is_not_shown(trained: Path, tmp_path: Path
     config["data"]["folder"] = str(tmp_path / "gone")
     (run / "config.json").write_text(json.dumps(config))
     page = Page(report([run]))
-    assert f"The data is not at {tmp_path / 'gone'} any more, so its lengths are not known." in page.texts
+    assert f"The data is no longer at {tmp_path / 'gone'}, so its lengths are unknown." in page.texts
     assert not [label for label in page.labels() if label.startswith("Share of examples by length")]
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "manifest.json").write_text(json.dumps({"length_histogram": {"5": 1}}))
@@ -489,13 +489,13 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
     (run / "telemetry.csv").write_text("time_s,gpu,power_w\n100,0,200\n40,0,300\n41,0,x\n200,0,400\n")
     page = Page(report([run]))
     for sentence in (
-        "environment.json is damaged, so nothing is known of where it ran",
-        "1 line of metrics.jsonl could not be read, and left out",
+        "environment.json is damaged, so the machine is unknown",
+        "1 line of metrics.jsonl could not be read",
         "not in metrics.jsonl: 4 steps, from step 3, 8 on",
-        "1 line of telemetry could not be read, and left out",
-        "the clock was set back once between samples; time lines count what passed between them",
+        "1 line of telemetry could not be read",
+        "the clock was set back once between samples; plots count the time between samples",
         "gpu 0 has no telemetry for 2 min 40 s at the longest",
-        "there are no logs, so warnings of the run are not known",
+        "there are no logs, so warnings are unknown",
     ):
         assert f"run: {sentence}" in page.texts
     assert "Power over time: gpu 0 200 W to 400 W, mean 300 W" in page.labels()
