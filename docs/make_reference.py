@@ -2,8 +2,8 @@
 
 usage: python docs/make_reference.py
 
-What can be read off the code is read off it. What stands in files (fields and file names) is listed here with its
-meaning, and tests/docs/test_documents.py compares the lists with what a real run writes.
+What can be read off the code is read off it, such as the records of metrics.jsonl and the docstrings of their fields.
+Other files and their fields are listed here, and tests/docs/test_documents.py compares the lists with a real run.
 """
 
 from __future__ import annotations

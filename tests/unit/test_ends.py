@@ -195,7 +195,7 @@ def test_a_spike_is_flagged_and_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     resume(run)
     assert [record["step"] for record in records(run, "step") if record["spike"]] == [22]
     said = capsys.readouterr().err
-    assert said.startswith("warning: the loss of step 22 is ")
+    assert said.startswith("warning: loss spike at step 22: ")
     assert f"`bertrain resume {run} --from-step STEP --skip-steps 22`" in said
 
 
