@@ -28,7 +28,7 @@ from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.profiling.synthetic import write_synthetic
-from bertrain.run.telemetry import Telemetry, device_sensors
+from bertrain.run.telemetry import TelemetryWriter, device_sensors
 from bertrain.training.benchmark import benchmark
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def cost(watched: list[float], quiet: list[float]) -> float:
 def sampler_alone(interval_ms: int, seconds: float = 3.0) -> float:
     """Which share of a core sampling takes."""
     with tempfile.TemporaryDirectory() as folder:
-        sampler = Telemetry(Path(folder), device_sensors(DEVICE), interval_ms)
+        sampler = TelemetryWriter(Path(folder), device_sensors(DEVICE), interval_ms)
         time.sleep(seconds)
         sampler.stop()
         return json.loads((Path(folder) / "telemetry.json").read_text())[-1]["share_of_a_core"]

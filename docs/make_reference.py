@@ -2,15 +2,17 @@
 
 usage: python docs/make_reference.py
 
-Verbs, settings, recipes and functions are read off the code. Files and their fields are listed here with their
-meanings; tests/docs/test_documents.py compares the lists with the files of a real run.
+What can be read off the code is read off it, such as the records of metrics.jsonl and the docstrings of their fields.
+Other files and their fields are listed here, and tests/docs/test_documents.py compares the lists with a real run.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -22,8 +24,10 @@ from bertrain.cli.main import app
 from bertrain.config import resolve as config
 from bertrain.config.recipe import list_recipes
 from bertrain.config.settings import SECTIONS
+from bertrain.run import records
 
 HERE = Path(__file__).parent
+RECORDS = (records.StepRecord, records.EvaluationRecord, records.RanksRecord, records.EndRecord)
 
 DATA_FOLDER = {
     "manifest.json": "what the folder holds, written last; its SHA-256 is the identity of the data",
@@ -87,76 +91,12 @@ STATE_FIELDS = {
     "best_accuracy": "its masked-word accuracy",
     "settings": "those of the run, so that another run refuses it by name",
 }
-STEP_FIELDS = {
-    "kind": '`"step"`',
-    "step": "number of the step, from 1",
-    "samples": "examples trained on or passed over after this step, since the run began",
-    "tokens": "real tokens in this step, all ranks together",
-    "loss": "`mlm_loss` + `nsp_loss`: what is minimised",
-    "mlm_loss": "mean cross-entropy of the masked words, in nats",
-    "mlm_accuracy": "share of the masked words guessed right",
-    "nsp_loss": "mean cross-entropy of the next-sentence question; absent with `--model.nsp false`",
-    "nsp_accuracy": "share of next-sentence questions answered right; absent with `--model.nsp false`",
-    "learning_rate": "the rate this step was taken with",
-    "gradient_norm": "global norm before clipping",
-    "applied": "false where loss or gradient were not finite; weights and moments then stayed as they were. In fp16, "
-    "`loss_scale` follows: what the loss was multiplied by",
-    "skipped": "true where `train.skip_steps` named the step: its examples were passed over, nothing was computed",
-    "not_finite": "steps so far that were not finite",
-    "spike": "true where the loss stood far above those of the steps before",
-    "tokens_per_s": "real tokens per second, all ranks together",
-    "seconds": "time of `data` (waiting for it), `forward_backward`, `reduction` (what is left of the sum over ranks "
-    "after that) and `optimizer`",
-    "ended": "when its last phase was over, in Unix seconds by the clock of telemetry.csv",
-    "idle_share": "share of the ranks' time spent waiting for the busiest, estimated from lengths; null where skipped",
-    "padding_share": "share of what is computed that is no token of an example; null where skipped",
-}
-STEP_RANK_FIELDS = {
-    "rank_tokens": "tokens that each rank computes in this step, junk included",
-    "rank_attention": "for each rank, the squares of the lengths of its sequences, junk included, added up",
-}
-EVALUATION_FIELDS = {
-    "kind": '`"evaluation"`',
-    "step": "after which step",
-    "samples": "examples trained on by then",
-    "loss": "`mlm_loss` + `nsp_loss`, dropout off, masks that never change",
-    "mlm_loss": "as above",
-    "mlm_accuracy": "as above",
-    "nsp_loss": "as above",
-    "nsp_accuracy": "as above",
-    "hidden_accuracy": "share of the words behind [MASK] it got right; a tenth of the words asked for stand unmasked",
-    "constant_accuracy": "share that always guessing the most frequent masked word would get: the yardstick",
-    "examples": "held-out examples used",
-}
-END_FIELDS = {
-    "kind": '`"end"`',
-    "step": "after which step",
-    "samples": "examples by then",
-    "reason": "why the run is over: which limit or target was reached",
-    "loop_seconds": "time from the first step on over all starts of the run, evaluation included: train.budget's clock",
-}
-END_ENERGY_FIELDS = {
-    "joules": "of all ranks' devices since the run was last started; null where one of them cannot be measured",
-    "joules_per_million_tokens": "the same over the real tokens trained on since then",
-}
-
 LOG_FIELDS = {
     "time": "seconds since the epoch, by the clock of the rank's machine",
     "level": "`info`, `warning` or `error`",
     "event": "`start`, `said`, `steps`, `warning`, `hang`, `restart`, `stop` (ended in a sentence), `failure`, `end`",
     "text": "the line itself",
     "lost_before": "lines before this one that could not be written; absent if none",
-}
-RANKS_FIELDS = {
-    "kind": '`"ranks"`',
-    "step": "the last of the steps that the means are over",
-    "ranks": "an entry for each rank",
-}
-RANK_FIELDS = {
-    "rank": "its number",
-    "host": "name of its machine",
-    "tokens": "its own tokens in a step, on average",
-    "seconds": "as in lines of a step, of this rank, on average",
 }
 TELEMETRY_FILES = {
     "telemetry.csv": "a row a sample, of the first rank's device; `telemetry-3.csv` of rank 3",
@@ -388,16 +328,16 @@ def _layouts() -> Iterator[str]:
     yield from _named("file or folder", RUN_FOLDER)
     yield from ("Fields of an entry of `environment.json`:", "", *_named("field", ENVIRONMENT_FIELDS))
     yield from ("### metrics.jsonl", "")
-    yield "One JSON object per line. A number that is not finite is written as null. Lines of a step:"
-    yield from ("", *_named("field", STEP_FIELDS))
-    yield from ("With several ranks also:", "", *_named("field", STEP_RANK_FIELDS))
-    yield from ("Lines of an evaluation:", "", *_named("field", EVALUATION_FIELDS))
-    yield from ("`bertrain evaluate --json` prints the same fields without `kind` and `samples`.", "")
-    yield from ("Lines of the ranks, each `log.every_steps` steps, where there are several:", "")
-    yield from _named("field", RANKS_FIELDS)
-    yield from ("Of each rank:", "", *_named("field", RANK_FIELDS))
-    yield from ("The last line of a run that has ended:", "", *_named("field", END_FIELDS))
-    yield from ("With `--telemetry` also:", "", *_named("field", END_ENERGY_FIELDS))
+    yield "One JSON object per line, of these kinds. A number that is not finite is written as null."
+    yield ""
+    for kind in RECORDS:
+        yield from (f"{kind.__doc__} `kind`: `{kind.kind}`.", "", *_named("field", record_fields(kind)))
+        if kind is records.EvaluationRecord:
+            yield from ("Metrics of an evaluation of pre-training:", "")
+            yield from _named("metric", records.PRETRAINING_METRICS)
+            yield from ("`bertrain evaluate --json` prints the same without `kind` and `samples`.", "")
+        if kind is records.RanksRecord:
+            yield from ("Entries of `ranks`:", "", *_named("field", record_fields(records.RankMeans)))
     yield from ("### logs/rank-N.jsonl", "", "One JSON object per line; beside these, fields of the event:", "")
     yield from _named("field", LOG_FIELDS)
     yield from ("### With --telemetry", "", *_named("file", TELEMETRY_FILES))
@@ -415,6 +355,16 @@ def _layouts() -> Iterator[str]:
     )
     yield from ("", *_named("file", CHECKPOINT))
     yield from ("Fields of its `state.json`:", "", *_named("field", STATE_FIELDS))
+
+
+def record_fields(kind: type[Any]) -> dict[str, str]:
+    """The fields of a record and the docstring of each, which stands below it in the code."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
+    documented = {}
+    for field, docstring in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(docstring, ast.Expr):
+            documented[ast.unparse(field.target)] = " ".join(ast.literal_eval(docstring.value).split())
+    return documented
 
 
 def _named(title: str, meanings: dict[str, str]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bertrain.base.formatting import duration
 from bertrain.base.logs import note
 
 UNSAID = ("step",)
@@ -73,84 +72,19 @@ class Console:
         self._task = self._bar.add_task("starting", total=last_step, completed=first_step, left="")
         self._bar.start()
 
-    def steps(self, records: list[dict[str, Any]], last_step: int | None) -> None:
-        """The steps since the last call, in one line or on the bar."""
-        line = console_line(records, last_step)
-        note("info", "steps", line, step=records[-1]["step"])
+    def steps(self, step: int, last_step: int | None, *, line: str, brief: str, left: str, detail: str) -> None:
+        """Report the steps since the last call: as a line, or on the bar in `brief` with the time `left`."""
+        note("info", "steps", line, step=step)
         if self._bar is not None:
-            shown = {"description": brief(records), "left": time_left(records, last_step)}
-            self._bar.update(self._task, completed=records[-1]["step"], total=last_step, **shown)
+            self._bar.update(self._task, completed=step, total=last_step, description=brief, left=left)
         else:
             self._show(line)
-        self.detail(f"  gradient norm {records[-1]['gradient_norm']:.3g}; {time_shares(records)}{idle_ranks(records)}")
+        self.detail(detail)
 
     def stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def console_line(records: list[dict[str, Any]], last_step: int | None) -> str:
-    """The steps since the last line: means, real tokens per second, where the time went, what is left."""
-    newest, last = records[-1]["step"], str(last_step or "?")
-    line = f"step {newest:>{len(last)}}/{last}  {figures(records)}  {time_shares(records)}"
-    return f"{line}  {time_left(records, last_step)}".rstrip()
-
-
-def time_left(records: list[dict[str, Any]], last_step: int | None) -> str:
-    """How long it will take at the speed of these steps, if the end is known."""
-    return f"{duration(seconds_left(records, last_step))} left" if last_step else ""
-
-
-def figures(records: list[dict[str, Any]]) -> str:
-    """Mean loss and accuracy, the newest rate, and real tokens per second over these steps."""
-    left_out = len(records) - len(computed(records))
-    if left_out == len(records):
-        return f"{left_out} left out"
-    not_finite = sum(not record["applied"] for record in records) - left_out
-    note = f"  {not_finite} not finite, not applied" if not_finite else ""
-    note += f"  {left_out} left out" if left_out else ""
-    speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
-    return (
-        f"loss {_mean(records, 'loss'):.4f}  {accuracy_text(records, 2)}"
-        f"lr {records[-1]['learning_rate']:.2e}  {speed:,.0f} tokens/s{note}"
-    )
-
-
-def brief(records: list[dict[str, Any]]) -> str:
-    """What fits beside a bar on a terminal of 80 columns."""
-    if not computed(records):
-        return f"{len(records)} left out"
-    speed = sum(record["tokens"] for record in records) / max(_seconds(records), 1e-9)
-    return f"loss {_mean(records, 'loss'):.3f}  {accuracy_text(records, 1)}{speed:,.0f} tokens/s"
-
-
-def accuracy_text(records: list[dict[str, Any]], digits: int) -> str:
-    """The share of right answers, of masked words or of a task; nothing where answers are numbers."""
-    for name, what in (("mlm_accuracy", "masked words"), ("accuracy", "right")):
-        if name in records[-1]:
-            return f"{what} {_mean(records, name):.{digits}%}  "
-    return ""
-
-
-def time_shares(records: list[dict[str, Any]]) -> str:
-    """Which share of the time went into each phase; one rank alone has nothing to sum."""
-    total = max(_seconds(records), 1e-9)
-    return " ".join(
-        f"{phase.replace('_', '+')} {sum(record['seconds'][phase] for record in records) / total:.0%}"
-        for phase in PHASES
-        if phase != "reduction" or any("rank_tokens" in record for record in records)
-    )
-
-
-def idle_ranks(records: list[dict[str, Any]]) -> str:
-    """Which share of their time the ranks wait for the busiest, where there are several."""
-    return f"; ranks idle {_mean(records, 'idle_share'):.1%}" if "rank_tokens" in records[-1] else ""
-
-
-def seconds_left(records: list[dict[str, Any]], last_step: int) -> float:
-    """Time to the last step at the speed of these."""
-    return (last_step - records[-1]["step"]) * _seconds(records) / len(records)
 
 
 def evaluation_text(result: dict[str, float]) -> str:
@@ -164,17 +98,3 @@ def evaluation_text(result: dict[str, float]) -> str:
     masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f}; {hidden})"
     yardstick = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
     return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}; {yardstick}"
-
-
-def computed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps that were not left out by train.skip_steps."""
-    return [record for record in records if not record.get("skipped")]
-
-
-def _seconds(records: list[dict[str, Any]]) -> float:
-    return sum(sum(record["seconds"].values()) for record in records)
-
-
-def _mean(records: list[dict[str, Any]], name: str) -> float:
-    values = [record[name] for record in computed(records)]
-    return sum(values) / len(values) if values else float("nan")

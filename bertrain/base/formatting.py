@@ -12,17 +12,7 @@ TITLES = {
     "hidden_accuracy": "right behind [MASK]",
     "constant_accuracy": "most frequent word",
 }
-BOOKKEEPING = {
-    "kind", "step", "samples", "examples", "tokens", "applied", "skipped", "spike", "not_finite", "loss_scale",
-    "learning_rate", "gradient_norm", "tokens_per_s", "idle_share", "padding_share", "ended", "reason",
-}  # fmt: skip
-"""Fields of metrics.jsonl that are not metrics of the model."""
 YARDSTICKS = ("constant_accuracy", "hidden_accuracy")  # for comparison, never the main metric
-
-
-def is_metric(name: str) -> bool:
-    """Whether a field of a step or an evaluation is a metric of the model's quality."""
-    return name not in BOOKKEEPING and "." not in name and not is_speed(name)
 
 
 def is_speed(name: str) -> bool:

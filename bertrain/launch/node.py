@@ -42,7 +42,8 @@ def run_node(job: Job, stage: str) -> int:
     name = f"node {node} ({platform.node()})"
     try:
         rendezvous = join_rendezvous(start_folder(), node, nodes, host=rendezvous_host(job), port=job.spec.port)
-        code, failed = run_agent(slots, ["-m", "bertrain", "launch", "worker", "rank", str(job.folder), stage], rendezvous)
+        command = ["-m", "bertrain", "launch", "worker", "rank", str(job.folder), stage]
+        code, failed = run_agent(slots, command, rendezvous)
     except SignalException as caught:
         return code_after_signal(caught.sigval)
     except DistError as error:

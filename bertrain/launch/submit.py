@@ -19,6 +19,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.launch.job import SCRIPT, Job, read_job, write_job
 from bertrain.launch.scripts import job_script
+from bertrain.run.records import StepRecord, last_record
 
 SUBMITTED, EVENTS = "submitted", "events"
 PBS_STATES = {"Q": "PENDING", "R": "RUNNING", "B": "RUNNING", "H": "HELD", "E": "ENDING"}
@@ -95,13 +96,8 @@ def job_status(folder: str | Path) -> dict[str, Any]:
 
 def _last_step(run: Path) -> int:
     """The newest step in the metrics of a run; 0 where there is none."""
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        return 0
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 100_000))
-        steps = re.findall(rb'"step": ?(\d+)', file.read())
-    return int(steps[-1]) if steps else 0
+    newest = last_record(run / "metrics.jsonl", StepRecord)
+    return newest.step if newest else 0
 
 
 def _state(job: Job) -> str:

@@ -52,9 +52,9 @@ from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches,
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.ranks import parallel
 from bertrain.run.folder import describe_environment
-from bertrain.run.metrics import StepRecord, Stopwatch
+from bertrain.run.metrics import PendingStep, Stopwatch
 from bertrain.run.sensors import uuid_of
-from bertrain.run.telemetry import Telemetry, device_sensors
+from bertrain.run.telemetry import TelemetryWriter, device_sensors
 from bertrain.training import engine
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.loop import train_step
@@ -226,7 +226,7 @@ def _measure(
         ceilings = measure_ceilings(device, settings.train.precision)
         runner.run(plan.warm_up)
         ranks.broadcast_int(0)
-        telemetry = Telemetry(folder, device_sensors(device), plan.telemetry_ms)
+        telemetry = TelemetryWriter(folder, device_sensors(device), plan.telemetry_ms)
         try:
             telemetry.wait_until_begun()
             records = runner.run(plan.steps)
@@ -292,7 +292,7 @@ class StepRunner:
 
     def run(
         self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None
-    ) -> list[tuple[int, StepRecord]]:
+    ) -> list[tuple[int, PendingStep]]:
         """Run the next `count` steps; returns the number of bins and the record of each, which may be pending.
 
         Appends the steps themselves to `kept`, if given; keeping all of them would look like a memory leak.
@@ -312,7 +312,7 @@ class StepRunner:
         self._wait()
         return taken
 
-    def iteration_rows(self, taken: list[tuple[int, StepRecord]]) -> list[tuple[Any, ...]]:
+    def iteration_rows(self, taken: list[tuple[int, PendingStep]]) -> list[tuple[Any, ...]]:
         """The rows of iterations.csv."""
         marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
         rows = []

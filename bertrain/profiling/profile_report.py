@@ -1,4 +1,4 @@
-"""`bertrain profile report` and `bertrain profile roofline`: what sets of a profile say, as a page, CSV and JSON."""
+"""`bertrain profile report` and `bertrain profile roofline`: the results of profiles as a page, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,20 @@ from bertrain.profiling.roofline import Row
 from bertrain.profiling.sets import ProfileSet, find_sets
 from bertrain.profiling.variability import SetSummary, Variability, box_of, compare
 from bertrain.reports.history import group_size, thin
-from bertrain.reports.markup import figures, listed, table, whole_page
-from bertrain.reports.plots import NUM_COLOURS, RUN_COLOURS, SURFACE, blank_axes, few_marks, framed, to_svg
+from bertrain.reports.page import (
+    NUM_COLORS,
+    Facts,
+    Legend,
+    Part,
+    Plot,
+    Plots,
+    RunName,
+    Section,
+    Sentences,
+    Table,
+    render_page,
+)
+from bertrain.reports.plots import RUN_COLORS, SURFACE, blank_axes, few_marks, to_svg
 
 MOST_KERNELS = 15
 TIME_LINES = {
@@ -35,46 +46,48 @@ TIME_LINES = {
 
 
 def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = None) -> tuple[Path, Variability]:
-    """Write what the sets in `folders` say about variability: a page, and the same as CSV and JSON beside it.
+    """Write the variability of the profile sets in `folders`: a page, and the same as CSV and JSON beside it.
 
-    `folders` are those of `bertrain profile`, or runs made with telemetry. The page goes to `out`, or to
-    profile-report.html in the first folder. Raises UserError for a folder without a set, or a place that cannot be
+    `folders` are those of `bertrain profile`, or runs with telemetry. The page goes to `out`, or to
+    profile-report.html in the first folder. Raises UserError for a folder without a set, or a path that cannot be
     written.
     """
     sets = find_sets(folders)
     found = compare(sets)
     path = Path(out) if out is not None else Path(folders[0]) / "profile-report.html"
     if path.is_dir():
-        raise UserError(f"cannot write the report to {path}, which is a folder; name a file")
+        raise UserError("out-is-folder", f"cannot write the report to {path}, which is a folder; name a file")
     if path.suffix in (".json", ".csv"):
-        raise UserError(f"--out is {path}, but names the page; its figures go into .json and .csv files beside it")
+        raise UserError(
+            "out-not-html", f"--out names the page, not {path}; its numbers go into .json and .csv files beside it"
+        )
     try:
-        write_atomically(path, page(sets, found).encode("ascii", "xmlcharrefreplace").decode())
+        write_atomically(path, page(sets, found))
         write_atomically(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
         write_atomically(path.with_suffix(".csv"), sets_as_csv(found.sets))
     except OSError as error:
-        raise UserError(f"cannot write the report to {path}: {error.strerror or error}") from None
+        raise UserError("cannot-write", f"cannot write the report to {path}: {error.strerror or error}") from None
     return path, found
 
 
 def read_roofline(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
-    """The table of a set, or of the first set under a folder, and the facts of that set."""
+    """The roofline of a set, or of the first set under a folder, and the facts of that set."""
     (found, *_) = find_sets([folder])
     path = found.folder / "roofline.csv"
     if not path.is_file():
-        raise UserError(f"there is no roofline.csv in {found.folder}; it is made by `bertrain profile`")
+        raise UserError("missing-file", f"there is no roofline.csv in {found.folder}; `bertrain profile` makes it")
     if "ceilings" not in found.facts:
-        raise UserError(f"{found.folder / 'device.json'} is damaged: it names no ceilings")
+        raise UserError("damaged-file", f"{found.folder / 'device.json'} is damaged: it has no ceilings")
     return _read_rows(path, _row), found.facts
 
 
 def _read_rows(path: Path, make: Callable[[dict[str, str]], Any]) -> list[Any]:
-    """The lines of a table, or a sentence about it."""
+    """The rows of a CSV file. Raises UserError if it is damaged."""
     try:
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
             return [make(cells) for cells in csv.DictReader(file)]
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} is damaged; make the profile again, or remove the file to do without") from None
+        raise UserError("damaged-file", f"{path} is damaged; profile again, or remove the file") from None
 
 
 def _row(cells: dict[str, str]) -> Row:
@@ -87,7 +100,7 @@ def _row(cells: dict[str, str]) -> Row:
 
 
 def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
-    """A line for each set."""
+    """CSV with a row for each set."""
     written = io.StringIO()
     columns = [item.name for item in fields(SetSummary)]
     writer = csv.DictWriter(written, columns, lineterminator="\n")
@@ -100,27 +113,23 @@ def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
 
 
 def page(sets: Sequence[ProfileSet], found: Variability) -> str:
-    """The whole report; it needs neither network nor scripts."""
+    """The whole report."""
     plots = [plot_durations(sets), plot_steps(sets), *(plot_telemetry(sets, column) for column in TIME_LINES)]
-    sections = {
-        "Variability": _facts(found) + devices_table(found),
-        "Sets": _key(sets) + sets_table(found),
-        "Curves": f'<div class="plots">{"".join(plots)}</div>',
-        "Roofline": roofline_tables(sets),
-        "Kernels": kernels_table(sets),
-        "What is missing": missing_list(sets),
-    }
-    heading, source = _heading(found), f"a profile of {counted(len(sets), 'set')}"
-    return whole_page(heading, heading, sections, kind="profile report", source=source)
+    sections = [
+        Section("Variability", [*_facts(found), *devices_tables(found)]),
+        Section("Sets", [_legend(sets), sets_table(found)]),
+        Section("Curves", [Plots([plot for plot in plots if plot is not None])]),
+        Section("Roofline", roofline_tables(sets)),
+        Section("Kernels", kernels_table(sets)),
+        Section("What is missing", missing_list(sets)),
+    ]
+    heading = found.devices[0].device if len(found.devices) == 1 else f"{len(found.devices)} devices"
+    source = f"a profile of {counted(len(sets), 'set')}"
+    return render_page(heading, heading, sections, kind="profile report", source=source)
 
 
-def _heading(found: Variability) -> str:
-    count = len(found.devices)
-    return f"{found.devices[0].device}" if count == 1 else f"{count} devices"
-
-
-def _facts(found: Variability) -> str:
-    """The figures at the head, as far as there is something to compare, and the verdict."""
+def _facts(found: Variability) -> list[Part]:
+    """The metrics at the head, and the verdict."""
     energy = found.joules_per_million_tokens
     several = len(found.devices) > 1
     entries = [
@@ -137,11 +146,10 @@ def _facts(found: Variability) -> str:
     ]
     verdict = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
     is_uneven = found.slow_repeats or any(device.is_outlier for device in found.devices)
-    kind = "warning" if is_uneven else "notes"
-    return figures(entries) + listed([verdict], kind)
+    return [Facts(entries), Sentences([verdict], "warning" if is_uneven else "notes")]
 
 
-def devices_table(found: Variability) -> str:
+def devices_tables(found: Variability) -> list[Part]:
     rows = [
         [
             device.uuid or device.device,
@@ -156,13 +164,12 @@ def devices_table(found: Variability) -> str:
         for device in found.devices
     ]
     headings = ["device", "which", "host", "repeats", "median, ms", "over the median", "between repeats", ""]
-    of_hosts = [[host, f"{ratio:.3f}"] for host, ratio in found.hosts.items()]
-    hosts = table("Hosts: the median of their devices", ["host", "over the median"], of_hosts, kind="numbers")
-    devices = table("Devices, the slowest first", headings, rows, kind="numbers")
-    return devices + (hosts if len(of_hosts) > 1 else "")
+    hosts = [[host, f"{ratio:.3f}"] for host, ratio in found.hosts.items()]
+    of_hosts = Table("Hosts: the median of their devices", ["host", "over the median"], hosts)
+    return [Table("Devices, the slowest first", headings, rows), *([of_hosts] if len(hosts) > 1 else [])]
 
 
-def sets_table(found: Variability) -> str:
+def sets_table(found: Variability) -> Table:
     rows = [
         [
             f"{number + 1}",
@@ -188,12 +195,13 @@ def sets_table(found: Variability) -> str:
         "power, W", "temperature", "held back by", "with clock", "with power", "with temperature",
     ]  # fmt: skip
     caption = "Each set; the last three are correlations of its steps' durations"
-    return table(caption, headings, rows, kind="numbers")
+    return Table(caption, headings, rows)
 
 
-def roofline_tables(sets: Sequence[ProfileSet]) -> str:
-    """One for each kind of device: that of its first set."""
-    tables, seen = [], set()
+def roofline_tables(sets: Sequence[ProfileSet]) -> list[Table]:
+    """The roofline of the first set of each kind of device."""
+    tables: list[Table] = []
+    seen: set[str] = set()
     for found in sets:
         name = str(found.facts.get("device", {}).get("name", ""))
         if name in seen or not (found.folder / "roofline.csv").is_file():
@@ -219,12 +227,12 @@ def roofline_tables(sets: Sequence[ProfileSet]) -> str:
             for row in rows
         ]
         headings = ["part", "GFLOP", "MB", "floor, ms", "set by", "measured, ms", "share of floor", "share of step"]
-        tables.append(table(caption, headings, cells, kind="numbers"))
-    return "".join(tables)
+        tables.append(Table(caption, headings, cells))
+    return tables
 
 
-def kernels_table(sets: Sequence[ProfileSet]) -> str:
-    """The kernels that take longest: their median in the sets, and how far the sets are apart."""
+def kernels_table(sets: Sequence[ProfileSet]) -> list[Table]:
+    """The kernels that take longest: their median over the sets, and its spread."""
     by_name: dict[str, list[tuple[float, float]]] = {}
     for found in sets:
         path = found.folder / "kernels.csv"
@@ -237,10 +245,8 @@ def kernels_table(sets: Sequence[ProfileSet]) -> str:
         box = box_of([median for median, _ in measured])
         share = sum(share for _, share in measured) / len(sets)
         rows.append([shortened(name), f"{share:.1%}", f"{box.median:,.2f}", f"{box.spread:.1%}", f"{len(measured)}"])
-    if not rows:
-        return ""
     headings = ["kernel", "share of the time", "median, us", "spread of the sets", "sets"]
-    return table(f"The {len(rows)} that take longest", headings, rows, kind="numbers")
+    return [Table(f"The {len(rows)} that take longest", headings, rows)] if rows else []
 
 
 def _kernel(cells: dict[str, str]) -> tuple[str, float, float]:
@@ -248,31 +254,32 @@ def _kernel(cells: dict[str, str]) -> tuple[str, float, float]:
 
 
 def shortened(name: str) -> str:
-    """A kernel's name without the tail of its template's arguments."""
+    """The first 90 characters of a kernel's name."""
     return name if len(name) <= 90 else name[:87] + "..."
 
 
-def missing_list(sets: Sequence[ProfileSet]) -> str:
-    """What could not be measured, once for each reason."""
+def missing_list(sets: Sequence[ProfileSet]) -> list[Part]:
+    """The measurements that failed, once for each reason."""
     reasons: dict[str, int] = {}
     for found in sets:
         for what, why in found.missing.items():
             reasons[f"{what}: {why}"] = reasons.get(f"{what}: {why}", 0) + 1
-    return listed([f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items()], "notes")
+    texts = [f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items()]
+    return [Sentences(texts, "notes")] if texts else []
 
 
 # --- plots --------------------------------------------------------------------------------------------
 
 
-def plot_durations(sets: Sequence[ProfileSet]) -> str:
-    """A box for each set."""
+def plot_durations(sets: Sequence[ProfileSet]) -> Plot:
+    """A box plot of the step times of each set."""
     from matplotlib.cbook import boxplot_stats
 
     figure, axes = blank_axes("set", "{:,.4g}".format)
     drawn = boxplot_stats([1e3 * found.seconds for found in sets])
     picked = False
     for box in drawn:
-        beyond = np.sort(box["fliers"])[::-1]  # the slowest is always among those that are picked
+        beyond = np.sort(box["fliers"])[::-1]  # the slowest step is always drawn
         box["fliers"] = few_marks(beyond.tolist())
         picked = picked or len(box["fliers"]) < len(beyond)
     boxes = axes.bxp(
@@ -280,59 +287,55 @@ def plot_durations(sets: Sequence[ProfileSet]) -> str:
         positions=range(1, len(sets) + 1),
         widths=0.6,
         patch_artist=True,
-        manage_ticks=False,  # which would write the number of every set, however many there are
+        manage_ticks=False,  # it would label every set, even hundreds
         flierprops={"marker": "o", "markersize": 3, "markeredgewidth": 0.8},
     )
     axes.set_xlim(0.25, len(sets) + 0.75)
     for number in range(len(sets)):
-        colour = RUN_COLOURS[number % NUM_COLOURS]
-        boxes["boxes"][number].set(facecolor=SURFACE, edgecolor=colour, linewidth=1.4)
-        boxes["medians"][number].set(color=colour, linewidth=2)
-        boxes["fliers"][number].set(markeredgecolor=colour, markerfacecolor=SURFACE)
+        color = RUN_COLORS[number % NUM_COLORS]
+        boxes["boxes"][number].set(facecolor=SURFACE, edgecolor=color, linewidth=1.4)
+        boxes["medians"][number].set(color=color, linewidth=2)
+        boxes["fliers"][number].set(markeredgecolor=color, markerfacecolor=SURFACE)
         for part in ("whiskers", "caps"):
             for line in boxes[part][2 * number : 2 * number + 2]:
-                line.set(color=colour, linewidth=1.2)
+                line.set(color=color, linewidth=1.2)
     label = "; ".join(f"set {number + 1} {1e3 * np.median(one.seconds):.4g}" for number, one in enumerate(sets))
     rings = "some of the steps beyond, evenly picked" if picked else "steps beyond"
     note = f"Milliseconds. Box: quartiles; whiskers: 1.5 times the box; rings: {rings}."
-    return framed("Duration of a step", note, to_svg(figure, f"Duration of a step, median in ms: {label}"))
+    return Plot("Duration of a step", note, to_svg(figure, f"Duration of a step, median in ms: {label}"))
 
 
-def plot_steps(sets: Sequence[ProfileSet]) -> str:
-    """Durations in their order."""
+def plot_steps(sets: Sequence[ProfileSet]) -> Plot:
+    """Step times in order."""
     figure, axes = blank_axes("step", "{:,.4g}".format)
     for number, found in enumerate(sets):
         values = thin(1e3 * found.seconds)
         group = group_size(len(found.seconds))
-        axes.plot(np.arange(len(values)) * group + 1, values, linewidth=1.1, color=RUN_COLOURS[number % NUM_COLOURS])
+        axes.plot(np.arange(len(values)) * group + 1, values, linewidth=1.1, color=RUN_COLORS[number % NUM_COLORS])
     groups = max(group_size(len(found.seconds)) for found in sets)
     note = "Milliseconds, in order." + (f" Each point is the mean of up to {groups} steps." if groups > 1 else "")
-    return framed("Steps in order", note, to_svg(figure, f"Duration of each step of {len(sets)} set(s)"))
+    return Plot("Steps in order", note, to_svg(figure, f"Duration of each step of {len(sets)} set(s)"))
 
 
-def plot_telemetry(sets: Sequence[ProfileSet], column: str) -> str:
-    """A column of the telemetry over time, nothing where no set has it; GPUs have a clock of their own name."""
+def plot_telemetry(sets: Sequence[ProfileSet], column: str) -> Plot | None:
+    """A column of the telemetry over time; None if no set has it, and for the core clock beside the GPU's."""
     title, unit = TIME_LINES[column]
     having = [one for one in sets if np.isfinite(one.telemetry.get(column, np.array([np.nan]))).any()]
     if not having or (column == "clock_mhz" and any("sm_clock_mhz" in one.telemetry for one in having)):
-        return ""
+        return None
     figure, axes = blank_axes("seconds after the first timed step", compact)
     for found in having:
         values, times = found.telemetry[column], found.telemetry["time"] - found.started[0]
         there = np.isfinite(values)
-        colour = RUN_COLOURS[[id(one) for one in sets].index(id(found)) % NUM_COLOURS]
-        axes.plot(thin(times[there]), thin(values[there]), linewidth=1.1, color=colour)
+        color = RUN_COLORS[[id(one) for one in sets].index(id(found)) % NUM_COLORS]
+        axes.plot(thin(times[there]), thin(values[there]), linewidth=1.1, color=color)
     note = f"{unit[:1].upper()}{unit[1:]}."
-    return framed(title, note, to_svg(figure, f"{title} over time, of {len(having)} set(s)"))
+    return Plot(title, note, to_svg(figure, f"{title} over time, of {len(having)} set(s)"))
 
 
-def _key(sets: Sequence[ProfileSet]) -> str:
-    items = "".join(
-        f'<li><i class="swatch run-{number % NUM_COLOURS}"></i>{number + 1} <span>{escape(str(one.folder))}</span></li>'
-        for number, one in enumerate(sets)
-    )
-    kind = "key runs" if len(sets) <= NUM_COLOURS else "key"  # that of many would cover the page if it stayed in sight
-    return f'<ul class="{kind}">{items}</ul>'
+def _legend(sets: Sequence[ProfileSet]) -> Legend:
+    runs = [RunName(index, str(found.folder)) for index, found in enumerate(sets)]
+    return Legend(runs, is_sticky=len(sets) <= NUM_COLORS)  # a longer one would cover the page
 
 
 def _number(value: float | None) -> str:

@@ -17,8 +17,8 @@ from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.profiling.trace import Launch
 from bertrain.run.folder import Run
-from bertrain.run.samples import notes_of
-from bertrain.run.stream import Told, read_stream
+from bertrain.run.stream import MetricsTable, read_metrics
+from bertrain.run.telemetry_reader import notes_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,13 +123,13 @@ def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
 
 def read_run(folder: Path) -> ProfileSet:
     """Read the steps of a run as a set of its first rank's device."""
-    told = read_stream(_existing(folder / "metrics.jsonl"))
-    ended = told.columns.get("ended", np.array([]))
-    computed = np.isfinite(ended) & (told.columns.get("skipped", np.zeros(len(ended))) != 1)
+    table = read_metrics(_existing(folder / "metrics.jsonl"))
+    ended = table.columns.get("ended", np.array([]))
+    computed = np.isfinite(ended) & (table.columns.get("skipped", np.zeros(len(ended))) != 1)
     if not computed.any():
         raise UserError("no-timed-steps", f"the run {folder} has no timed step in metrics.jsonl yet")
-    phases = [told.columns[f"seconds.{phase}"][computed].astype(np.float64) for phase in PHASES]
-    seconds, tokens = np.sum(phases, axis=0), told.columns["tokens"][computed].astype(np.float64)
+    phases = [table.columns[f"seconds.{phase}"][computed].astype(np.float64) for phase in PHASES]
+    seconds, tokens = np.sum(phases, axis=0), table.columns["tokens"][computed].astype(np.float64)
     notes = notes_of(folder)
     device = notes.get("device", {})
     return ProfileSet(
@@ -141,19 +141,19 @@ def read_run(folder: Path) -> ProfileSet:
         started=ended[computed] - seconds,
         seconds=seconds,
         tokens=tokens,
-        energy_tokens=float(tokens.sum()) * _share_of_first(told, is_machine=not device),
+        energy_tokens=float(tokens.sum()) * _share_of_first(table, is_machine=not device),
         telemetry=read_telemetry(folder / "telemetry.csv"),
         missing=_missing_of(folder),
     )
 
 
-def _share_of_first(told: Told, *, is_machine: bool) -> float:
+def _share_of_first(table: MetricsTable, *, is_machine: bool) -> float:
     """The share of a run's tokens that the first rank computed, or that all ranks on its machine did."""
-    machines = {host for rank, host in told.ranks if rank == 0}
+    machines = {host for rank, host in table.ranks if rank == 0}
     own = sum(
-        sums.tokens for (rank, host), sums in told.ranks.items() if rank == 0 or (is_machine and host in machines)
+        sums.tokens for (rank, host), sums in table.ranks.items() if rank == 0 or (is_machine and host in machines)
     )
-    every = sum(sums.tokens for sums in told.ranks.values())
+    every = sum(sums.tokens for sums in table.ranks.values())
     return own / every if every else 1.0
 
 

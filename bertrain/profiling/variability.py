@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertrain.profiling.sets import Floats, ProfileSet
-from bertrain.run.sensors import why_throttled
+from bertrain.run.sensors import throttle_reasons
 
 WHISKER = 1.5  # interquartile ranges
 SLOW = 1.5  # times the median
@@ -170,7 +170,7 @@ def throttled_by(found: ProfileSet) -> str:
     masks = masks[np.isfinite(masks) & (times >= found.started[0]) & (times <= found.ended)].astype(np.int64)
     counts: dict[str, int] = defaultdict(int)
     for mask in masks.tolist():
-        for reason in why_throttled(mask):
+        for reason in throttle_reasons(mask):
             counts[reason] += 1
     return ", ".join(f"{reason} {count / len(masks):.0%}" for reason, count in counts.items())
 

@@ -1,4 +1,4 @@
-"""The figures of runs side by side, how much faster or better each is than the first, and what they differ in."""
+"""Compares runs: their metrics side by side, ratios and differences to the first run, and settings that differ."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from bertrain.config.settings import Settings
 from bertrain.reports.history import History
 
 UNKNOWN = "–"
-Fact = tuple[str, str, str]  # label, figure, a small note
+Fact = tuple[str, str, str]  # label, value, a small note
 
 
 def facts(history: History) -> list[Fact]:
-    """Label, figure and a small note for each of the figures at the head."""
+    """Label, value and a small note of each metric at the head of the report."""
     summary, settings = history.summary, history.run.settings
     parameters = count_parameters(settings.model)[0]
     last = f"mean of the last {summary.tail} steps" if summary.tail > 1 else "last step"
     length = f"in {settings.train.budget}" if settings.train.budget else f"of {settings.train.max_steps:,}"
     per_step = summary.samples / max(summary.steps, 1)
-    usual = compact(per_step / summary.median_step_s) if summary.median_step_s > 0 else UNKNOWN
+    typical = compact(per_step / summary.median_step_s) if summary.median_step_s > 0 else UNKNOWN
     return [
         ("Model", f"{settings.model.num_layers} × {settings.model.hidden_size}", "layers × width"),
         ("Parameters", compact(parameters), f"{parameters:,}"),
@@ -52,17 +52,17 @@ def facts(history: History) -> list[Fact]:
         ),
         ("Best evaluation", *_best(history)),
         ("Throughput", compact(summary.tokens_per_s), "real tokens per second"),
-        ("Examples/s", usual, f"in a usual step; {compact(summary.samples_per_s)} over all"),
+        ("Examples/s", typical, f"in a typical step; {compact(summary.samples_per_s)} overall"),
         ("Step", milliseconds(summary.median_step_s), "median"),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
-        ("Padding", percent(summary.padding), "of what is computed"),
-        ("Idle ranks", percent(summary.idle) if history.told.ranks else UNKNOWN, "of their time, by lengths"),
+        ("Padding", percent(summary.padding), "of the computed tokens"),
+        ("Idle ranks", percent(summary.idle) if history.table.ranks else UNKNOWN, "of their time, estimated"),
         ("Energy", *_energy(history)),
     ]
 
 
 def known_facts(history: History) -> list[Fact]:
-    """The same without those that nothing is known of, save the best evaluation, which a reader looks for."""
+    """The facts that are known; loss and best evaluation in any case, since a reader looks for them."""
     return [fact for fact in facts(history) if fact[1] != UNKNOWN or fact[0] in ("Loss", "Best evaluation")]
 
 
@@ -70,7 +70,7 @@ def _best(history: History) -> tuple[str, str]:
     metric, best = history.summary.headline, history.summary.best
     if metric is None or best is None:
         return UNKNOWN, "none"
-    return show(metric, best[metric]), f"{title_of(metric)}, at step {best['step']:,}"
+    return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}"
 
 
 def _energy(history: History) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def against_first(histories: Sequence[History]) -> list[list[str]]:
-    """Rows of the comparison, a cell for each run; the first run is what the others are measured by."""
+    """Rows of the comparison with a cell for each run; the first run is the baseline."""
     first = histories[0]
     rows = [
         ["Throughput, times", *_ratios([run.summary.tokens_per_s for run in histories])],
@@ -97,10 +97,11 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
     ]
     metric, best = first.summary.headline, first.summary.best
     if metric is not None and best is not None:
-        reached = [seconds_to_reach(run, metric, best[metric]) for run in histories]
+        target = best.metrics[metric]
+        reached = [seconds_to_reach(run, metric, target) for run in histories]
         rows.append(
             [
-                f"Time in steps to {title_of(metric)} of {show(metric, best[metric])}",
+                f"Time in steps to {title_of(metric)} of {show(metric, target)}",
                 *(duration(seconds) if math.isfinite(seconds) else "not reached" for seconds in reached),
             ]
         )
@@ -120,10 +121,8 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
 def seconds_to_reach(history: History, metric: str, target: float) -> float:
     """Time in steps until an evaluation was as good as `target`; infinite if none was."""
     sign = -1 if is_better_low(metric) else 1
-    good = (
-        result["step"] for result in history.evaluations if metric in result and sign * result[metric] >= sign * target
-    )
-    step = next(good, None)
+    with_metric = (one for one in history.evaluations if metric in one.metrics)
+    step = next((one.step for one in with_metric if sign * one.metrics[metric] >= sign * target), None)
     if step is None:
         return math.inf
     until = history.column("step") <= step
@@ -131,12 +130,12 @@ def seconds_to_reach(history: History, metric: str, target: float) -> float:
 
 
 def best_by_metric(history: History) -> dict[str, float]:
-    """The best value of every metric that was evaluated and that tells runs apart."""
+    """The best value of every evaluated metric, baselines left out."""
     found: dict[str, float] = {}
     for metric in history.metrics:
         if metric in YARDSTICKS:
             continue
-        values = [result[metric] for result in history.evaluations if metric in result]
+        values = [one.metrics[metric] for one in history.evaluations if metric in one.metrics]
         if values:
             found[metric] = min(values) if is_better_low(metric) else max(values)
     return found
@@ -151,7 +150,7 @@ def _ratios(values: Sequence[float]) -> list[str]:
 
 
 def _differences(metric: str, values: Sequence[float]) -> list[str]:
-    """Each value, and how far it is from the first: shares in percentage points."""
+    """Each value with its difference to the first, of shares in percentage points."""
     shown = [show(metric, value) for value in values]
     for number, value in enumerate(values[1:], start=1):
         if math.isfinite(value) and math.isfinite(values[0]):
@@ -164,20 +163,20 @@ def _differences(metric: str, values: Sequence[float]) -> list[str]:
 
 
 def settings_of(history: History) -> dict[str, str]:
-    """Every setting as text by its dotted name; what was given beside the settings comes first."""
+    """Data, initial weights and every setting as text, by dotted name."""
     run = history.run
     given = {"run.data": str(run.data), "run.data_fingerprint": run.data_fingerprint[:12], "run.init": run.init}
     return given | dotted(run.settings)
 
 
 def environment_of(history: History) -> dict[str, str]:
-    """The last start's machine and versions, by dotted name."""
+    """Machine and versions of the last start, by dotted name."""
     last: dict[str, Any] = history.starts[-1] if history.starts else {}
     return {f"environment.{name}": str(value) for name, value in last.items() if name != "started"}
 
 
 def differing(every: Sequence[dict[str, str]]) -> list[str]:
-    """Names whose values are not the same in all, in their order of appearance."""
+    """Names whose values are not the same in all, in order of appearance."""
     names = dict.fromkeys(name for one in every for name in one)
     return [name for name in names if len({one.get(name, "") for one in every}) > 1]
 

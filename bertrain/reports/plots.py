@@ -1,7 +1,4 @@
-"""The plots of a report: inline SVG by matplotlib whose colours are variables of report.css.
-
-So one picture serves light, dark and paper.
-"""
+"""The plots of a report: SVG by matplotlib whose colors are variables of colors.css, for light, dark and paper."""
 
 from __future__ import annotations
 
@@ -10,39 +7,40 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from bertrain.base.console import PHASES
-from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share
+from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share, is_speed
 from bertrain.reports.history import (
     History,
     bin_lengths,
-    by_rank,
     describe_lengths,
     group_size,
+    own_seconds,
+    rank_means,
     smooth,
     smoothing_window,
     thin,
 )
+from bertrain.reports.page import NUM_COLORS, PLOT_HEIGHT, PLOT_WIDTH, Plot
 from bertrain.run.stream import Floats
 
-NUM_COLOURS = 8  # --run-0 to --run-7 in report.css
-PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
-MOST_MARKS = 200  # rings or crosses in a plot
-MOST_BARS = 64  # ranks in a plot
-MOST_NAMED = 16  # devices in the words beside a plot
+MAX_MARKS = 200  # rings or crosses in a plot
+MAX_BARS = 64  # ranks in a plot
+MAX_NAMED = 16  # devices in the words beside a plot
 PHASE_NAMES = ["data", "forward + backward", "reduction", "optimizer"]
+PHASE_LEGEND = [(name, "") for name in PHASE_NAMES]
 
-# matplotlib is given colours that nothing else uses; in the finished SVG they become variables of report.css.
+# Placeholders for matplotlib; in the finished SVG they become variables of colors.css.
 INK, RULE, SURFACE = "#010000", "#010001", "#010002"
-RUN_COLOURS = [f"#0200{number:02x}" for number in range(NUM_COLOURS)]
-PHASE_COLOURS = [f"#0300{number:02x}" for number in range(len(PHASES))]
+RUN_COLORS = [f"#0200{number:02x}" for number in range(NUM_COLORS)]
+PHASE_COLORS = [f"#0300{number:02x}" for number in range(len(PHASES))]
 VARIABLES = {INK: "var(--muted)", RULE: "var(--rule)", SURFACE: "var(--surface)"}
-VARIABLES |= {colour: f"var(--run-{number})" for number, colour in enumerate(RUN_COLOURS)}
-VARIABLES |= {colour: f"var(--phase-{number})" for number, colour in enumerate(PHASE_COLOURS)}
+VARIABLES |= {color: f"var(--run-{number})" for number, color in enumerate(RUN_COLORS)}
+VARIABLES |= {color: f"var(--phase-{number})" for number, color in enumerate(PHASE_COLORS)}
 
 
 @dataclass(frozen=True)
@@ -53,105 +51,133 @@ class Curve:
     title: str
     note: str
     show: Callable[[float], str] = compact
+    starts_at_zero: bool = False
+    marks_not_applied: bool = False  # with crosses at the steps that were not finite
+    may_be_logarithmic: bool = False
 
 
 PERCENT = "{:.3g}%".format
 CURVES = (
-    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words."),
-    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words guessed right.", PERCENT),
-    Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of the next-sentence guess."),
-    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs told right; chance is 50%.", PERCENT),
+    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words.", marks_not_applied=True),
+    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly.", PERCENT),
+    Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of next-sentence prediction."),
+    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%.", PERCENT),
 )
 COURSE = (
-    Curve("learning_rate", "Learning rate", "As the schedule set it.", "{:.3g}".format),
-    Curve("gradient_norm", "Gradient norm", "Global norm, before clipping."),
-    Curve("tokens_per_s", "Throughput", "Real tokens per second of step time; padding does not count."),
-    Curve("padding_share", "Padding", "Share of what is computed that is no token of an example.", PERCENT),
+    Curve("learning_rate", "Learning rate", "As set by the schedule.", "{:.3g}".format),
+    Curve(
+        "gradient_norm",
+        "Gradient norm",
+        "Global norm, before clipping.",
+        marks_not_applied=True,
+        may_be_logarithmic=True,
+    ),
+    Curve(
+        "tokens_per_s",
+        "Throughput",
+        "Real tokens per second of step time; padding does not count.",
+        starts_at_zero=True,
+    ),
+    Curve("sequences_per_s", "Sequences", "Sequences per second of step time.", starts_at_zero=True),
+    Curve(
+        "padding_share",
+        "Padding",
+        "Share of the computed tokens that are padding.",
+        PERCENT,
+        starts_at_zero=True,
+    ),
 )
-IDLE = Curve("idle_share", "Idle ranks", "Share of the ranks' time spent waiting, estimated from lengths.", PERCENT)
-MARKED = ("loss", "mlm_loss", "gradient_norm")  # the curves that show which steps were skipped
-FROM_ZERO = ("tokens_per_s", "padding_share", "idle_share")
+IDLE = Curve(
+    "idle_share",
+    "Idle ranks",
+    "Share of the ranks' time spent waiting, estimated from lengths.",
+    PERCENT,
+    starts_at_zero=True,
+)
 
 
 def curves_of(histories: Sequence[History]) -> list[Curve]:
-    """What is plotted of these runs: metrics that are known, those that are not, and how training went."""
+    """The curves to plot: the metrics of pre-training, other metrics, and the course of training."""
     metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))
     known = [curve for curve in CURVES if curve.field in metrics]
     left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
     if any(curve.field.endswith("_loss") for curve in known):
         left = [name for name in left if name != "loss"]  # it is their sum
-    others = [Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact) for name in left]
-    idle = [IDLE] if any(history.told.ranks for history in histories) else []
+    others = [
+        Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact, marks_not_applied=name == "loss")
+        for name in left
+    ]
+    idle = [IDLE] if any(history.table.ranks for history in histories) else []
     return [*known, *others, *COURSE, *idle]
 
 
 def points(history: History, field: str) -> Floats:
-    """The thinned curve of a number. A rate is the tokens over the seconds of a group, not a mean of rates."""
-    if field == "tokens_per_s":
-        seconds = np.sum([history.phase(phase) for phase in PHASES], axis=0)
-        return thin(history.column("tokens")) / np.maximum(thin(seconds), 1e-9)
+    """The downsampled curve of a number. Rates are averaged over time, not over steps."""
+    if is_speed(field):
+        seconds = np.maximum(np.sum([history.phase(phase) for phase in PHASES], axis=0), 1e-9)
+        return thin(history.column(field) * seconds) / thin(seconds)
     return thin(history.column(field)) * (100 if is_share(field) else 1)
 
 
-def plot_curve(curve: Curve, histories: Sequence[History]) -> str:
-    """The figure of one number, or nothing if no run has it."""
+def plot_curve(curve: Curve, histories: Sequence[History]) -> Plot | None:
+    """The plot of one number by step; None if no run has it."""
     figure, axes = blank_axes("step", curve.show)
     spans = []
     for number, history in enumerate(histories):
         values = points(history, curve.field)
-        judged = [result for result in history.evaluations if result.get(curve.field) is not None]
-        evaluated = [result[curve.field] * (100 if is_share(curve.field) else 1) for result in judged]
+        evaluations = [one for one in history.evaluations if curve.field in one.metrics]
+        evaluated = [one.metrics[curve.field] * (100 if is_share(curve.field) else 1) for one in evaluations]
         finite = [*values[np.isfinite(values)]] or evaluated
         if finite:
             whose = f"run {number + 1} " if len(histories) > 1 else ""
             spans.append(f"{whose}from {curve.show(finite[0])} to {curve.show(finite[-1])}")
-            _draw_run(axes, curve.field, number, history, values)
-            _draw_evaluations(axes, number, [result["step"] for result in judged], evaluated)
+            _draw_run(axes, curve, number, history, values)
+            _draw_evaluations(axes, number, [one.step for one in evaluations], evaluated)
     if not spans:
-        return ""
+        return None
     lowest, highest = axes.dataLim.intervaly
-    if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
+    if curve.may_be_logarithmic and highest > 30 * lowest > 0:
         use_logarithm(axes, curve.show)
-    if curve.field in FROM_ZERO:
+    if curve.starts_at_zero:
         axes.set_ylim(bottom=0)
-    return framed(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
+    return Plot(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
 
 
-def _draw_run(axes: Any, field: str, number: int, history: History, values: Floats) -> None:
-    """One run in a plot: raw and smoothed curve, skipped steps as crosses on the axis."""
+def _draw_run(axes: Any, curve: Curve, number: int, history: History, values: Floats) -> None:
+    """One run in a plot: raw and smoothed curve, steps that were not finite as crosses on the axis."""
     if not np.isfinite(values).any():
         return
     steps, line = thin(history.column("step")), _line(number)
-    window = smoothing_window(len(values)) if field != "learning_rate" else 1
+    window = smoothing_window(len(values)) if curve.field != "learning_rate" else 1
     if window > 1:
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
     axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
-    if field in MARKED and history.summary.skipped:
-        skipped = few_marks(history.summary.skipped)
+    if curve.marks_not_applied and history.summary.not_applied:
+        skipped = few_marks(history.summary.not_applied)
         axes.plot(skipped, [0.035] * len(skipped), "x", color=line["color"], transform=axes.get_xaxis_transform())
 
 
 def _draw_evaluations(axes: Any, number: int, steps: Sequence[int], values: Sequence[float]) -> None:
     """Evaluations as rings; a metric that steps do not have is a line through them."""
-    colour = _line(number)["color"]
-    ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": colour, "markeredgewidth": 1.5, "zorder": 5}
-    if not axes.lines or axes.lines[-1].get_color() != colour:
+    color = _line(number)["color"]
+    ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": color, "markeredgewidth": 1.5, "zorder": 5}
+    if not axes.lines or axes.lines[-1].get_color() != color:
         axes.plot(few_marks(steps), few_marks(values), linewidth=1.2, **_line(number))
     axes.plot(few_marks(steps), few_marks(values), "o", **ring)
 
 
 def _line(number: int) -> dict[str, str]:
-    """How the line of a run, or of a device, looks; beyond the last colour they begin anew, dashed."""
-    return {"color": RUN_COLOURS[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
+    """The style of the line of a run or device; after the last color they repeat, dashed."""
+    return {"color": RUN_COLORS[number % NUM_COLORS], "linestyle": "-" if number < NUM_COLORS else "--"}
 
 
 def few_marks(values: Sequence[Any]) -> Sequence[Any]:
-    """Evenly picked, where there are more marks than could be told apart."""
-    return values[:: group_size(len(values), MOST_MARKS)]
+    """Evenly spaced values, if there are more than MAX_MARKS."""
+    return values[:: group_size(len(values), MAX_MARKS)]
 
 
 def how_to_read(histories: Sequence[History]) -> str:
-    """What the points, lines and marks of the plots are."""
+    """Sentences that explain the points, lines and marks of the plots."""
     counts = [history.num_steps for history in histories]
     up_to = "up to " if len(counts) > 1 else ""
     group = max(map(group_size, counts))
@@ -159,58 +185,58 @@ def how_to_read(histories: Sequence[History]) -> str:
     raw = "points" if group > 1 else "single steps"
     sentences = [
         (group > 1, f"Each point is the mean of {up_to}{group:,} steps."),
-        (window > 1, f"Pale lines are {raw}, strong lines the centred mean of {up_to}{window} of them."),
+        (window > 1, f"Pale lines are {raw}, strong lines their centered mean over {up_to}{window}."),
         (any(history.evaluations for history in histories), "Rings are held-out evaluations."),
-        (any(history.summary.skipped for history in histories), "Crosses are steps that were not finite."),
+        (any(history.summary.not_applied for history in histories), "Crosses are steps that were not finite."),
     ]
     return " ".join(sentence for applies, sentence in sentences if applies)
 
 
-def plot_phases(history: History) -> str:
-    """Where the time of the steps went."""
+def plot_phases(history: History) -> Plot:
+    """The share of each phase in the time of the steps."""
     figure, axes = blank_axes("step", "{:.3g}%".format)
     steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
-    axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLOURS, linewidth=0)
+    axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLORS, linewidth=0)
     axes.set(ylim=(0, 100), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
     label = ", ".join(f"{name} {share:.1%}" for name, share in zip(PHASE_NAMES, history.summary.shares, strict=True))
-    return framed("Time per phase", "Share of step time.", to_svg(figure, f"Time per phase: {label}"), phase_key())
+    return Plot("Time per phase", "Share of step time.", to_svg(figure, f"Time per phase: {label}"), PHASE_LEGEND)
 
 
-def plot_ranks(history: History) -> str:
-    """Where each rank's time goes, in a bar for each; nothing for a run of one rank."""
-    entries = by_rank(history.told)
-    if not entries:
-        return ""
+def plot_ranks(history: History) -> Plot | None:
+    """Time of each rank in a step, as bars; None for a run of one rank."""
+    ranks = rank_means(history.table)
+    if not ranks:
+        return None
     figure, axes = blank_axes("rank", "{:.3g} ms".format)
-    group = group_size(len(entries), MOST_BARS)
-    places = np.arange(0, len(entries), group)
+    group = group_size(len(ranks), MAX_BARS)
+    places = np.arange(0, len(ranks), group)
     under = np.zeros(len(places))
-    for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
-        heights = 1e3 * thin(np.array([entry["seconds"][phase] for entry in entries]), MOST_BARS)
-        axes.bar(places, heights, 0.8 * group, under, color=colour)
+    for phase, color in zip(PHASES, PHASE_COLORS, strict=True):
+        heights = 1e3 * thin(np.array([one.seconds[phase] for one in ranks]), MAX_BARS)
+        axes.bar(places, heights, 0.8 * group, under, color=color)
         under += heights
-    note = "Mean time of a step. Who waits longest in the reduction is the quickest."
+    note = "Mean time per step. The fastest rank waits longest in the reduction."
     note += f" A bar is the mean of {group} ranks." if group > 1 else ""
-    own = [1e3 * (entry["seconds"]["data"] + entry["seconds"]["forward_backward"]) for entry in entries]
-    slowest = entries[int(np.argmax(own))]
-    label = f"Time of each rank: own work from {min(own):.3g} to {max(own):.3g} ms, longest on rank {slowest['rank']}"
-    return framed("Ranks", note, to_svg(figure, label), phase_key())
+    own = [1e3 * own_seconds(one) for one in ranks]
+    slowest = ranks[int(np.argmax(own))].rank
+    label = f"Time of each rank: own work from {min(own):.3g} to {max(own):.3g} ms, longest on rank {slowest}"
+    return Plot("Ranks", note, to_svg(figure, label), PHASE_LEGEND)
 
 
 TRACKS = {
     "power_w": ("Power", "W"),
     "sm_clock_mhz": ("Clock", "MHz"),
     "temperature_c": ("Temperature", "°C"),
-    "utilisation": ("Utilisation", ""),
-    "gpu_utilisation": ("Utilisation of the GPU", ""),
-    "cpu_utilisation": ("Utilisation of the CPU", ""),
-    "memory_used_bytes": ("Memory of the GPU", "bytes"),
-    "rss_bytes": ("Memory of the process", "bytes"),
+    "utilisation": ("Utilization", ""),
+    "gpu_utilisation": ("GPU utilization", ""),
+    "cpu_utilisation": ("CPU utilization", ""),
+    "memory_used_bytes": ("GPU memory", "bytes"),
+    "rss_bytes": ("Process memory", "bytes"),
 }
 
 
-def plot_track(name: str, histories: Sequence[History]) -> str:
-    """A number of the telemetry over time: a line for each device of one run, or for those of each run."""
+def plot_track(name: str, histories: Sequence[History]) -> Plot | None:
+    """A column of the telemetry over time: a line for each device, in the color of the device or of its run."""
     title, unit = TRACKS[name]
     figure, axes = blank_axes("minutes", compact)
     spans = []
@@ -224,44 +250,44 @@ def plot_track(name: str, histories: Sequence[History]) -> str:
             axes.plot(minutes, track.curve[: len(minutes)], linewidth=1.4, **line)
             whose = f"run {number + 1}, {device.name}" if len(histories) > 1 else device.name
             least, most, average = (
-                f"{compact(value)} {unit}".rstrip() for value in (track.least, track.most, track.mean)
+                f"{compact(value)} {unit}".rstrip() for value in (track.minimum, track.maximum, track.mean)
             )
             spans.append(f"{whose} {least} to {most}, mean {average}")
     if not spans:
-        return ""
-    shown = spans[:MOST_NAMED] + [f"and {len(spans) - MOST_NAMED} more"] * (len(spans) > MOST_NAMED)
-    note = f"In {unit}." if unit else "As the sampler has it."
-    return framed(title, note, to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
+        return None
+    shown = spans[:MAX_NAMED] + [f"and {len(spans) - MAX_NAMED} more"] * (len(spans) > MAX_NAMED)
+    note = f"In {unit}." if unit else "As sampled."
+    return Plot(title, note, to_svg(figure, f"{title} over time: {'; '.join(shown)}"))
 
 
-def plot_lengths(histories: Sequence[History]) -> str:
-    """The lengths of the examples, once for each data folder, where it is still there."""
+def plot_lengths(histories: Sequence[History]) -> Plot:
+    """The lengths of the examples of each data folder that still exists."""
     figure, axes = blank_axes("tokens in an example", "{:.3g}%".format)
     by_data: dict[str, list[int]] = {}
     for number, history in enumerate(histories):
         by_data.setdefault(history.run.data_fingerprint, []).append(number)
     notes, tallest = [], 0.0
     for numbers in by_data.values():
-        history, colour = histories[numbers[0]], RUN_COLOURS[numbers[0] % NUM_COLOURS]
+        history, color = histories[numbers[0]], RUN_COLORS[numbers[0] % NUM_COLORS]
         whose = f"Run {', '.join(str(number + 1) for number in numbers)}: " if len(histories) > 1 else ""
         if history.lengths is None:
-            gone = f"The data is not at {history.run.data} any more, so its lengths are not known."
+            gone = f"The data is no longer at {history.run.data}, so its lengths are unknown."
             notes.append(whose + ("The lengths of a task's examples are not shown." if history.run.task else gone))
             continue
         edges, shares = bin_lengths(history.lengths)
         tallest = max(tallest, *shares)
         for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
-            axes.stairs([100 * share for share in shares], edges, color=colour, **style)
+            axes.stairs([100 * share for share in shares], edges, color=color, **style)
         notes.append(whose + describe_lengths(history.lengths))
-    if tallest > 0.5:  # one length outnumbers all others, which a linear scale would hide
+    if tallest > 0.5:  # on a linear scale the most frequent length would hide the others
         use_logarithm(axes, "{:.3g}%".format)
         notes.append("The scale is logarithmic.")
     note = " ".join(notes)
-    return framed("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if tallest else "")
+    return Plot("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if tallest else Markup())
 
 
 def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
-    """An empty plot in the house style: no frame, hairlines, few ticks."""
+    """An empty plot: no frame, thin grid lines, few ticks."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -284,13 +310,13 @@ def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
 def use_logarithm(axes: Any, show: Callable[[float], str]) -> None:
     from matplotlib.ticker import NullFormatter
 
-    axes.set_yscale("log")  # which forgets how its ticks are written
+    axes.set_yscale("log")  # resets the formatter
     axes.yaxis.set_major_formatter(lambda value, _: show(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def to_svg(figure: Any, label: str) -> str:
-    """A figure as SVG to stand inside a page: our colours, the page's fonts, no id that another figure has too."""
+def to_svg(figure: Any, label: str) -> Markup:
+    """A figure as SVG inside a page: with the colors and fonts of the page, and ids that no other figure has."""
     import matplotlib
 
     written = io.StringIO()
@@ -298,24 +324,12 @@ def to_svg(figure: Any, label: str) -> str:
         figure.savefig(written, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     prefix = "p" + hashlib.sha256(label.encode()).hexdigest()[:8]
     body = written.getvalue()[written.getvalue().index("<svg") :].partition(">")[2]
-    body = re.sub(r"<defs>\s*<style.*?</defs>", "", body, flags=re.DOTALL)  # it would hold for the whole page
+    body = re.sub(r"<defs>\s*<style.*?</defs>", "", body, flags=re.DOTALL)  # would apply to the whole page
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
     body = re.sub(r'font(-\w+)?: [^;"]*;? ?', "", body)
     body = re.sub("#0[123]00[0-9a-f]{2}", lambda found: VARIABLES[found[0]], body)
     body = re.sub(r"\s*\n\s*", " ", body)
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return f'<svg {names} viewBox="0 0 {PLOT_WIDTH} {PLOT_HEIGHT}" role="img" aria-label="{escape(label)}">{body}'
-
-
-def framed(title: str, note: str, svg: str, key: str = "") -> str:
-    words = f"<p>{escape(note)}</p>" if note else ""
-    return f"<figure><figcaption><h3>{escape(title)}</h3>{words}{key}</figcaption>{svg}</figure>"
-
-
-def phase_key(values: Sequence[str] = ("",) * len(PHASE_NAMES)) -> str:
-    items = (
-        f'<li><i class="swatch phase-{number}"></i>{name} <b>{values[number]}</b></li>'
-        for number, name in enumerate(PHASE_NAMES)
-    )
-    return f'<ul class="key">{"".join(items)}</ul>'
+    opening = f'<svg {names} viewBox="0 0 {PLOT_WIDTH} {PLOT_HEIGHT}" role="img" aria-label="'
+    return Markup(opening) + label + Markup(f'">{body}')

@@ -1,105 +1,121 @@
-"""How a run stands now, from its files alone: from another shell, another machine, while it goes on or after.
+"""`bertrain watch`: the state of a run, from its folder alone, while it runs or afterwards, on any machine.
 
-A look costs the same however long the run is: it reads the ends of its files, and the loss at some places between.
-Nothing is written, and no lock is touched.
+The cost does not grow with the run: only the ends of its files are read, and the loss at a few places between.
+Nothing is written or locked.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertrain.base import logs
-from bertrain.base.console import PHASES, computed, seconds_left
-from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, is_metric, show, title_of
+from bertrain.base.console import PHASES
+from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, show, title_of
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
-from bertrain.run.samples import newest
+from bertrain.run.progress import computed, seconds_left
+from bertrain.run.records import (
+    EndRecord,
+    EvaluationRecord,
+    RanksRecord,
+    Record,
+    StepRecord,
+    is_metric,
+    parse_lines,
+    tails,
+    to_dict,
+)
+from bertrain.run.telemetry_reader import newest_samples
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-TAIL_BYTES, MOST_TAIL_BYTES = 256 << 10, 8 << 20  # of metrics.jsonl: more, where one line of all ranks is as long
-RECENT = 50  # steps that rates and means are over
-NUM_PLACES, PLACE_BYTES = 40, 8 << 10  # where the loss is looked up for its curve
-SILENT_S = 120.0  # without a word: long enough to be said
-MOST_RANKS, MOST_WARNINGS = 8, 3  # that are shown
-BAR = 30  # characters
+TAIL_BYTES, MAX_TAIL_BYTES = 256 << 10, 8 << 20  # of metrics.jsonl; a record of many ranks may be this long
+NUM_RECENT = 50  # steps that speeds and means are taken over
+NUM_PLACES, PLACE_BYTES = 40, 8 << 10  # where the loss is read for its curve
+SILENT_S = 120.0  # time without output after which a run is reported as silent
+MAX_RANKS, MAX_WARNINGS = 8, 3  # shown
+BAR_WIDTH = 30  # characters
 BLOCKS = "▁▂▃▄▅▆▇█"
 
+R = TypeVar("R", bound=Record)
 
-# --- one look --------------------------------------------------------------------------------------
+
+# --- the state of a run ----------------------------------------------------------------------------
 
 
 def look(run: str | Path) -> dict[str, Any]:
-    """How a run stands now, as a dictionary: state, progress, rate, metrics, ranks, telemetry, warnings.
+    """Return the state of a run as a dictionary: state, progress, speed, metrics, ranks, telemetry, warnings.
 
-    It only reads the run folder. Raises UserError where there is no run.
+    Only reads the run folder. Raises UserError if it holds no run.
     """
     opened = Run.open(run)
-    folder, how = opened.folder, opened.settings.train
-    records = _tail_of(folder / "metrics.jsonl")
-    steps = [record for record in records if record["kind"] == "step"][-RECENT:]
-    max_steps = None if how.budget and not opened.measured else how.max_steps
+    folder, train_settings = opened.folder, opened.settings.train
+    records = _newest_records(folder / "metrics.jsonl")
+    steps = [record for record in records if isinstance(record, StepRecord)][-NUM_RECENT:]
+    max_steps = None if train_settings.budget and not opened.measured else train_settings.max_steps
     state, why = _state(folder, records)
+    evaluation, ranks = _newest(records, EvaluationRecord), _newest(records, RanksRecord)
     return {
         "run": str(folder),
         "state": state,
         "why": why,
-        "last_word_s": _last_word(folder),
+        "last_word_s": _seconds_since_output(folder),
         "starts": _count_starts(folder),
         "max_steps": max_steps,
         **(_progress(steps, max_steps) if steps else {"step": 0}),
         "loss_curve": loss_curve(folder / "metrics.jsonl"),
-        "evaluation": _newest(records, "evaluation"),
-        "ranks": (_newest(records, "ranks") or {}).get("ranks", []),
-        "telemetry": dict(sorted(newest(folder).items())),
+        "evaluation": to_dict(evaluation) if evaluation else None,
+        "ranks": to_dict(ranks)["ranks"] if ranks else [],
+        "telemetry": dict(sorted(newest_samples(folder).items())),
         "checkpoint": max(map(checkpoint.step_of, checkpoint.whole_checkpoints(opened.checkpoints)), default=None),
         "warnings": _warnings(folder),
     }
 
 
-def _progress(steps: Sequence[dict[str, Any]], max_steps: int | None) -> dict[str, Any]:
-    """What the newest steps say."""
-    last, good = steps[-1], computed(list(steps))
-    seconds = max(sum(sum(record["seconds"].values()) for record in steps), 1e-9)
-    names = [name for name in last if is_metric(name) and isinstance(last[name], float)]
+def _progress(steps: Sequence[StepRecord], max_steps: int | None) -> dict[str, Any]:
+    """Step, speed and metrics of the newest steps."""
+    last, recent = steps[-1], computed(steps)
+    seconds = max(sum(step.duration for step in steps), 1e-9)
+    names = [name for name, value in to_dict(last).items() if is_metric(name) and value is not None]
     return {
-        "step": last["step"],
-        "samples": last.get("samples"),
-        "seconds_left": seconds_left(list(steps), max_steps) if max_steps else None,
-        "tokens_per_s": sum(record.get("tokens", 0) for record in steps) / seconds,
+        "step": last.step,
+        "samples": last.samples,
+        "seconds_left": seconds_left(steps, max_steps) if max_steps else None,
+        "tokens_per_s": sum(step.tokens for step in steps) / seconds,
         "seconds_per_step": seconds / len(steps),
-        "phases": {phase: sum(record["seconds"].get(phase, 0.0) for record in steps) / seconds for phase in PHASES},
-        "metrics": {name: mean_of(record.get(name) for record in good) for name in names},
-        "learning_rate": last.get("learning_rate"),
-        "not_finite": last.get("not_finite", 0),
+        "phases": {phase: sum(step.seconds.get(phase, 0.0) for step in steps) / seconds for phase in PHASES},
+        "metrics": {name: mean_of(getattr(step, name) for step in recent) for name in names},
+        "learning_rate": mean_of([last.learning_rate]),
+        "not_finite": last.not_finite,
     }
 
 
-def _state(folder: Path, records: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """Whether it runs, has ended, stopped, or failed, and why; a run that was killed says nothing more."""
-    end = _newest(records, "end")
+def _state(folder: Path, records: Sequence[Record]) -> tuple[str, str]:
+    """Whether the run is running, ended, stopped, failed or silent, and why; a killed run leaves no reason."""
+    end = _newest(records, EndRecord)
     if end is not None:
-        return "ended", end["reason"]
+        return "ended", end.reason
     for entry in reversed(logs.newest_entries(folder, 0)):
         if entry.get("event") in ("stop", "failure", "hang"):
             return ("failed" if entry["event"] != "stop" else "stopped"), entry["text"]
         if entry.get("event") in ("start", "steps"):
             break
-    silent = _last_word(folder)
+    silent = _seconds_since_output(folder)
     if silent is not None and silent > SILENT_S:
-        return "silent", f"nothing was written for {duration(silent)}: busy with something long, or killed"
+        return "silent", f"no output for {duration(silent)}: the run is busy, or was killed"
     return "running", ""
 
 
-def _last_word(folder: Path) -> float | None:
-    """Seconds since anything was written, by this machine's clock."""
+def _seconds_since_output(folder: Path) -> float | None:
+    """Seconds since metrics or logs were written, by this machine's clock."""
     paths = [folder / "metrics.jsonl", *(folder / logs.FOLDER).glob("rank-*.jsonl")]
     times = [os.stat(path).st_mtime for path in paths if path.is_file()]
     return max(0.0, time.time() - max(times)) if times else None
@@ -113,79 +129,61 @@ def _count_starts(folder: Path) -> int:
 
 
 def _warnings(folder: Path) -> list[str]:
-    """The newest warnings and errors of all ranks, as far as the ends of their logs tell."""
+    """The newest warnings and errors at the ends of all ranks' logs."""
     entries = [entry for rank in logs.ranks_with_logs(folder) for entry in logs.newest_entries(folder, rank)]
-    told = [entry for entry in entries if logs.LEVELS.get(entry["level"], 0) >= logs.LEVELS["warning"]]
-    return [logs.describe(entry) for entry in sorted(told, key=lambda entry: entry["time"])[-MOST_WARNINGS:]]
+    warnings = [entry for entry in entries if logs.LEVELS.get(entry["level"], 0) >= logs.LEVELS["warning"]]
+    return [logs.describe(entry) for entry in sorted(warnings, key=lambda entry: entry["time"])[-MAX_WARNINGS:]]
 
 
-def _tail_of(path: Path) -> list[dict[str, Any]]:
-    """The records at the end of a metrics file: enough of them to hold some steps."""
-    num_bytes, records = TAIL_BYTES, list[dict[str, Any]]()
-    while num_bytes <= MOST_TAIL_BYTES:
-        try:
-            with open(path, "rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - num_bytes))
-                records = _records(file.read())
-        except OSError:
-            return []
-        if num_bytes >= size or sum(record["kind"] == "step" for record in records) >= RECENT:
+def _newest_records(path: Path) -> list[Record]:
+    """The records at the end of a metrics file, enough to hold the recent steps."""
+    records: list[Record] = []
+    for records in tails(path, TAIL_BYTES, MAX_TAIL_BYTES):
+        if sum(isinstance(record, StepRecord) for record in records) >= NUM_RECENT:
             break
-        num_bytes *= 4
-    return records
-
-
-def _records(text: bytes) -> list[dict[str, Any]]:
-    """The whole lines of a piece of a metrics file; those torn by its edges, or by a crash, are left out."""
-    records = []
-    for line in text.split(b"\n"):
-        try:
-            record = json.loads(line)
-            if isinstance(record["step"], int) and isinstance(record["kind"], str):
-                records.append(record)
-        except (ValueError, KeyError, TypeError):
-            continue
     return records
 
 
 def loss_curve(path: Path) -> list[float | None]:
-    """The loss from the beginning to now; in a long file looked up at equal distances, the mean of the steps there."""
+    """The loss from the first step to the newest; of a long file, means at evenly spaced places."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             if size <= NUM_PLACES * PLACE_BYTES:
                 file.seek(0)
-                losses = [record.get("loss") for record in _records(file.read()) if record["kind"] == "step"]
+                losses = _losses(file.read())
                 group = max(1, -(-len(losses) // NUM_PLACES))
                 return [mean_of(losses[first : first + group]) for first in range(0, len(losses), group)]
             curve = []
             for place in range(NUM_PLACES):
                 file.seek(size * place // NUM_PLACES)
-                nearby = _records(file.read(PLACE_BYTES))
-                curve.append(mean_of(record.get("loss") for record in nearby if record["kind"] == "step"))
+                curve.append(mean_of(_losses(file.read(PLACE_BYTES))))
             return curve
     except OSError:
         return []
 
 
-def _newest(records: Sequence[dict[str, Any]], kind: str) -> dict[str, Any] | None:
-    return next((record for record in reversed(records) if record["kind"] == kind), None)
+def _losses(text: bytes) -> list[float]:
+    return [record.loss for record in parse_lines(text) if isinstance(record, StepRecord)]
+
+
+def _newest(records: Sequence[Record], kind: type[R]) -> R | None:
+    return next((record for record in reversed(records) if isinstance(record, kind)), None)
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Mean of those that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """Mean of the finite values, or None."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
 
 
 # --- on a terminal ---------------------------------------------------------------------------------
 
 
 def watch(run: str | Path, *, once: bool = False, every_s: float = 2.0, as_json: bool = False) -> None:
-    """Show how a run stands on the terminal, again and again, until it has ended; `once`: one look.
+    """Show the state of a run on the terminal every `every_s` seconds until the run ends, or `once`.
 
-    A run that stops to be started again is followed. With `as_json`, a look is one line of JSON.
+    A run that stops and is started again is followed. `as_json` prints one line of JSON each time.
     """
     from rich.console import Console
     from rich.live import Live
@@ -208,7 +206,7 @@ def watch(run: str | Path, *, once: bool = False, every_s: float = 2.0, as_json:
 
 
 def frame(seen: dict[str, Any]) -> Group:
-    """One look for people: as wide as the terminal, with what is known and nothing else."""
+    """The state of a run as text, as wide as the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -223,10 +221,10 @@ def frame(seen: dict[str, Any]) -> Group:
 
 
 def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a look shows below its head: labels and lines."""
+    """Labels and lines of the state, below its heading."""
     lines = [("step", _step_text(seen))]
     if seen["step"]:
-        rate = f"{seen['tokens_per_s']:,.0f} tokens/s  {1e3 * seen['seconds_per_step']:,.1f} ms a step"
+        rate = f"{seen['tokens_per_s']:,.0f} tokens/s  {1e3 * seen['seconds_per_step']:,.1f} ms per step"
         phases = "  ".join(f"{phase.replace('_', '+')} {share:.0%}" for phase, share in seen["phases"].items())
         known = [loss for loss in seen["loss_curve"] if loss is not None]
         ends = f"  {known[0]:.3f} to {known[-1]:.3f}" if known else ""
@@ -241,45 +239,44 @@ def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("evaluation", f"step {seen['evaluation']['step']:,}: {_metric_text(seen['evaluation'])}"))
     lines += _rank_lines(seen["ranks"])
     lines += [(device, _sample_text(sample)) for device, sample in seen["telemetry"].items()]
-    kept = f"step {seen['checkpoint']:,}" if seen["checkpoint"] is not None else "none yet"
-    word = f"{duration(seen['last_word_s'])} ago" if seen["last_word_s"] is not None else "none"
-    return [*lines, ("checkpoint", f"{kept}; {seen['starts']} start(s); last word {word}")]
+    saved = f"step {seen['checkpoint']:,}" if seen["checkpoint"] is not None else "none yet"
+    output = f"{duration(seen['last_word_s'])} ago" if seen["last_word_s"] is not None else "none"
+    return [*lines, ("checkpoint", f"{saved}; {seen['starts']} start(s); last output {output}")]
 
 
 def _step_text(seen: dict[str, Any]) -> str:
     total, step = seen["max_steps"], seen["step"]
     if not total:
-        return f"{step:,} of ?, until the budget is measured"
-    bar = "█" * round(BAR * min(1.0, step / total))
-    is_going_on = step and seen["state"] in ("running", "silent")
-    left = f"  {duration(seen['seconds_left'])} left" if is_going_on else ""
-    return f"{bar:░<{BAR}}  {step:,} of {total:,}  {step / total:.1%}{left}"
+        return f"{step:,} of ?, until train.budget is measured"
+    bar = "█" * round(BAR_WIDTH * min(1.0, step / total))
+    is_running = step and seen["state"] in ("running", "silent")
+    left = f"  {duration(seen['seconds_left'])} left" if is_running else ""
+    return f"{bar:░<{BAR_WIDTH}}  {step:,} of {total:,}  {step / total:.1%}{left}"
 
 
 def _metric_text(values: dict[str, Any]) -> str:
-    """The loss, and whatever is no loss; parts of a loss are in the report."""
+    """The total loss and the other metrics; the parts of the loss are in the report."""
     names = [name for name in values if is_metric(name) and name not in YARDSTICKS]
     shown = [name for name in names if name == "loss" or not is_better_low(name)]
     return "  ".join(f"{title_of(name)} {show(name, values[name])}" for name in shown or names)
 
 
 def _rank_lines(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Each rank's own time of a step and its wait for the others; of many, those that take longest."""
+    """Each rank's own time per step and its wait for the others; of many ranks, the slowest."""
 
     def own(entry: dict[str, Any]) -> float:
-        seconds: float = entry["seconds"]["data"] + entry["seconds"]["forward_backward"]
-        return seconds
+        return float(entry["seconds"]["data"] + entry["seconds"]["forward_backward"])
 
-    slowest = sorted(ranks, key=own, reverse=True)[:MOST_RANKS]
+    slowest = sorted(ranks, key=own, reverse=True)[:MAX_RANKS]
     lines = []
     for entry in sorted(slowest, key=lambda entry: int(entry["rank"])):
-        times = f"{1e3 * own(entry):,.1f} ms of its own  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
+        times = f"{1e3 * own(entry):,.1f} ms own work  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
         lines.append((f"rank {entry['rank']}", f"{times}  {entry['host']}"))
-    return lines + [("", f"and {len(ranks) - len(slowest):,} ranks that take less")] * (len(ranks) > len(slowest))
+    return lines + [("", f"and {len(ranks) - len(slowest):,} faster ranks")] * (len(ranks) > len(slowest))
 
 
 def _sample_text(sample: dict[str, float]) -> str:
-    """The numbers of a sample that are known here, power first."""
+    """Power, temperature, clock, utilization and memory of a sample."""
     units = {"power_w": "W", "temperature_c": "°C", "sm_clock_mhz": "MHz"}
     parts = [f"{sample[name]:,.0f} {unit}" for name, unit in units.items() if name in sample]
     parts += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sample.items() if "utilisation" in name]
@@ -288,11 +285,11 @@ def _sample_text(sample: dict[str, float]) -> str:
         for name, value in sample.items()
         if name.endswith("_bytes")
     ]
-    return "  ".join(parts) or f"{len(sample)} numbers, none of which is known here"
+    return "  ".join(parts) or f"{len(sample)} other values"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A curve in one line of text; a gap where nothing is known."""
+    """A curve in one line of text, with gaps for None."""
     known = [value for value in values if value is not None]
     if not known:
         return ""

@@ -1,13 +1,11 @@
-"""What a run records of itself: metrics.jsonl (every step once, evaluations, where each rank's time went), TensorBoard,
-and what the console shows.
+"""Writes the metrics of a run: metrics.jsonl (`run/records.py`), TensorBoard, and the console.
 
-Numbers that live on the device are kept there until a line is due; only then is the device waited for.
+Results of steps stay on the device until they are flushed; only a flush waits for the device.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections import deque
@@ -15,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,19 +21,19 @@ import torch
 from torch import Tensor
 
 from bertrain.base import clock
-from bertrain.base.console import PHASES, Console, console_line, evaluation_text, warn
-from bertrain.base.files import replacing
-from bertrain.base.logs import note
+from bertrain.base.console import PHASES, Console, evaluation_text, warn
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.balance import Balance
 from bertrain.model.sums import Totals
 from bertrain.optim.verdict import Verdict
 from bertrain.run.loss_scale import MINIMUM
-from bertrain.run.samples import newest
+from bertrain.run.progress import log_steps, report_steps
+from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, from_dict, to_dict
 from bertrain.run.spikes import WINDOW, SpikeWatch
 from bertrain.run.stragglers import RankTimes
+from bertrain.run.telemetry_reader import newest_samples
 
-MOST_DURATIONS = 20  # that are remembered, for whoever asks how fast it goes
+MAX_DURATIONS = 20  # step times kept, to measure the current speed
 
 
 class Stopwatch:
@@ -84,8 +83,8 @@ class Stopwatch:
 
 
 @dataclass
-class StepRecord:
-    """One step as the loop hands it over. `sums` and `verdict` may still be on their way on the device."""
+class PendingStep:
+    """A step as the training loop reports it. `sums` and `verdict` may still be computed on the device."""
 
     step: int
     samples: int
@@ -97,13 +96,13 @@ class StepRecord:
     sums: Tensor  # packed `Sums` over all ranks
     verdict: Tensor  # packed `Verdict`
     marks: list[Any] = field(default_factory=list)
-    balance: Balance | None = None  # where nothing was computed, there is none
+    balance: Balance | None = None  # None for a skipped step
     own_tokens: int = 0  # of this rank alone
-    skipped: bool = False  # left out on request
+    skipped: bool = False  # by train.skip_steps
 
 
 class Metrics:
-    """Collects step records and writes them out when a line is due."""
+    """Collects steps as they are computed, and writes their records when flushed."""
 
     def __init__(
         self,
@@ -119,68 +118,67 @@ class Metrics:
     ) -> None:
         self._folder, self._stopwatch, self._console = folder, stopwatch, console
         self.last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
-        self._waiting: list[StepRecord] = []
-        self.durations: deque[float] = deque(maxlen=MOST_DURATIONS)
+        self._pending: list[PendingStep] = []
+        self.durations: deque[float] = deque(maxlen=MAX_DURATIONS)
         """Seconds of the newest steps that were computed."""
         self._not_finite, self._spikes, self._was_spike = 0, SpikeWatch(), False
         self._file: TextIO | None = None
         self._board: Any = None
         self.failure: OSError | None = None
         if is_writer:
-            kept = drop_after(folder / "metrics.jsonl", first_step)
-            self._not_finite = kept[-1].get("not_finite", 0) if kept else 0
-            self._spikes = SpikeWatch(record["loss"] for record in kept if record["loss"] is not None)
+            before = drop_after(folder / "metrics.jsonl", first_step, num_kept=WINDOW)
+            self._not_finite = before[-1].not_finite if before else 0
+            self._spikes = SpikeWatch(step.loss for step in before)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
-    def add(self, record: StepRecord) -> None:
-        self._waiting.append(record)
+    def add(self, step: PendingStep) -> None:
+        self._pending.append(step)
 
     def flush(self) -> list[bool]:
-        """Write the waiting steps, say one line about them, and return for each whether it was as it should be.
+        """Write and report the pending steps. Returns for each whether it was fine.
 
-        That is: applied, left out on request, or because of an overflow that a smaller loss scale mends.
+        A step is fine if it was applied, skipped on request, or overflowed at a loss scale that can still shrink.
         """
-        if not self._waiting:
+        if not self._pending:
             return []
-        ends = self._stopwatch.moments([record.marks[-1] for record in self._waiting])
-        records = [self._finish(record, ended) for record, ended in zip(self._waiting, ends, strict=True)]
+        ends = self._stopwatch.moments([pending.marks[-1] for pending in self._pending])
+        steps = [self._finish(pending, ended) for pending, ended in zip(self._pending, ends, strict=True)]
         if self._rank_times is not None:
-            for record, waiting in zip(records, self._waiting, strict=True):
-                self._rank_times.note(record["step"], record["seconds"], waiting.own_tokens)
-            for arrived in self._rank_times.arrived():
-                self._write(arrived)
-        self._waiting.clear()
+            for step, pending in zip(steps, self._pending, strict=True):
+                self._rank_times.note(step.step, step.seconds, pending.own_tokens)
+            self._write_rank_times(self._rank_times.arrived())
+        self._pending.clear()
         if self._is_writer:
-            for record in records:
-                self._write(record)
-            self._show_telemetry(records[-1]["step"])
-            self._console.steps(records, self.last_step)
+            for step in steps:
+                self._write(step)
+            self._show_telemetry(steps[-1].step)
+            report_steps(self._console, steps, self.last_step)
         else:
-            note("info", "steps", console_line(records, self.last_step), step=records[-1]["step"])
-        return [_is_as_it_should_be(record) for record in records]
+            log_steps(steps, self.last_step)
+        return [step.applied or step.skipped or (step.loss_scale or MINIMUM) > MINIMUM for step in steps]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
-        """Write and say the result of an evaluation."""
+        """Write and report the result of an evaluation."""
         if self._is_writer:
-            self._write({"kind": "evaluation", "step": step, "samples": samples} | result)
+            self._write(EvaluationRecord(step, samples, result))
             self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
     def end(
         self, step: int, samples: int, reason: str, seconds: float, energy: dict[str, float | None] | None = None
     ) -> None:
-        """Write and say why the run is over, and what it took: time in the loop over all its starts, and energy."""
+        """Write and report why the run ended, its time in the loop over all starts, and its energy."""
         if self._is_writer:
             self._collect_last_times()
-            took = {"loop_seconds": seconds} | (energy or {})
-            self._write({"kind": "end", "step": step, "samples": samples, "reason": reason} | took)
+            measured = {name: nan if value is None else value for name, value in (energy or {}).items()}
+            self._write(EndRecord(step, samples, reason, seconds, **measured))
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
-        """Close the files; what cannot be written any more has been noted, or is TensorBoard's copy only."""
+        """Close the files. A failure to write has been recorded already, or concerns TensorBoard's copy only."""
         self._collect_last_times()
         for sink in (self._file, self._board):
             if sink is not None:
@@ -189,72 +187,85 @@ class Metrics:
 
     def _collect_last_times(self) -> None:
         if self._rank_times is not None:
-            for arrived in self._rank_times.close():
-                self._write(arrived)
+            self._write_rank_times(self._rank_times.close())
 
-    def _finish(self, record: StepRecord, ended: float) -> dict[str, Any]:
+    def _write_rank_times(self, arrived: Iterator[dict[str, Any]]) -> None:
+        for line in arrived:
+            record = from_dict(line)
+            assert record is not None
+            self._write(record)
+
+    def _finish(self, record: PendingStep, ended: float) -> StepRecord:
         verdict = Verdict.unpack(record.verdict)
         phases = self._stopwatch.seconds(record.marks)
         figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
         if not record.skipped:
             self.durations.append(sum(phases))
             self._not_finite += not verdict.applied
-        return {
-            "kind": "step",
-            "step": record.step,
-            "samples": record.samples,
-            "tokens": record.tokens,
+        balance = record.balance
+        several = balance if balance is not None and len(balance.work) > 1 else None
+        return StepRecord(
+            step=record.step,
+            samples=record.samples,
+            tokens=record.tokens,
+            learning_rate=record.learning_rate,
+            gradient_norm=verdict.gradient_norm,
+            applied=verdict.applied,
+            skipped=record.skipped,
+            not_finite=self._not_finite,
+            spike=self._is_spike(record, figures["loss"]),
+            loss_scale=verdict.loss_scale,
+            tokens_per_s=record.tokens / max(sum(phases), 1e-9),
+            sequences_per_s=0.0 if record.skipped else record.num_sequences / max(sum(phases), 1e-9),
+            seconds=dict(zip(PHASES, phases, strict=True)),
+            ended=ended,
+            idle_share=nan if balance is None else balance.idle_share,
+            padding_share=nan if balance is None else 1 - record.tokens / sum(balance.tokens),
+            rank_tokens=tuple(several.tokens) if several else None,
+            rank_attention=tuple(several.attention) if several else None,
             **figures,
-            "learning_rate": record.learning_rate,
-            "gradient_norm": verdict.gradient_norm,
-            "applied": verdict.applied,
-            "skipped": record.skipped,
-            "not_finite": self._not_finite,
-            "spike": self._watch(record, figures["loss"]),
-            **({} if verdict.loss_scale is None else {"loss_scale": verdict.loss_scale}),
-            "tokens_per_s": record.tokens / max(sum(phases), 1e-9),
-            "seconds": dict(zip(PHASES, phases, strict=True)),
-            "ended": ended,
-            **_balance_fields(record.balance, record.tokens),
-        }
+        )
 
-    def _watch(self, record: StepRecord, loss: float) -> bool:
-        """Whether this loss is a spike, with a warning at the first of several in a row.
+    def _is_spike(self, record: PendingStep, loss: float) -> bool:
+        """Whether this loss is a spike. Warns of the first of several in a row.
 
-        Fine-tuning has none: once it knows its few examples by heart, every one that it does not would be.
+        Only pre-training has spikes: in fine-tuning the loss of examples learned by heart is near zero, so that every
+        other example would be one.
         """
         step = record.step
         is_spike = record.model.head == "pretrain" and self._spikes.is_spike(loss)
         if is_spike and not self._was_spike and self._is_writer:
             warn(
-                f"the loss of step {step} is {loss:.4f}, far above those before it; should it stay there, go back with "
-                f"`bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
+                f"loss spike at step {step}: {loss:.4f}, far above the steps before; if the loss stays there, go back "
+                f"with `bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
             )
         self._was_spike = is_spike
         return is_spike
 
     def _show_telemetry(self, step: int) -> None:
-        """Show TensorBoard the newest sample of each device, where a run has telemetry."""
-        for device, sample in newest(self._folder).items() if self._board is not None else ():
+        """Send the newest sample of each device to TensorBoard."""
+        if self._board is None:
+            return
+        for device, sample in newest_samples(self._folder).items():
             for name, value in sample.items():
                 self._board.add_scalar(f"telemetry/{device}/{name}", value, step)
 
-    def _write(self, record: dict[str, Any]) -> None:
-        """Write one record. An error is kept for the loop to see, since the ranks must end together."""
+    def _write(self, record: Record) -> None:
+        """Write one record. The loop checks `failure` after each step, since all ranks must stop together."""
         assert self._file is not None
         if self.failure is not None:
             return
         try:
-            self._file.write(json.dumps(_finite(record)) + "\n")
+            self._file.write(json.dumps(to_dict(record)) + "\n")
             self._file.flush()
             if self._board is not None:
                 for name, value in scalars(record):
-                    self._board.add_scalar(name, value, record["step"])
+                    self._board.add_scalar(name, value, record.step)
         except OSError as error:
             self.failure = error
 
     def sync(self) -> None:
-        """Make sure of what was written, before a checkpoint relies on it."""
+        """Sync the file to disk, before a checkpoint that relies on it."""
         if self._file is not None and self.failure is None:
             try:
                 os.fsync(self._file.fileno())
@@ -262,12 +273,14 @@ class Metrics:
                 self.failure = error
 
 
-def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """What TensorBoard shows of a record, the seconds of each phase included."""
-    for name, value in record.items():
-        for inner, number in value.items() if isinstance(value, dict) else [("", value)]:
-            if isinstance(number, float):
-                yield "/".join(part for part in (record["kind"], name, inner) if part), number
+def scalars(record: Record) -> Iterator[tuple[str, float]]:
+    """The numbers of a record that TensorBoard shows, by tag."""
+    for name, value in vars(record).items():
+        if isinstance(value, float):
+            yield f"{record.kind}/{name}", value
+        elif isinstance(value, dict):
+            group = f"{record.kind}/" if name == "metrics" else f"{record.kind}/{name}/"
+            yield from ((f"{group}{inner}", number) for inner, number in value.items() if isinstance(number, float))
 
 
 def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
@@ -288,54 +301,10 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
 
 
 def energy_text(energy: dict[str, float | None] | None) -> str:
-    """What telemetry measured, to stand behind the reason of the end."""
+    """The energy, to follow the reason of the end."""
     if energy is None:
         return ""
     if energy["joules"] is None:
-        return "; its energy is not known (telemetry.json says why)"
-    per_million = f"{energy['joules_per_million_tokens']:,.0f} J a million tokens"
-    return f"; {energy['joules']:,.0f} J since it was started, {per_million}"
-
-
-def _balance_fields(balance: Balance | None, tokens: int) -> dict[str, Any]:
-    """The shares of idle ranks and of padding, and what each rank computed, where there are several."""
-    fields: dict[str, Any] = {
-        "idle_share": balance.idle_share if balance else None,
-        "padding_share": 1 - tokens / sum(balance.tokens) if balance else None,
-    }
-    if balance is not None and len(balance.work) > 1:
-        fields |= {"rank_tokens": balance.tokens, "rank_attention": balance.attention}
-    return fields
-
-
-def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take out of a metrics file what lies beyond `step`, and an end that was none; returns the last steps left.
-
-    So a resumed run says each step once. Lines are copied one by one: there may be millions.
-    """
-    steps: deque[dict[str, Any]] = deque(maxlen=WINDOW)
-    if not path.is_file():
-        return []
-    with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
-        for line in lines:
-            try:
-                record = json.loads(line)
-                if not line.endswith("\n") or record["step"] > step or record.get("kind") == "end":
-                    continue
-            except (ValueError, KeyError, TypeError):
-                continue  # a line torn by a crash belongs to a step that will be done again
-            kept.write(line)
-            if record.get("kind") == "step":
-                steps.append(record)
-    return list(steps)
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN: what is not finite becomes null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_as_it_should_be(record: dict[str, Any]) -> bool:
-    return record["applied"] or record["skipped"] or record.get("loss_scale", MINIMUM) > MINIMUM
+        return "; energy unknown (see telemetry.json)"
+    per_million = f"{energy['joules_per_million_tokens']:,.0f} J per million tokens"
+    return f"; {energy['joules']:,.0f} J since the last start, {per_million}"

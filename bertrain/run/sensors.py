@@ -1,6 +1,6 @@
-"""What can be read of a GPU (NVML) and of a CPU (/proc and /sys): one gauge for each column of telemetry.csv.
+"""The sensors of a GPU (NVML) and of a CPU (/proc and /sys): one gauge for each column of telemetry.csv.
 
-Every gauge is tried once; what this machine, its driver or its permissions do not give is left out, and why is kept.
+Every gauge is tried once. Those that fail on this machine are left out, and the reason is kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 RAPL = Path("/sys/class/powercap")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 COUNTER_EVERY_S = 1.0
-"""NVML's energy counter takes 3 ms of a core to read (H200), thirty times as long as anything else here."""
+"""Reading NVML's energy counter takes 3 ms of a core (H200), thirty times as long as any other gauge."""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """One column: how to read it, and how long to leave it alone after that."""
+    """One column: how to read it, and the least time between two readings."""
 
     column: str
     read: Callable[[], float]
@@ -28,33 +28,33 @@ class Gauge:
 
 
 class Reader(Protocol):
-    """What keeps a file of the kernel's open and makes a number of it."""
+    """Reads a number from an open file."""
 
     def read(self) -> float: ...
 
 
 @dataclass
 class Sensors:
-    """The gauges that work here, what they belong to, and what is missing, with the reason."""
+    """The gauges that work, their device, and the reason of each that does not."""
 
     gauges: list[Gauge] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
     joules_by: str = ""
-    """What the column energy_j comes from; empty where there is none."""
+    """The source of the column energy_j; empty without one."""
 
     def try_out(self, *gauges: Gauge) -> None:
-        """Keep those that can be read."""
+        """Add the gauges that can be read."""
         for gauge in gauges:
             try:
                 gauge.read()
-            except Exception as error:  # whatever a driver comes up with, the run goes on without this column
+            except Exception as error:  # any error of a driver: the run continues without this column
                 self.missing[gauge.column] = describe(error)
             else:
                 self.gauges.append(gauge)
 
     def try_to_open(self, column: str, opening: Callable[[], Reader]) -> None:
-        """Keep what can be opened and read."""
+        """Add a gauge if its file can be opened and read."""
         try:
             opened = opening()
         except OSError as error:
@@ -68,12 +68,12 @@ class Sensors:
 
 
 def describe(error: BaseException) -> str:
-    """An error in a few words."""
+    """The message of an error."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def sensors_for(device_uuid: str | None) -> Sensors:
-    """Of the GPU with this UUID and of this process beside it; without one, of the CPU."""
+    """The sensors of the GPU with this UUID, or of the CPU, and of this process."""
     sensors = Sensors()
     if device_uuid is None:
         _add_cores(sensors)
@@ -86,7 +86,7 @@ def sensors_for(device_uuid: str | None) -> Sensors:
 
 
 def uuid_of(number: int) -> str:
-    """The UUID of a GPU by torch's number, as NVML and nvidia-smi write it."""
+    """The UUID of a GPU by its index in torch, as NVML and nvidia-smi write it."""
     import torch
 
     text = str(torch.cuda.get_device_properties(number).uuid)
@@ -106,7 +106,7 @@ def _add_gpu(sensors: Sensors, uuid: str) -> None:
 
 
 def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
-    """The gauges of one GPU, through the module that speaks NVML."""
+    """Add the gauges of one GPU; `nvml` is the module pynvml."""
     try:
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -123,7 +123,7 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
             sensors.device[name] = ask()
         except Exception as error:
             sensors.missing[name] = describe(error)
-    # Drivers before 535 call the reasons for a low clock by their older name.
+    # The newer name of the function exists since driver 535.
     newer = "nvmlDeviceGetCurrentClocksEventReasons"
     reasons = getattr(nvml, newer) if hasattr(nvml, newer) else nvml.nvmlDeviceGetCurrentClocksThrottleReasons
     sensors.try_out(
@@ -142,7 +142,7 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
         sensors.joules_by = "NVML's counter"
 
 
-# NVML's bits for why a clock is held back; idle (0x1) and a clock that an application set (0x2) are none.
+# NVML's bits for a throttled clock; idle (0x1) and a clock set by an application (0x2) do not count.
 THROTTLE_REASONS = {
     0x4: "the power limit",
     0x8: "hardware slowdown",
@@ -154,8 +154,8 @@ THROTTLE_REASONS = {
 }
 
 
-def why_throttled(mask: int) -> list[str]:
-    """The reasons that a mask of NVML names."""
+def throttle_reasons(mask: int) -> list[str]:
+    """The reasons in a bit mask of NVML."""
     return [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
 
 
@@ -169,12 +169,12 @@ def _add_cores(sensors: Sensors) -> None:
 
 
 def _add_rapl(sensors: Sensors) -> None:
-    """The energy of all processor packages together, where the kernel lets us read it."""
+    """The energy of all processor packages together, if the kernel permits reading it."""
     packages = sorted(RAPL.glob("intel-rapl:?")) + sorted(RAPL.glob("intel-rapl:??"))
     if not packages:
-        sensors.missing["energy_j"] = f"there is no RAPL here ({RAPL})"
+        sensors.missing["energy_j"] = f"this machine has no RAPL ({RAPL})"
         return
-    sensors.try_to_open("energy_j", partial(Rapl, packages))  # since 2020 most kernels let root alone read it
+    sensors.try_to_open("energy_j", partial(Rapl, packages))  # since 2020 most kernels let only root read it
     if "energy_j" in sensors.columns:
         sensors.joules_by = "RAPL, all processor packages"
     else:
@@ -182,7 +182,7 @@ def _add_rapl(sensors: Sensors) -> None:
 
 
 class Probe:
-    """A small file of the kernel's that is kept open, since opening it costs more than reading it."""
+    """A small file of the kernel, kept open since opening it costs more than reading it."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - for as long as it is read
@@ -195,7 +195,7 @@ class Probe:
 
 
 class CoreClock:
-    """A core's clock in MHz, by Linux."""
+    """A core's clock in MHz."""
 
     def __init__(self, core: int) -> None:
         self._kilohertz = Probe(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"))
@@ -205,7 +205,7 @@ class CoreClock:
 
 
 class ResidentMemory:
-    """Bytes of this process that lie in memory."""
+    """Resident memory of this process in bytes."""
 
     def __init__(self) -> None:
         self._pages = Probe(Path("/proc/self/statm"))
@@ -215,7 +215,7 @@ class ResidentMemory:
 
 
 class Rapl:
-    """Joules since the first reading; the counters run over after some minutes, which is put right here."""
+    """Joules since the first reading; the counters wrap around after some minutes, which is corrected."""
 
     def __init__(self, packages: list[Path]) -> None:
         self._counters = [Probe(package / "energy_uj") for package in packages]
@@ -232,14 +232,14 @@ class Rapl:
 
 
 class CpuShare:
-    """Share of all cores' time that was busy since the last reading, by whatever process."""
+    """Share of all cores' time that was busy since the last reading, over all processes."""
 
     def __init__(self, path: Path = Path("/proc/stat")) -> None:
         self._file, self._before = Probe(path), (0, 0)
 
     def read(self) -> float:
         first_line = self._file.read().partition(b"\n")[0]
-        ticks = [int(word) for word in first_line.split()[1:9]]  # guests are counted among the others
+        ticks = [int(word) for word in first_line.split()[1:9]]  # guest time is included in the others
         idle, total = ticks[3] + ticks[4], sum(ticks)
         (idle_before, before), self._before = self._before, (idle, total)
         return 1 - (idle - idle_before) / max(1, total - before)

@@ -1,4 +1,4 @@
-"""Which losses stand out from those before them."""
+"""Detects loss spikes."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 
-WINDOW = 64  # steps that a loss is compared with
-FEWEST = 16  # of them, before any is judged: the first steps of a run fall steeply
-DEVIATIONS = 6.0  # above the median that make a spike, if losses were normally distributed
-SMALLEST = 0.05  # of the median: less is no spike, however quiet the steps before were
+WINDOW = 64  # previous steps that a loss is compared with
+MIN_STEPS = 16  # before any spike is detected: the loss falls steeply at the start of a run
+DEVIATIONS = 6.0  # standard deviations above the median that make a spike
+MIN_RISE = 0.05  # of the median: a smaller rise is no spike, however small the deviation
 
 
 class SpikeWatch:
-    """Compares each loss with the median of those before it, and their median absolute deviation from that.
+    """Compares each loss with the median and the median absolute deviation of the losses before it.
 
-    Neither is moved by the spikes themselves. A loss that rises and stays there stops being one after half a window.
+    Both are robust to the spikes themselves. A loss that rises and stays high is no spike after half a window.
     """
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
         self._recent: deque[float] = deque(filter(math.isfinite, losses), maxlen=WINDOW)
 
     def is_spike(self, loss: float) -> bool:
-        """Whether the next loss stands out; one that is not finite is another matter, and is not taken in."""
+        """Whether the next loss is a spike. A loss that is not finite is ignored."""
         if not math.isfinite(loss):
             return False
         before = list(self._recent)
         self._recent.append(loss)
-        return len(before) >= FEWEST and loss > spike_limit(before)
+        return len(before) >= MIN_STEPS and loss > spike_limit(before)
 
 
 def spike_limit(losses: list[float]) -> float:
-    """The loss beyond which one after these is a spike."""
+    """The largest loss after these that is no spike."""
     middle = statistics.median(losses)
-    deviation = 1.4826 * statistics.median(abs(loss - middle) for loss in losses)  # of a normal distribution, at that
-    return middle + max(DEVIATIONS * deviation, SMALLEST * abs(middle))
+    deviation = 1.4826 * statistics.median(
+        abs(loss - middle) for loss in losses
+    )  # the standard deviation of a normal distribution
+    return middle + max(DEVIATIONS * deviation, MIN_RISE * abs(middle))

@@ -1,7 +1,7 @@
-"""Files of lines read as a stream, and metrics.jsonl by it: numbers of every step as columns, all else as records.
+"""Reads metrics.jsonl of a long run: every number of a step as a column, other records as they are.
 
-Some megabytes are parsed at a time, so a run of a million steps takes seconds and no more memory than its columns. A
-line that cannot be read, torn by a crash or a full disk, is counted and left out.
+A file is parsed a block at a time, so a million steps take seconds and little more memory than their columns. Lines
+that cannot be parsed, torn by a crash or a full disk, are counted and left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,68 +16,70 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from bertrain.run.records import EndRecord, EvaluationRecord, RanksRecord, StepRecord, from_dict
+
 Floats = npt.NDArray[np.floating]
 
-BLOCK = 8 << 20  # bytes that are parsed at a time
-PARSED_APART = 1 << 20  # bytes of them that each thread parses
-COUNTS = ("step", "samples", "tokens", "ended")  # to the last digit; all else is kept in single precision
-REDUNDANT = ("not_finite", "tokens_per_s")  # what other columns say too
+BLOCK = 8 << 20  # bytes parsed at a time
+BLOCK_OF_THREAD = 1 << 20  # bytes of them that each thread parses
+DOUBLE_PRECISION = ("step", "samples", "tokens", "ended")  # other columns are kept in single precision
+DERIVED = ("not_finite",)  # columns that follow from others, and are not kept
 
 
 @dataclass
 class RankSums:
-    """What one rank on one host told of itself, added up."""
+    """Sums over the records of one rank on one host."""
 
-    lines: int = 0
+    records: int = 0
     tokens: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
-class Told:
-    """What a metrics file tells."""
+class MetricsTable:
+    """The contents of a metrics file."""
 
     columns: dict[str, Floats] = field(default_factory=dict)
-    """Every number of a step, by its name (`seconds.data` for one of the phases); NaN where it was not finite."""
-    records: list[dict[str, Any]] = field(default_factory=list)
-    """Evaluations and the end, in order, without what was null in them."""
+    """Every number of a step by its key (`seconds.data` for one of the phases); NaN where it is null or absent."""
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+    """In order; metrics that are null are left out."""
+    end: EndRecord | None = None
     ranks: dict[tuple[int, str], RankSums] = field(default_factory=dict)
-    """By number and host."""
+    """By rank and host."""
     num_unreadable: int = 0
-    """Lines that could not be read; the last one of the file, which may be being written, does not count."""
+    """Lines that could not be parsed, apart from an unfinished last line."""
 
 
-def read_stream(path: Path) -> Told:
-    """Everything in a metrics file; nothing, if there is none."""
-    told, columns_of_blocks, counts = Told(), [], []
+def read_metrics(path: Path) -> MetricsTable:
+    """Read a metrics file; an empty table if there is none."""
+    result, columns_of_blocks, counts = MetricsTable(), [], []
     for block in whole_lines(path):
-        tables, num_unreadable = by_halves(block, _parse_json)
-        told.num_unreadable += num_unreadable if block.endswith(b"\n") else 0
+        tables, num_unreadable = parse_by_halves(block, _parse_json)
+        result.num_unreadable += num_unreadable if block.endswith(b"\n") else 0
         for table in tables:
             kinds = _texts(table, "kind")
-            told.num_unreadable += kinds.null_count
-            _add_ranks(told.ranks, table.filter(pc.equal(kinds, "ranks")))
-            others = table.filter(pc.invert(pc.is_in(kinds, pa.array(["step", "ranks", None]))))
-            told.records += [_without_nulls(record) for record in others.to_pylist()]
-            steps = table.filter(pc.equal(kinds, "step"))
+            result.num_unreadable += kinds.null_count
+            _add_ranks(result.ranks, table.filter(pc.equal(kinds, RanksRecord.kind)))
+            _add_others(result, table.filter(pc.is_in(kinds, pa.array([EvaluationRecord.kind, EndRecord.kind]))))
+            steps = table.filter(pc.equal(kinds, StepRecord.kind))
             columns = dict(_numbers(steps))
             if "step" in columns:
                 columns_of_blocks.append(columns)
                 counts.append(len(steps))
             else:
-                told.num_unreadable += len(steps)
+                result.num_unreadable += len(steps)
     for name in list(dict.fromkeys(name for columns in columns_of_blocks for name in columns)):
-        # A column is taken out of its blocks as it is put together, so that no two copies of all of them lie about.
+        # Blocks give up a column as it is joined, so that there are never two copies of all columns.
         parts = [
             columns.pop(name) if name in columns else np.full(count, np.nan, _precision(name))
             for columns, count in zip(columns_of_blocks, counts, strict=True)
         ]
-        told.columns[name] = np.concatenate(parts)
-    return told
+        result.columns[name] = np.concatenate(parts)
+    return result
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The file in blocks of whole lines; a last line without an end comes by itself."""
+    """The file in blocks of whole lines; an unfinished last line is a block of its own."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError:
@@ -95,53 +96,54 @@ def whole_lines(path: Path) -> Iterator[bytes]:
             yield rest
 
 
-def by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa.Table], int]:
-    """The lines of a block as tables, in order, and how many of them `parse` cannot read.
+def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa.Table], int]:
+    """The lines of a block as tables, in order, and the number of lines that `parse` refuses.
 
-    Where a block has such a line, its halves are parsed apart, and so on down to that line.
+    A block that is refused is split in halves, again and again, until the bad lines are found.
     """
     if not block or block.isspace():
         return [], 0
     try:
-        if not block.isascii():  # we write nothing else, but a user may
+        if not block.isascii():
             block.decode()
         return [parse(block)], 0
     except (pa.ArrowException, UnicodeDecodeError):
         middle = block.rfind(b"\n", 0, len(block) // 2) + 1 or block.find(b"\n") + 1
         if middle in (0, len(block)):
             return [], 1
-        (first, unreadable), (second, more) = by_halves(block[:middle], parse), by_halves(block[middle:], parse)
+        first, unreadable = parse_by_halves(block[:middle], parse)
+        second, more = parse_by_halves(block[middle:], parse)
         return first + second, unreadable + more
 
 
 def _parse_json(block: bytes) -> pa.Table:
-    if not block.lstrip().startswith(b"{"):  # the parser ends the process at a `null` that comes first
-        raise pa.ArrowInvalid("no JSON object")
-    options = pj.ReadOptions(block_size=max(PARSED_APART, _longest_line(block)))
+    if not block.lstrip().startswith(b"{"):  # pyarrow crashes on a leading `null`
+        raise pa.ArrowInvalid("not a JSON object")
+    options = pj.ReadOptions(block_size=max(BLOCK_OF_THREAD, _longest_line(block)))
     return pj.read_json(pa.BufferReader(block), read_options=options)
 
 
 def _longest_line(block: bytes) -> int:
-    """An upper bound of it: no line is longer than the parser's own portion, or the block is taken whole."""
-    places = range(0, len(block), PARSED_APART)
-    return 0 if all(block.find(b"\n", place, place + PARSED_APART) >= 0 for place in places) else 2 * len(block)
+    """An upper bound, and 0 if every line fits into a thread's block."""
+    starts = range(0, len(block), BLOCK_OF_THREAD)
+    return 0 if all(block.find(b"\n", start, start + BLOCK_OF_THREAD) >= 0 for start in starts) else 2 * len(block)
 
 
 def _texts(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of text; nulls where it is something else or not there."""
+    """A column of text; all null if it is absent or of another type."""
     if name in table.column_names and pa.types.is_string(table[name].type):
         return table[name]
     return pa.chunked_array([pa.nulls(len(table), pa.string())])
 
 
 def _numbers(steps: pa.Table) -> Iterator[tuple[str, Floats]]:
-    """The columns that are numbers or true and false, those inside `seconds` by name."""
+    """The columns that are numbers or booleans, those in `seconds` as `seconds.data`, ...."""
     for name, column in zip(steps.column_names, steps.columns, strict=True):
         if pa.types.is_struct(column.type):
             for part in column.type:
                 inner = f"{name}.{part.name}"
                 yield inner, _floats(inner, pc.struct_field(column, part.name))
-        elif name not in REDUNDANT and _is_number(column.type) and column.null_count < len(column):
+        elif name not in DERIVED and _is_number(column.type) and column.null_count < len(column):
             yield name, _floats(name, column)
 
 
@@ -154,27 +156,37 @@ def _floats(name: str, column: pa.ChunkedArray) -> Floats:
 
 
 def _precision(name: str) -> type[np.floating]:
-    return np.float64 if name in COUNTS else np.float32
+    return np.float64 if name in DOUBLE_PRECISION else np.float32
+
+
+def _add_others(result: MetricsTable, lines: pa.Table) -> None:
+    """Add evaluations and the end. A column is null where a line lacks it, so nulls count as absent."""
+    for line in lines.to_pylist():
+        try:
+            record = from_dict({name: value for name, value in line.items() if value is not None})
+        except (KeyError, TypeError, ValueError):
+            result.num_unreadable += 1
+            continue
+        if isinstance(record, EvaluationRecord):
+            result.evaluations.append(record)
+        elif isinstance(record, EndRecord):
+            result.end = record
 
 
 def _add_ranks(sums: dict[tuple[int, str], RankSums], lines: pa.Table) -> None:
-    """Add what these lines tell of each rank."""
+    """Add these records of the ranks' times to the sums of each rank."""
     if not len(lines):
         return
     entries = pc.list_flatten(lines["ranks"])
     seconds = pc.struct_field(entries, "seconds")
     phases = [part.name for part in seconds.type]
-    each = {name: pc.struct_field(entries, name) for name in ("rank", "host", "tokens")}
-    each |= {f"seconds.{phase}": pc.struct_field(seconds, phase) for phase in phases}
+    columns = {name: pc.struct_field(entries, name) for name in ("rank", "host", "tokens")}
+    columns |= {f"seconds.{phase}": pc.struct_field(seconds, phase) for phase in phases}
     summed = [(name, "sum") for name in ("tokens", *(f"seconds.{phase}" for phase in phases))]
-    grouped = pa.table(each).group_by(["rank", "host"]).aggregate([("tokens", "count"), *summed])
+    grouped = pa.table(columns).group_by(["rank", "host"]).aggregate([("tokens", "count"), *summed])
     for row in grouped.to_pylist():
         entry = sums.setdefault((row["rank"], row["host"]), RankSums())
-        entry.lines += row["tokens_count"]
+        entry.records += row["tokens_count"]
         entry.tokens += row["tokens_sum"]
         for phase in phases:
             entry.seconds[phase] = entry.seconds.get(phase, 0.0) + row[f"seconds.{phase}_sum"]
-
-
-def _without_nulls(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if value is not None}

@@ -1,10 +1,10 @@
-"""What the machine does while a run goes on: a thread reads the sensors and writes telemetry.csv, a row a sample.
+"""Writes telemetry.csv: a thread samples the sensors of the machine while a run trains, one row per sample.
 
-Whatever goes wrong here (no driver, no permission, a GPU that falls off the bus, a full disk, a clock that is set back,
-the thread itself), the run goes on, and telemetry.json beside the file says what is missing and since when.
+A failure here (no driver, no permission, a lost GPU, a full disk, a clock set back, an error in the thread) never stops
+the run; telemetry.json records what is missing and since when.
 
-Both time stamps of a row are of the moment before its first gauge was read: `time` is that of `clock.now`, by which
-rows are joined with steps and kernel launches.
+Both timestamps of a row are taken before its first sensor is read. `time` is `clock.now`, by which rows are joined with
+steps and kernel launches.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bertrain.base.files import write_atomically
 from bertrain.config.settings import LogSettings
 from bertrain.run.sensors import Gauge, Sensors, describe, sensors_for, uuid_of
 
-FAILURES = 3  # in a row, after which a gauge is asked no more
-MOST_SHARE = 0.01  # of a core: samples are taken less often rather than take more
+MAX_FAILURES = 3  # in a row, after which a sensor is no longer read
+MAX_CPU_SHARE = 0.01  # of a core; the interval grows rather than use more
 FLUSH_EVERY_S = 1.0
-CLOCK_STEP_S = 0.5  # by which the system's clock must jump to be noted
-BEGINNING_S, ENDING_S = 5.0, 5.0  # that the thread is given at the start and at the end; a driver may hang
+CLOCK_STEP_S = 0.5  # smallest jump of the system's clock that is recorded
+START_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 5.0  # for the thread: a driver may hang
 
 
-class Telemetry:
-    """Samples until `stop`. Nothing here raises, and nothing here is waited for but its end."""
+class TelemetryWriter:
+    """Samples in a thread until `stop`. Nothing here raises, and only `stop` waits."""
 
     def __init__(self, folder: Path, sensors: Sensors, interval_ms: int, *, name: str = "telemetry") -> None:
         self._csv, self._json = folder / f"{name}.csv", folder / f"{name}.json"
@@ -53,21 +53,21 @@ class Telemetry:
 
     @property
     def joules(self) -> float | None:
-        """Spent since the first sample; None where nothing here measures it."""
+        """Energy since the first sample; None if it is not measured."""
         return self._meter.joules
 
     def wait_until_begun(self) -> None:
-        """Wait for the first sample, so that what follows lies between samples; not for long."""
-        self._has_begun.wait(BEGINNING_S)
+        """Wait for the first sample, but not long."""
+        self._has_begun.wait(START_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Take a last sample, and say what there is; what comes after the first call changes nothing."""
+        """Take a last sample and end the thread; further calls do nothing."""
         if self._ending.is_set():
             return
         self._ending.set()
-        self._thread.join(ENDING_S)
+        self._thread.join(STOP_TIMEOUT_S)
         if self._thread.is_alive():
-            self._note("sampler", f"it did not end within {ENDING_S:g} s, as if a driver hung")
+            self._note("sampler", f"did not stop within {STOP_TIMEOUT_S:g} s; a driver may hang")
         self._write_notes(is_over=True)
 
     # --- the thread -----------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ class Telemetry:
             self._open()
             self._write_notes()
             self._sample_until_the_end()
-        except BaseException as error:  # this thread ends; the run must not notice
-            self._note("sampler", f"it died: {describe(error)}")
+        except BaseException as error:  # ends this thread only, not the run
+            self._note("sampler", f"failed: {describe(error)}")
         finally:
             self._close()
 
@@ -97,11 +97,11 @@ class Telemetry:
                 return
             took = time.thread_time() - busy
             self._busy_s += took
-            pause = max(self._interval_s - (time.monotonic() - began), took / MOST_SHARE - took)
+            pause = max(self._interval_s - (time.monotonic() - began), took / MAX_CPU_SHARE - took)
             is_last = self._ending.wait(pause)
 
     def _sample(self, moment: float, *, with_counters: bool) -> list[float | None]:
-        """A row: two time stamps, then each column, None where it was not read."""
+        """A row: two timestamps, then a value per column, None if it was not read."""
         row: list[float | None] = [clock.now(), moment]
         values: dict[str, float] = {}
         for gauge in self._gauges:
@@ -118,13 +118,13 @@ class Telemetry:
 
     def _read(self, gauge: Gauge) -> float | None:
         column = gauge.column
-        if self._failures[column] >= FAILURES:
+        if self._failures[column] >= MAX_FAILURES:
             return None
         try:
             value = gauge.read()
         except Exception as error:
             self._failures[column] += 1
-            if self._failures[column] >= FAILURES:
+            if self._failures[column] >= MAX_FAILURES:
                 self._note(column, f"{describe(error)}, since {time.monotonic() - self._began:.1f} s after the start")
             return None
         self._failures[column] = 0
@@ -141,7 +141,7 @@ class Telemetry:
     # --- files ----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Go on behind what an earlier start has written, if it wrote the same columns."""
+        """Append to the file of an earlier start if it has the same columns."""
         header = ",".join(["time", "monotonic", *self._sensors.columns])
         try:
             _set_aside_other_columns(self._csv, header)
@@ -171,7 +171,7 @@ class Telemetry:
 
     def _give_up_writing(self, error: OSError) -> None:
         self._close()
-        self._note(self._csv.name, f"{describe(error)}; no row after {time.monotonic() - self._began:.1f} s is there")
+        self._note(self._csv.name, f"{describe(error)}; no rows after {time.monotonic() - self._began:.1f} s")
 
     def _close(self) -> None:
         if self._file is not None:
@@ -181,11 +181,11 @@ class Telemetry:
 
     def _note(self, what: str, why: str) -> None:
         self._missing[what] = why
-        warn(f"telemetry: {what}: {why}; the run goes on")
+        warn(f"telemetry: {what}: {why}; the run continues")
         self._write_notes()
 
     def _write_notes(self, *, is_over: bool = False) -> None:
-        """One entry for each start; the last one is this."""
+        """Write telemetry.json: one entry for each start, this one last."""
         seconds = time.monotonic() - self._began
         entry = {
             "started": clock.now() - seconds,
@@ -202,12 +202,12 @@ class Telemetry:
             "joules_by": self._sensors.joules_by or ("power over time" if self.joules is not None else ""),
             "is_over": is_over,
         }
-        with suppress(OSError):  # a full disk has been noted already, on the console at least
+        with suppress(OSError):  # a full disk has been reported already
             write_atomically(self._json, json.dumps([*self._earlier, entry], indent=1) + "\n")
 
 
 class EnergyMeter:
-    """Joules from a counter that goes up, or else from watts over time."""
+    """Energy from a counter in joules, or else from power integrated over time."""
 
     def __init__(self) -> None:
         self._first: float | None = None
@@ -231,7 +231,7 @@ class EnergyMeter:
 
 
 def _read_starts(path: Path) -> list[dict[str, Any]]:
-    """What earlier starts noted; for information only, so a damaged file is begun anew."""
+    """The entries of earlier starts in telemetry.json; none if the file is damaged."""
     try:
         starts = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -240,7 +240,7 @@ def _read_starts(path: Path) -> list[dict[str, Any]]:
 
 
 def _set_aside_other_columns(path: Path, header: str) -> None:
-    """A run may go on elsewhere, where other things can be read: those rows stay, under another name."""
+    """Rename a file with other columns, from a start on another machine, so that its rows are kept."""
     if not path.is_file() or path.stat().st_size == 0:
         return
     with open(path, encoding="ascii", errors="replace") as file:
@@ -253,13 +253,15 @@ def _set_aside_other_columns(path: Path, header: str) -> None:
 
 
 @contextmanager
-def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int = 0) -> Iterator[Telemetry | None]:
-    """Sample while the body runs, where log.telemetry asks for it. Ranks beyond the first write telemetry-N.csv."""
+def telemetry_of(
+    folder: Path, device: Any, settings: LogSettings, *, rank: int = 0
+) -> Iterator[TelemetryWriter | None]:
+    """Sample while the body runs, if log.telemetry is set. Rank N > 0 writes telemetry-N.csv."""
     if not settings.telemetry:
         yield None
         return
     name = f"telemetry-{rank}" if rank else "telemetry"
-    telemetry = Telemetry(folder, device_sensors(device), settings.telemetry_ms, name=name)
+    telemetry = TelemetryWriter(folder, device_sensors(device), settings.telemetry_ms, name=name)
     try:
         yield telemetry
     finally:

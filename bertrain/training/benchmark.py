@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import tempfile
@@ -15,6 +14,7 @@ import torch
 from bertrain.base.machine import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
+from bertrain.run.records import StepRecord, read_records
 from bertrain.training import engine
 from bertrain.training.loop import train
 from bertrain.training.resolved_run import resolve_run
@@ -38,19 +38,19 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
         train(resolved, ranks)
         if not ranks.is_first:
             return {}
-        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-        timed = [line for line in lines if line["kind"] == "step"][warm_up:]
+        records = read_records(Path(folder) / "run" / "metrics.jsonl")
+        timed = [record for record in records if isinstance(record, StepRecord)][warm_up:]
         on_gpu = ranks.device.type == "cuda"
-        seconds = [sum(line["seconds"].values()) for line in timed]
+        seconds = [step.duration for step in timed]
         in_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         peak = torch.cuda.max_memory_allocated(ranks.device) if on_gpu else in_process
-        samples = timed[-1]["samples"] - timed[0]["samples"]
+        samples = timed[-1].samples - timed[0].samples
         return {
             "ms_per_step": 1e3 * statistics.median(seconds),
-            "real_tokens_per_s": sum(line["tokens"] for line in timed) / sum(seconds),
+            "real_tokens_per_s": sum(step.tokens for step in timed) / sum(seconds),
             "sequences_per_s": samples / sum(seconds[1:]) if steps > 1 else 0.0,
             "phase_ms": {
-                name: 1e3 * statistics.median(line["seconds"][name] for line in timed) for name in timed[0]["seconds"]
+                name: 1e3 * statistics.median(step.seconds[name] for step in timed) for name in timed[0].seconds
             },
             "steps": steps,
             "warm_up_steps": warm_up,
@@ -61,5 +61,5 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
             "precision": settings.train.precision,
             "token_budget": settings.batch.token_budget,
             "peak_memory_gib": peak / 2**30,
-            "last_loss": timed[-1]["loss"],
+            "last_loss": timed[-1].loss,
         }

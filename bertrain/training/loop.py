@@ -31,9 +31,9 @@ from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
 from bertrain.run.folder import Run
-from bertrain.run.metrics import Metrics, StepRecord, Stopwatch
+from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.stragglers import RankTimes
-from bertrain.run.telemetry import Telemetry, telemetry_of
+from bertrain.run.telemetry import TelemetryWriter, telemetry_of
 from bertrain.training.agenda import Agenda
 from bertrain.training.announce import announce, warn_of_warm_up
 from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
@@ -60,7 +60,7 @@ class Session:
     stopwatch: Stopwatch
     skipped: SkippedSteps
     console: Console
-    telemetry: Telemetry | None
+    telemetry: TelemetryWriter | None
     stop_signal: StopSignal
     events: Events
     resumed_at: Progress
@@ -270,7 +270,7 @@ def _raise_stopped(session: Session, agreed: int) -> None:
 
 def train_step(
     state: TrainState, step: Step, settings: Settings, ranks: parallel.Ranks, stopwatch: Stopwatch
-) -> StepRecord:
+) -> PendingStep:
     """One optimizer step: this rank's bins forward and backward, the all-reduce, and the update.
 
     Nothing here waits for the device. A step whose loss or gradient is not finite leaves the state unchanged.
@@ -301,7 +301,7 @@ def train_step(
         samples=step.next_position,
         tokens=state.progress.tokens + step.num_tokens,
     )
-    return StepRecord(
+    return PendingStep(
         step=step.number + 1,
         samples=step.next_position,
         tokens=step.num_tokens,
@@ -317,12 +317,12 @@ def train_step(
     )
 
 
-def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> StepRecord:
+def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
     """Skip a step: its examples count as seen, but nothing is computed or changed."""
     for _ in PHASES[1:]:
         stopwatch.mark()
     state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
-    return StepRecord(
+    return PendingStep(
         step=step.number + 1,
         samples=step.next_position,
         tokens=0,
@@ -360,7 +360,7 @@ def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
     )
 
 
-def _energy(telemetry: Telemetry | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
+def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
     """Energy of all ranks' devices in this start, in joules; None for each metric if a device cannot be measured."""
     if telemetry is None:
         return None

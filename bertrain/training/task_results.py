@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from bertrain.base.console import warn
 from bertrain.base.files import write_atomically
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
+from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, read_records
 
 RESULTS = "results.json"
 SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
@@ -96,22 +98,21 @@ def checkpoint_of(run: str | Path) -> str:
 
 def metrics_of(run: str | Path) -> dict[str, float]:
     """A run's metrics at its last evaluation, or at its best if it keeps that one; and its training speed."""
-    records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(Path(run) / "metrics.jsonl")
     best = checkpoint.read_best(Run.open(run).checkpoints)
-    evaluations = [record for record in records if record["kind"] == "evaluation" and best in (None, record["step"])]
-    last = evaluations[-1] if evaluations else {}
-    return {key: value for key, value in last.items() if isinstance(value, float)} | training_speed(records)
+    evaluations = [one for one in records if isinstance(one, EvaluationRecord) and best in (None, one.step)]
+    last = evaluations[-1].metrics if evaluations else {}
+    return {name: value for name, value in last.items() if math.isfinite(value)} | training_speed(records)
 
 
-def training_speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Examples per second of training: in the median step, and overall, evaluations and saves included."""
-    steps = [record for record in records if record["kind"] == "step" and not record["skipped"]]
+def training_speed(records: Sequence[Record]) -> dict[str, float]:
+    """Examples per second of the median step, and of the whole loop with its evaluations and checkpoints."""
+    steps = [record for record in records if isinstance(record, StepRecord) and not record.skipped]
     if len(steps) < 2:
         return {}
-    seconds = [sum(record["seconds"].values()) for record in steps]
-    per_step = (steps[-1]["samples"] - steps[0]["samples"]) / (len(steps) - 1)
-    speed = {SPEED: per_step / statistics.median(seconds)}
-    ends = [record for record in records if record["kind"] == "end" and record.get("loop_seconds")]
-    if ends:
-        speed[SPEED_OVERALL] = ends[-1]["samples"] / ends[-1]["loop_seconds"]
+    per_step = (steps[-1].samples - steps[0].samples) / (len(steps) - 1)
+    speed = {SPEED: per_step / statistics.median(step.duration for step in steps)}
+    end = records[-1]
+    if isinstance(end, EndRecord) and end.loop_seconds > 0:
+        speed[SPEED_OVERALL] = end.samples / end.loop_seconds
     return speed

@@ -206,14 +206,19 @@ def test_the_reference_names_what_folders_hold(generator: ModuleType, followed: 
 
 
 def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, followed: Path) -> None:
-    *steps, end = map(json.loads, (followed / "runs" / "first" / "metrics.jsonl").open())
-    for line in steps:
-        assert list(line) == list(generator.STEP_FIELDS)
-    assert list(end) == list(generator.END_FIELDS)
+    """The fields are those of the records, all documented; the metrics are those that an evaluation returns."""
+    from dataclasses import fields
+
+    from bertrain.run import records
     from bertrain.training.evaluate import evaluate
 
+    for kind in (*generator.RECORDS, records.RankMeans):
+        assert list(generator.record_fields(kind)) == [field.name for field in fields(kind)]
+    for line in map(json.loads, (followed / "runs" / "first" / "metrics.jsonl").open()):
+        assert line == records.to_dict(records.from_dict(line))
+
     result = evaluate(followed / "runs" / "first", followed / "held-out", max_examples=4, device="cpu")
-    assert set(result) | {"kind", "samples"} == set(generator.EVALUATION_FIELDS)
+    assert set(result) == {"step", *records.PRETRAINING_METRICS}
 
 
 def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:

@@ -114,7 +114,7 @@ def test_a_run_says_its_joules(tmp_path: Path, capsys: pytest.CaptureFixture[str
     pretrain(settings, data, tmp_path / "run")
     end = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert end["joules"] > 0
-    assert " J a million tokens" in capsys.readouterr().out
+    assert " J per million tokens" in capsys.readouterr().out
     (found,) = find_sets([tmp_path / "run"])
     assert found.uuid == uuid_of(0)
     assert found.telemetry["time"][0] <= found.started[0] + 0.2

@@ -222,7 +222,7 @@ def test_text_and_lines_are_readable_by_day_and_night(browser: Browser, pages: d
     assert (both[0] & both[1]).sum() > 0.8 * max(both[0].sum(), both[1].sum())
 
 
-@pytest.mark.parametrize(("name", "num_figures", "num_tables"), [("all", 13, 11), ("profile", 7, 4)])
+@pytest.mark.parametrize(("name", "num_figures", "num_tables"), [("all", 14, 11), ("profile", 7, 4)])
 def test_a_screen_reader_finds_its_way(
     browser: Browser, pages: dict[str, Path], name: str, num_figures: int, num_tables: int
 ) -> None:
@@ -233,7 +233,7 @@ def test_a_screen_reader_finds_its_way(
     for node in nodes:
         named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
     assert all(len(named[role]) == 1 for role in ("main", "banner", "contentinfo", "navigation"))
-    assert named["link"][0] == "Skip to the figures"
+    assert named["link"][0] == "Skip to the content"
     figures = [label for role in ("image", "img") for label in named.get(role, [])]
     assert len(figures) >= num_figures
     assert all(len(label) > 15 for label in figures)

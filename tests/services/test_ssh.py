@@ -119,7 +119,7 @@ def processes_of(job: Path) -> list[int]:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if str(job).encode() in words and b"bertrain.launch" in words and b"ssh" in words:
+            if str(job).encode() in words and b"worker" in words and b"ssh" in words:
                 found.append(int(entry.name))
     return found
 

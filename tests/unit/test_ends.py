@@ -147,7 +147,7 @@ def test_steps_left_out_consume_their_examples_and_change_nothing(tmp_path: Path
     assert (state.updates, state.samples) == (6, 64)
     assert state.tokens == sum(record["tokens"] for record in steps)
     page = report([run]).read_text()
-    assert "2 of 8 steps were left out on request: 3, 4" in page
+    assert "2 of 8 steps were skipped by train.skip_steps: 3, 4" in page
     assert "not finite" not in page
 
 
@@ -195,7 +195,7 @@ def test_a_spike_is_flagged_and_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     resume(run)
     assert [record["step"] for record in records(run, "step") if record["spike"]] == [22]
     said = capsys.readouterr().err
-    assert said.startswith("warning: the loss of step 22 is ")
+    assert said.startswith("warning: loss spike at step 22: ")
     assert f"`bertrain resume {run} --from-step STEP --skip-steps 22`" in said
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertrain.base.console import PHASES, console_line
-from bertrain.run.metrics import drop_after
+from bertrain.base.console import PHASES
+from bertrain.run.progress import console_line
+from bertrain.run.records import StepRecord, drop_after
 from bertrain.training.evaluate import evaluate
 from bertrain.training.start import pretrain, resume
 from tests import helpers
@@ -124,25 +125,28 @@ def test_the_run_folder_is_the_whole_truth(tmp_path: Path) -> None:
 
 def test_drop_after_keeps_whole_lines_up_to_a_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"kind": "evaluation", "step": 2}\n{"step": 3}\n{"st')
-    drop_after(path, 2)
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"kind": "evaluation", "step": 2}\n'
+    steps = [f'{{"kind": "step", "step": {number}, "loss": {number}, "of_tomorrow": []}}\n' for number in (1, 2, 3)]
+    evaluation = '{"kind": "evaluation", "step": 2}\n'
+    end = '{"kind": "end", "step": 2, "reason": "done"}\n'
+    path.write_text(steps[0] + steps[1] + evaluation + end + steps[2] + '{"st')
+    assert drop_after(path, 2, num_kept=1) == [StepRecord(2, loss=2.0)]
+    assert path.read_text() == steps[0] + steps[1] + evaluation
 
 
 def test_console_line_worked_out_by_hand() -> None:
-    def record(step: int, loss: float, seconds: float) -> dict:
+    def record(step: int, loss: float, seconds: float) -> StepRecord:
         shares = {"data": 0.1, "forward_backward": 0.7, "reduction": 0.1, "optimizer": 0.1}
         phases = {name: share * seconds for name, share in shares.items()}
-        return {
-            "step": step,
-            "loss": loss,
-            "mlm_accuracy": 0.25,
-            "learning_rate": 1e-3,
-            "tokens": 500,
-            "seconds": phases,
-            "applied": step != 4,
-            "rank_tokens": [250, 250],
-        }
+        return StepRecord(
+            step=step,
+            loss=loss,
+            mlm_accuracy=0.25,
+            learning_rate=1e-3,
+            tokens=500,
+            seconds=phases,
+            applied=step != 4,
+            rank_tokens=(250, 250),
+        )
 
     assert console_line([record(3, 2.0, 1.0), record(4, 4.0, 3.0)], 100) == (
         "step   4/100  loss 3.0000  masked words 25.00%  lr 1.00e-03  250 tokens/s  1 not finite, not applied"
@@ -152,8 +156,8 @@ def test_console_line_worked_out_by_hand() -> None:
 
 def test_a_line_of_steps_that_were_all_left_out() -> None:
     seconds = {"data": 0.1, "forward_backward": 0.0, "reduction": 0.0, "optimizer": 0.0}
-    skipped = {"step": 5, "skipped": True, "applied": False, "tokens": 0, "learning_rate": 0.0, "seconds": seconds}
-    assert console_line([skipped], None).startswith("step 5/?  1 left out  data 100%")
+    skipped = StepRecord(5, skipped=True, applied=False, learning_rate=0.0, seconds=seconds)
+    assert console_line([skipped], None).startswith("step 5/?  1 skipped  data 100%")
 
 
 @pytest.mark.parametrize(("level", "expected"), [("quiet", 0), ("normal", 1), ("verbose", 2)])

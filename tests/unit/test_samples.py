@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertrain.run import samples, stream
-from bertrain.run.samples import NUM_BINS, newest, read_telemetry
+from bertrain.run import stream, telemetry_reader
+from bertrain.run.telemetry_reader import NUM_BINS, RunTelemetry, newest_samples, read_telemetry
 
 HEADER = "time_s,gpu,power_w,utilisation,throttle,energy_j"
 
@@ -25,7 +25,7 @@ def test_each_device_by_hand(tmp_path: Path) -> None:
     first, second = read_telemetry(write(tmp_path, rows)).devices
     assert (first.name, first.num_samples, first.seconds, first.energy_j) == ("gpu 0", 3, 2.0, 350.0)
     power = first.tracks["power_w"]
-    assert (power.least, power.mean, power.most, power.count) == (100.0, 200.0, 300.0, 2)
+    assert (power.minimum, power.mean, power.maximum, power.count) == (100.0, 200.0, 300.0, 2)
     assert first.reasons == {"power cap": 2}
     assert (second.name, second.energy_j, second.reasons) == ("gpu 1", 0.0, {})
     assert second.tracks["utilisation"].count == 0
@@ -76,7 +76,7 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     assert telemetry.num_unreadable == 2
     assert telemetry.devices[0].tracks["power_w"].mean == 200.0
     (tmp_path / "telemetry.csv").write_text("no,such,columns\n1,2,3\n")
-    assert read_telemetry(tmp_path) == samples.Telemetry([], 1)
+    assert read_telemetry(tmp_path) == RunTelemetry([], 1)
 
 
 def test_ranks_have_files_of_their_own(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_ranks_have_files_of_their_own(tmp_path: Path) -> None:
     ]
     (tmp_path / "telemetry-1.json").write_text(json.dumps([notes | {"device": {"uuid": "GPU-1"}}]))
     assert read_telemetry(tmp_path).joules == 100.0
-    assert newest(tmp_path)["rank 0"] == {"core0_mhz": 3.5, "energy_j": 150.0, "cpu_utilisation": 4.0}
+    assert newest_samples(tmp_path)["rank 0"] == {"core0_mhz": 3.5, "energy_j": 150.0, "cpu_utilisation": 4.0}
 
 
 def test_throttle_reasons_are_said_in_words(tmp_path: Path) -> None:
@@ -122,14 +122,14 @@ def test_throttle_reasons_are_said_in_words(tmp_path: Path) -> None:
 def test_one_file_may_tell_of_several_devices(tmp_path: Path) -> None:
     (tmp_path / "telemetry-1.csv").write_text("time_s,cpu,power_w\n10,a,5\n10,b,6\n")
     assert [device.name for device in read_telemetry(tmp_path).devices] == ["rank 1 cpu a", "rank 1 cpu b"]
-    assert newest(tmp_path) == {"rank 1 cpu a": {"power_w": 5.0}, "rank 1 cpu b": {"power_w": 6.0}}
+    assert newest_samples(tmp_path) == {"rank 1 cpu a": {"power_w": 5.0}, "rank 1 cpu b": {"power_w": 6.0}}
 
 
 def test_the_newest_sample_is_found_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [f"{number},{number % 2},{number},1,,{number}" for number in range(1000)]
     write(tmp_path, rows)
     for tail in (100, 1 << 20):
-        monkeypatch.setattr(samples, "TAIL_BYTES", tail)
-        found = newest(tmp_path)
+        monkeypatch.setattr(telemetry_reader, "TAIL_BYTES", tail)
+        found = newest_samples(tmp_path)
         assert (found["gpu 0"]["power_w"], found["gpu 1"]["power_w"]) == (998.0, 999.0)
-    assert newest(tmp_path / "nowhere") == {}
+    assert newest_samples(tmp_path / "nowhere") == {}

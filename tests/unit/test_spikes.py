@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bertrain.run.spikes import FEWEST, WINDOW, SpikeWatch, spike_limit
+from bertrain.run.spikes import MIN_STEPS, WINDOW, SpikeWatch, spike_limit
 
 
 def falling_losses(steps: int, seed: int) -> list[float]:
@@ -34,7 +34,7 @@ def test_the_limit_worked_out_by_hand() -> None:
 
 
 def test_what_cannot_be_judged_is_not() -> None:
-    watch = SpikeWatch([1.0] * (FEWEST - 1))
+    watch = SpikeWatch([1.0] * (MIN_STEPS - 1))
     assert not watch.is_spike(100.0), "too few before it"
     assert not watch.is_spike(math.nan)
     assert not watch.is_spike(math.inf)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertrain.run import stream
-from bertrain.run.stream import read_stream
+from bertrain.run.records import EvaluationRecord
+from bertrain.run.stream import read_metrics
 
 
 def records(count: int, ranks: int = 3) -> list[dict[str, Any]]:
@@ -31,8 +32,8 @@ def records(count: int, ranks: int = 3) -> list[dict[str, Any]]:
             lines[-1]["loss_scale"] = 2.0 ** (number % 16)
         if number % 5 == 0:
             lines.append({"kind": "evaluation", "step": number, "f1": draw.random(), "loss": None})
-            told = [{"rank": r, "host": f"h{r % 2}", "tokens": 10.0 * r, "seconds": seconds} for r in range(ranks)]
-            lines.append({"kind": "ranks", "step": number, "ranks": told})
+            means = [{"rank": r, "host": f"h{r % 2}", "tokens": 10.0 * r, "seconds": seconds} for r in range(ranks)]
+            lines.append({"kind": "ranks", "step": number, "ranks": means})
     return [*lines, {"kind": "end", "step": count, "samples": 1, "reason": "done"}]
 
 
@@ -45,21 +46,23 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
 def test_it_reads_what_a_plain_reader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(stream, "BLOCK", block)
     lines = records(40)
-    told = read_stream(write(tmp_path / "metrics.jsonl", lines))
+    table = read_metrics(write(tmp_path / "metrics.jsonl", lines))
     steps = [line for line in lines if line["kind"] == "step"]
-    assert told.num_unreadable == 0
+    assert table.num_unreadable == 0
     for name in ("step", "samples", "loss", "applied", "loss_scale"):
         values = [line.get(name) for line in steps]
         expected = np.array([math.nan if value is None else value for value in values])
-        np.testing.assert_array_equal(told.columns[name], expected.astype(told.columns[name].dtype))
-    assert told.columns["samples"][-1] == 2**40 + 40, "counts keep every digit"
+        np.testing.assert_array_equal(table.columns[name], expected.astype(table.columns[name].dtype))
+    assert table.columns["samples"][-1] == 2**40 + 40, "counts keep every digit"
     waits = [line["seconds"]["data"] for line in steps]
-    np.testing.assert_allclose(told.columns["seconds.data"], waits, rtol=1e-7)
-    others = [line for line in lines if line["kind"] in ("evaluation", "end")]
-    assert told.records == [{k: v for k, v in line.items() if v is not None} for line in others]
+    np.testing.assert_allclose(table.columns["seconds.data"], waits, rtol=1e-7)
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    assert table.evaluations == [EvaluationRecord(line["step"], 0, {"f1": line["f1"]}) for line in evaluations]
+    assert table.end is not None
+    assert (table.end.step, table.end.samples, table.end.reason) == (40, 1, "done")
     entries = [entry for line in lines if line["kind"] == "ranks" for entry in line["ranks"] if entry["rank"] == 2]
-    sums = told.ranks[2, "h0"]
-    assert (sums.lines, sums.tokens) == (8, 160.0)
+    sums = table.ranks[2, "h0"]
+    assert (sums.records, sums.tokens) == (8, 160.0)
     assert sums.seconds["data"] == pytest.approx(sum(entry["seconds"]["data"] for entry in entries))
 
 
@@ -83,26 +86,27 @@ def test_only_torn_lines_are_lost(tmp_path_factory: pytest.TempPathFactory, torn
         raw[number] = damage[how]
     path = tmp_path_factory.mktemp("torn") / "metrics.jsonl"
     path.write_bytes(b"\n".join(raw) + b"\n")
-    told = read_stream(path)
+    table = read_metrics(path)
     left = [line for number, line in enumerate(lines) if number not in torn]
-    assert told.num_unreadable == len(torn)
-    assert told.columns["step"].tolist() == [line["step"] for line in left if line["kind"] == "step"]
-    assert len(told.records) == sum(line["kind"] in ("evaluation", "end") for line in left)
+    assert table.num_unreadable == len(torn)
+    assert table.columns["step"].tolist() == [line["step"] for line in left if line["kind"] == "step"]
+    assert len(table.evaluations) == sum(line["kind"] == "evaluation" for line in left)
+    assert (table.end is not None) == (left[-1]["kind"] == "end")
 
 
 def test_a_last_line_being_written_is_no_loss(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", records(3))
     with open(path, "a") as file:
         file.write('{"kind": "step", "st')
-    assert read_stream(path).num_unreadable == 0
-    assert read_stream(tmp_path / "absent.jsonl").columns == {}
+    assert read_metrics(path).num_unreadable == 0
+    assert read_metrics(tmp_path / "absent.jsonl").columns == {}
 
 
 def test_lines_longer_than_a_portion_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "PARSED_APART", 1 << 10)
-    told = read_stream(write(tmp_path / "metrics.jsonl", records(10, ranks=2000)))
-    assert told.num_unreadable == 0
-    assert len(told.ranks) == 2000
+    monkeypatch.setattr(stream, "BLOCK_OF_THREAD", 1 << 10)
+    table = read_metrics(write(tmp_path / "metrics.jsonl", records(10, ranks=2000)))
+    assert table.num_unreadable == 0
+    assert len(table.ranks) == 2000
 
 
 def test_what_is_held_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +121,7 @@ def test_what_is_held_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         return parse(block)
 
     monkeypatch.setattr(stream, "_parse_json", parse_and_note)
-    told = read_stream(path)
+    table = read_metrics(path)
     assert sum(sizes) == path.stat().st_size
     assert max(sizes) <= (64 << 10) + 300
-    assert sum(column.nbytes for column in told.columns.values()) == 4000 * (2 * 8 + 5 * 4)
+    assert sum(column.nbytes for column in table.columns.values()) == 4000 * (2 * 8 + 5 * 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,6 @@ import typer
 
 import bertrain
 from bertrain.base import isa
-from bertrain.base.errors import UserError
 from bertrain.cli.main import app
 from bertrain.cli.options import TRAINING_OPTIONS, join_overrides
 from bertrain.config.recipe import GROUPS, recipe_names
@@ -175,9 +173,9 @@ def test_stats_draw_what_they_print(tmp_path: Path) -> None:
         shown = (entry.padding, entry.token_imbalance - 1, entry.attention_imbalance - 1)
         assert f"{entry.policy} {', '.join(f'{value:.1%}' for value in shown)}" in labels[1]
     assert "var(--" in plot.read_text()
-    for refused in (tmp_path / "stats.png", tmp_path / "none" / "x.svg"):
-        with pytest.raises(UserError, match=re.escape(str(refused))):
-            plot_stats(stats, refused)
+    for path, code in ((tmp_path / "stats.png", "plot-not-svg"), (tmp_path / "none" / "x.svg", "cannot-write")):
+        with helpers.refused(code, path):
+            plot_stats(stats, path)
     with helpers.refused("bad-group-size", "--group-size 3", "8"):
         bertrain.data_stats(folder, group_size=3)
 

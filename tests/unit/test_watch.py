@@ -36,7 +36,11 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
     record = {"kind": "step", "step": number, "samples": 10 * number, "tokens": 100, "loss": 8.0 / number}
-    return record | {"f1": 0.5, "learning_rate": 0.1, "applied": True, "skipped": False, "seconds": SECONDS} | changes
+    return (
+        record
+        | {"accuracy": 0.5, "learning_rate": 0.1, "applied": True, "skipped": False, "seconds": SECONDS}
+        | changes
+    )
 
 
 def write(run: Path, *records: dict[str, Any]) -> None:
@@ -56,13 +60,13 @@ def test_a_look_worked_out_by_hand(run: Path) -> None:
     assert seen["seconds_per_step"] == pytest.approx(0.5)
     assert seen["seconds_left"] == pytest.approx(4 * 0.5)
     assert seen["phases"] == pytest.approx({"data": 0.2, "forward_backward": 0.6, "reduction": 0.1, "optimizer": 0.1})
-    assert seen["metrics"] == pytest.approx({"loss": (8 + 4 + 2) / 3, "f1": 0.5})
+    assert seen["metrics"] == pytest.approx({"loss": (8 + 4 + 2) / 3, "accuracy": 0.5})
     assert seen["loss_curve"] == [8.0, 4.0, None, 2.0]
     assert (seen["evaluation"]["f1"], seen["checkpoint"], seen["starts"]) == (0.75, 8, 1)
     lines = dict(describe(seen))
     assert lines["step"] == f"{'█' * 15}{'░' * 15}  4 of 8  50.0%  2 s left"
-    assert lines["rate"] == "300 tokens/s  500.0 ms a step"
-    assert lines["now"] == "loss 4.6667  f1 0.5000  learning rate 1.00e-01"
+    assert lines["rate"] == "300 tokens/s  500.0 ms per step"
+    assert lines["now"] == "loss 4.6667  accuracy 50.00%  learning rate 1.00e-01"
     assert lines["evaluation"] == "step 2: f1 0.7500"
     assert lines["loss"].startswith("█▃ ▁")
 
@@ -113,8 +117,8 @@ def test_ranks_and_power_are_shown(run: Path) -> None:
     assert ("rank 0", "655 W  memory used 2 GB") in lines
     shown = [label for label, text in lines if label.startswith("rank") and "waiting" in text]
     assert shown == [f"rank {rank}" for rank in range(4, 12)], "those that take longest"
-    assert ("rank 11", "410.0 ms of its own  50.0 ms waiting  here") in lines
-    assert ("", "and 4 ranks that take less") in lines
+    assert ("rank 11", "410.0 ms own work  50.0 ms waiting  here") in lines
+    assert ("", "and 4 faster ranks") in lines
 
 
 def test_a_long_file_is_read_in_places(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +146,7 @@ def test_a_curve_in_one_line() -> None:
 
 
 def test_watching_writes_nothing_and_is_json_for_scripts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(run, step(1, f1=None, loss=None), step(2, f1=None, loss=None))
+    write(run, step(1, accuracy=None, loss=None), step(2, accuracy=None, loss=None))
     before = {path: path.stat() for path in run.rglob("*")}
     watch(run, once=True, as_json=True)
     told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

@@ -1,9 +1,8 @@
-"""What telemetry.csv says of each device: least, mean and most of every column, and curves of bounded length.
+"""Reads the telemetry of a run: minimum, mean and maximum of every column of each device, and downsampled curves.
 
-Each rank samples its device into a file: telemetry.csv, telemetry-1.csv, ...; telemetry-before-1.csv is an earlier
-start's, whose columns were others; telemetry.json says what is missing. Files are read as streams. Which columns there
-are is the sampler's business: a time and numbers, and maybe texts that tell devices and throttle reasons apart. Time is
-what passed between samples; a clock that was set back adds nothing.
+Each rank writes a file for its device: telemetry.csv, telemetry-1.csv, .... telemetry-before-1.csv is from an earlier
+start that had other columns, telemetry.json names the sensors that could not be read. Any column is read, as long as
+there is a time. Elapsed time is the sum of the intervals between samples; a clock that was set back adds nothing.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from bertrain.base.formatting import few
-from bertrain.run.sensors import why_throttled
-from bertrain.run.stream import by_halves, whole_lines
+from bertrain.run.sensors import throttle_reasons
+from bertrain.run.stream import parse_by_halves, whole_lines
 
 Doubles = npt.NDArray[np.float64]
 
-TIMES = ("time", "time_s")  # what the time of a sample is called, in seconds since the epoch
+TIMES = ("time", "time_s")  # names of the column with the time of a sample, in Unix seconds
 ENERGY, THROTTLES = "energy_j", ("throttle", "throttle_reasons")
-DEVICES = ("gpu", "cpu", "device", "uuid")  # the first of these columns that is there tells devices apart
+DEVICES = ("gpu", "cpu", "device", "uuid")  # the first of these columns that exists identifies the device
 TEXTS = (*DEVICES, *THROTTLES, "host")
-NO_NUMBERS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns that are no number of the device
-NUM_BINS = 512  # of a curve at the most; from half of them on it is never coarser
-EARLY_S = 0.5  # by which a start's first sample may be older than the time noted of it
-TAIL_BYTES = 64 << 10  # that are read to know how things stand now
+NOT_TRACKS = (*TIMES, *TEXTS, ENERGY, "monotonic")  # columns without a curve
+NUM_BINS = 512  # maximum points of a curve; a full curve is merged to half as many
+START_TOLERANCE_S = 0.5  # a start's first sample may be older than its recorded time by this much
+TAIL_BYTES = 64 << 10  # read to find the newest samples
 
 
 @dataclass
 class Track:
-    """One number of a device over time."""
+    """One column of a device over time."""
 
-    least: float = math.inf
-    most: float = -math.inf
+    minimum: float = math.inf
+    maximum: float = -math.inf
     total: float = 0.0
     count: int = 0
     sums: Doubles = field(default_factory=lambda: np.zeros(NUM_BINS))
@@ -58,20 +57,20 @@ class Track:
 
     @property
     def curve(self) -> Doubles:
-        """Mean of each stretch of time; NaN where there was no sample."""
+        """Mean of each bin of time; NaN where there was no sample."""
         return np.where(self.counts > 0, self.sums / np.maximum(self.counts, 1), np.nan)
 
     def add(self, bins: npt.NDArray[np.int64], values: Doubles) -> None:
         known = np.isfinite(values)
         if known.any():
             values = values[known]
-            self.least, self.most = min(self.least, values.min()), max(self.most, values.max())
+            self.minimum, self.maximum = min(self.minimum, values.min()), max(self.maximum, values.max())
             self.total, self.count = self.total + float(values.sum()), self.count + len(values)
             np.add.at(self.sums, bins[known], values)
             np.add.at(self.counts, bins[known], 1)
 
     def halve(self) -> None:
-        """Let two bins become one, and the second half be free."""
+        """Merge neighbouring bins, so that the second half is free."""
         for name in ("sums", "counts"):
             merged = getattr(self, name).reshape(-1, 2).sum(axis=1)
             setattr(self, name, np.concatenate([merged, np.zeros(NUM_BINS - len(merged))]))
@@ -79,28 +78,28 @@ class Track:
 
 @dataclass
 class Device:
-    """A GPU or CPU as its samples tell it."""
+    """The samples of one GPU or CPU."""
 
     name: str
     tracks: dict[str, Track] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
-    """Samples in which it was throttled, by reason."""
+    """Number of throttled samples, by reason."""
     num_samples: int = 0
     seconds: float = 0.0
-    """From the first sample to the last."""
+    """Time from the first sample to the last."""
     bin_s: float = 1.0
     energy_j: float = 0.0
     num_set_back: int = 0
-    """Times that the clock was set back between two samples."""
+    """How often the clock was set back between two samples."""
     longest_gap_s: float = 0.0
     starts: Doubles = field(default_factory=lambda: np.zeros(0))
-    """When its sampler was started, each time."""
+    """When each start of the run began to sample."""
     _last_time: float = math.nan
     _last_energy: float = math.nan
     _last_start: int = 0
 
     def add(self, table: pa.Table) -> None:
-        """Add samples, in their order in the file."""
+        """Add samples, in the order of the file."""
         times = _numbers(table, _time_column(table.column_names))
         passed = np.diff(times, prepend=self._last_time if self.num_samples else times[:1])
         passed = np.where(np.isfinite(passed), passed, 0.0)
@@ -121,14 +120,16 @@ class Device:
                     for reason in reasons_of(counted["values"]):
                         self.reasons[reason] += counted["counts"]
             elif name == ENERGY:
-                self._add_energy(_numbers(table, name), np.searchsorted(self.starts - EARLY_S, times, side="right"))
-            elif name not in NO_NUMBERS:
+                self._add_energy(
+                    _numbers(table, name), np.searchsorted(self.starts - START_TOLERANCE_S, times, side="right")
+                )
+            elif name not in NOT_TRACKS:
                 self.tracks.setdefault(name, Track()).add(bins, _numbers(table, name))
 
     def _add_energy(self, counter: Doubles, start: npt.NDArray[np.int64]) -> None:
-        """Add what a counter of joules rose by, `start` being the start each sample belongs to.
+        """Add the increase of an energy counter; `start` is the start of the run that each sample belongs to.
 
-        It may begin anew when a machine does. What it rose by between two starts was spent by others.
+        The counter may be reset by a reboot. Its increase between two starts is not the run's.
         """
         known = np.isfinite(counter)
         counter, start = counter[known], start[known]
@@ -141,31 +142,31 @@ class Device:
 
     @property
     def minutes(self) -> Doubles:
-        """When each bin of a curve is, up to the last sample."""
+        """The middle of each bin of a curve, up to the last sample."""
         return (np.arange(min(NUM_BINS, int(self.seconds / self.bin_s) + 1)) + 0.5) * self.bin_s / 60
 
 
 @dataclass(frozen=True)
-class Telemetry:
-    """All samples of a run."""
+class RunTelemetry:
+    """The telemetry of all devices of a run."""
 
     devices: list[Device]
     num_unreadable: int = 0
     missing: list[str] = field(default_factory=list)
-    """What the samplers could not read, in words."""
+    """Sentences on the sensors that could not be read."""
     joules: float = 0.0
-    """Of all devices; the counter of one that several ranks share is counted once."""
+    """Energy of all devices; a counter that several ranks share counts once."""
 
 
 def reasons_of(cell: str | None) -> list[str]:
-    """Why a device was throttled: words as they are, NVML's mask in words."""
+    """The reasons of a throttled sample: NVML's bit mask in words, other text as it is."""
     if cell is None or cell in ("", "none"):
         return []
-    return why_throttled(int(float(cell))) if math.isfinite(_number(cell)) else [cell]
+    return throttle_reasons(int(float(cell))) if math.isfinite(_number(cell)) else [cell]
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:
-    """The telemetry files of a run with the rank of each, a rank's older ones first."""
+    """The rank and path of each telemetry file of a run, by rank, oldest first."""
     found = []
     for path in folder.glob("telemetry*.csv"):
         if name := re.fullmatch(r"telemetry(?:-(\d+))?(?:-before-(\d+))?", path.stem):
@@ -173,8 +174,8 @@ def files_of(folder: Path) -> list[tuple[int, Path]]:
     return [(rank, path) for rank, _, path in sorted(found)]
 
 
-def read_telemetry(folder: Path) -> Telemetry:
-    """Every sample in a run folder, device by device; no device, if there is none."""
+def read_telemetry(folder: Path) -> RunTelemetry:
+    """Read all telemetry files in a run folder."""
     devices: dict[tuple[int, str], Device] = {}
     num_unreadable, joules = 0, 0.0
     missing: dict[str, tuple[list[str], list[str]]] = {}  # by reason: columns, ranks
@@ -188,31 +189,30 @@ def read_telemetry(folder: Path) -> Telemetry:
                 if _time_column(names) == "":
                     num_unreadable += 1
                     break
-            tables, unreadable = by_halves(block, partial(_parse, names=names))
+            tables, unreadable = parse_by_halves(block, partial(_parse, names=names))
             num_unreadable += unreadable if block.endswith(b"\n") else 0
             for table in tables:
                 _add(devices, rank, table, starts)
-    shared: set[str] = set()
+    counted: set[str] = set()
     for rank in dict.fromkeys(rank for rank, _ in files_of(folder)):
         notes = notes_of(folder, rank)
         for column, why in notes.get("missing", {}).items():
             columns, ranks = missing.setdefault(why, ([], []))
             columns.append(column)
             ranks.append(str(rank))
-        own = [device for (of, _), device in devices.items() if of == rank]
-        # Without a GPU, the counter is the machine's.
-        meter = notes["device"].get("uuid", "") if notes.get("device") else notes.get("host", "")
-        if not meter or meter not in shared:
-            joules += sum(device.energy_j for device in own)
-        shared.add(meter)
+        # A GPU has a counter of its own; the counter of a CPU is the machine's.
+        counter = notes["device"].get("uuid", "") if notes.get("device") else notes.get("host", "")
+        if not counter or counter not in counted:
+            joules += sum(device.energy_j for (owner, _), device in devices.items() if owner == rank)
+        counted.add(counter)
     sentences = [
         f"telemetry of rank {few(ranks)} has no {few(columns)}: {why}" for why, (columns, ranks) in missing.items()
     ]
-    return Telemetry([devices[key] for key in sorted(devices)], num_unreadable, sentences, joules)
+    return RunTelemetry([devices[key] for key in sorted(devices)], num_unreadable, sentences, joules)
 
 
-def newest(folder: Path) -> dict[str, dict[str, float]]:
-    """The last sample of each device that stands at the end of the telemetry files, by device and column."""
+def newest_samples(folder: Path) -> dict[str, dict[str, float]]:
+    """The newest value of each column at the end of the telemetry files, by device."""
     found: dict[str, dict[str, float]] = {}
     for rank, path in files_of(folder):
         try:
@@ -222,7 +222,7 @@ def newest(folder: Path) -> dict[str, dict[str, float]]:
                 file.seek(max(begin, end - TAIL_BYTES))
                 tail = file.read()
                 if end - TAIL_BYTES > begin:
-                    tail = tail.partition(b"\n")[2]  # the first row is there in part
+                    tail = tail.partition(b"\n")[2]  # cut off the first, partial row
         except OSError:
             continue
         for row in csv.reader(tail.decode(errors="replace").splitlines()):
@@ -230,7 +230,7 @@ def newest(folder: Path) -> dict[str, dict[str, float]]:
                 sample = dict(zip(names, row, strict=True))
                 numbers = {name: _number(sample[name]) for name in names if name not in (*TEXTS, *TIMES, "monotonic")}
                 known = {name: value for name, value in numbers.items() if math.isfinite(value)}
-                # Some columns are read less often than others: what is not in a row is as it was before.
+                # Some sensors are read less often: an empty cell keeps the value of an earlier row.
                 found.setdefault(_device_name(sample, names, rank), {}).update(known)
     return found
 
@@ -244,12 +244,12 @@ def _time_column(names: Sequence[str]) -> str:
 
 
 def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """What the last start of a rank's sampler noted of itself; nothing, where the file is damaged or not there."""
+    """The notes of a rank's last start in telemetry.json; empty if the file is missing or damaged."""
     return next(reversed(all_notes_of(folder, rank)), {})
 
 
 def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """What each start of a rank's sampler noted of itself, as far as it can be read."""
+    """The notes of each start of a rank in telemetry.json, as far as they are readable."""
     try:
         starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
     except (OSError, ValueError):
@@ -282,7 +282,7 @@ def _device_column(names: Sequence[str]) -> str | None:
 
 
 def _device_name(sample: dict[str, str], names: Sequence[str], rank: int) -> str:
-    """Such as `rank 3`, `gpu 0` where a column tells, or both where ranks have several."""
+    """`rank 3`, or with a device column `gpu 0` or `rank 3 gpu 0`."""
     key = _device_column(names)
     if key and sample.get(key):
         return f"{key} {sample[key]}" if rank == 0 else f"rank {rank} {key} {sample[key]}"

@@ -1,0 +1,102 @@
+"""The text that reports the newest steps on the console, beside the progress bar and in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bertrain.base.console import PHASES, Console
+from bertrain.base.formatting import duration
+from bertrain.base.logs import note
+from bertrain.run.records import StepRecord
+
+Steps = Sequence[StepRecord]
+
+
+def report_steps(console: Console, steps: Steps, last_step: int | None) -> None:
+    """Show these steps on the console, in one line or on the bar."""
+    rate = f"{steps[-1].sequences_per_s or 0.0:,.1f} sequences/s"
+    detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}{idle_ranks(steps)}"
+    left, line = time_left(steps, last_step), console_line(steps, last_step)
+    console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=detail)
+
+
+def log_steps(steps: Steps, last_step: int | None) -> None:
+    """Write the same line to the rank's log only."""
+    note("info", "steps", console_line(steps, last_step), step=steps[-1].step)
+
+
+def console_line(steps: Steps, last_step: int | None) -> str:
+    """Mean loss and accuracy, learning rate, real tokens per second, time per phase, and time left."""
+    last = str(last_step or "?")
+    line = f"step {steps[-1].step:>{len(last)}}/{last}  {metrics_text(steps)}  {time_shares(steps)}"
+    return f"{line}  {time_left(steps, last_step)}".rstrip()
+
+
+def metrics_text(steps: Steps) -> str:
+    """Mean loss and accuracy, the newest learning rate, and real tokens per second over these steps."""
+    num_skipped = len(steps) - len(computed(steps))
+    skipped = f"{num_skipped} skipped" if num_skipped else ""
+    if num_skipped == len(steps):
+        return skipped
+    num_not_finite = sum(not step.applied for step in steps) - num_skipped
+    not_finite = f"{num_not_finite} not finite, not applied" if num_not_finite else ""
+    loss = f"loss {_mean(steps, 'loss'):.4f}  {accuracy_text(steps, 2)}lr {steps[-1].learning_rate:.2e}"
+    return "  ".join(filter(None, (loss, _speed(steps), not_finite, skipped)))
+
+
+def brief(steps: Steps) -> str:
+    """The text beside the bar, for a terminal of 80 columns."""
+    if not computed(steps):
+        return f"{len(steps)} skipped"
+    return f"loss {_mean(steps, 'loss'):.3f}  {accuracy_text(steps, 1)}{_speed(steps)}"
+
+
+def accuracy_text(steps: Steps, digits: int) -> str:
+    """The mean accuracy of the masked tokens or of a classifier; nothing in regression."""
+    for name, title in (("mlm_accuracy", "masked words"), ("accuracy", "right")):
+        if getattr(steps[-1], name) is not None:
+            return f"{title} {_mean(steps, name):.{digits}%}  "
+    return ""
+
+
+def time_shares(steps: Steps) -> str:
+    """The share of the time in each phase; `reduction` only with several ranks."""
+    total, has_ranks = _seconds(steps), any(step.rank_tokens is not None for step in steps)
+    return " ".join(
+        f"{phase.replace('_', '+')} {sum(step.seconds[phase] for step in steps) / total:.0%}"
+        for phase in PHASES
+        if phase != "reduction" or has_ranks
+    )
+
+
+def idle_ranks(steps: Steps) -> str:
+    """The share of their time that ranks wait for the busiest one; nothing for one rank."""
+    return f"; ranks idle {_mean(steps, 'idle_share'):.1%}" if steps[-1].rank_tokens is not None else ""
+
+
+def time_left(steps: Steps, last_step: int | None) -> str:
+    """The time to the last step, where that is known."""
+    return f"{duration(seconds_left(steps, last_step))} left" if last_step else ""
+
+
+def seconds_left(steps: Steps, last_step: int) -> float:
+    """Time to the last step at the speed of these steps."""
+    return (last_step - steps[-1].step) * sum(step.duration for step in steps) / len(steps)
+
+
+def computed(steps: Steps) -> list[StepRecord]:
+    """The steps that train.skip_steps does not name."""
+    return [step for step in steps if not step.skipped]
+
+
+def _speed(steps: Steps) -> str:
+    return f"{sum(step.tokens for step in steps) / _seconds(steps):,.0f} tokens/s"
+
+
+def _seconds(steps: Steps) -> float:
+    return max(sum(step.duration for step in steps), 1e-9)
+
+
+def _mean(steps: Steps, name: str) -> float:
+    values = [getattr(step, name) for step in computed(steps)]
+    return sum(values) / len(values) if values else float("nan")
