@@ -73,7 +73,7 @@ class OpenFile:
 
 
 def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
-    """What gives the rows of a dataset: a ragged column, an array over the mapped file, or the dataset itself."""
+    """A dataset as a RaggedColumn, an array over the memory-mapped file, or the dataset itself."""
     if h5py.check_vlen_dtype(dataset.dtype) is not None:
         return RaggedColumn(content, dataset)
     offset = dataset.id.get_offset() if dataset.chunks is None else None

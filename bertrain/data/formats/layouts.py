@@ -134,17 +134,8 @@ def from_packed(fields: Fields) -> tuple[Block, Ints]:
         joined(fields["masked_lm_positions"]) - np.repeat(starts_in_pack, counts),
         joined(fields["masked_lm_ids"]),
     )
-    try:
-        block = _block(
-            joined(fields["input_ids"]),
-            lengths,
-            joined(fields["segment_ids"]),
-            joined(fields["next_sentence_labels"]),
-            masks,
-        )
-    except BadRecord as bad:
-        raise BadRecord(pack[bad.number], bad.complaint) from None
-    return block, parts
+    tokens, segments = joined(fields["input_ids"]), joined(fields["segment_ids"])
+    return _block(tokens, lengths, segments, joined(fields["next_sentence_labels"]), masks, pack), parts
 
 
 def from_graphcore(fields: Fields) -> tuple[Block, Ints]:
@@ -188,11 +179,8 @@ def from_graphcore(fields: Fields) -> tuple[Block, Ints]:
         position_ids[predicted_in, place][by_owner],
         mlm_ids[predicted_in, prediction][by_owner],
     )
-    try:
-        block = _block(ids[record, column], lengths, segments[record, column], labels[pack, label_slot], masks)
-    except BadRecord as bad:
-        raise BadRecord(pack[bad.number], bad.complaint) from None
-    return block, parts
+    tokens, segments = ids[record, column], segments[record, column]
+    return _block(tokens, lengths, segments, labels[pack, label_slot], masks, pack), parts
 
 
 def from_encoded(fields: Fields) -> tuple[Block, Ints]:
@@ -231,11 +219,11 @@ def to_fixed(block: Block, shape: Shape) -> Fields:
     real = np.arange(shape.max_seq_length) < block.lengths[:, None]
     predicted = np.arange(shape.max_predictions) < masks.counts[:, None]
     return {
-        "input_ids": _rectangle(real, block.tokens, shape.token_type),
+        "input_ids": _padded(real, block.tokens, shape.token_type),
         "input_mask": real.astype(np.int8),
         "segment_ids": (real & (np.arange(shape.max_seq_length) >= block.segment_b[:, None])).astype(np.int8),
-        "masked_lm_positions": _rectangle(predicted, masks.positions, shape.token_type),
-        "masked_lm_ids": _rectangle(predicted, masks.labels, shape.token_type),
+        "masked_lm_positions": _padded(predicted, masks.positions, shape.token_type),
+        "masked_lm_ids": _padded(predicted, masks.labels, shape.token_type),
         "next_sentence_labels": block.is_random.astype(np.int8),
     }
 
@@ -271,29 +259,34 @@ def to_varlength(block: Block, shape: Shape) -> Fields:
 
 
 def _block(
-    tokens: npt.NDArray, lengths: Ints, segments: npt.NDArray, labels: npt.NDArray, masks: Masks | None
+    tokens: npt.NDArray,
+    lengths: Ints,
+    segments: npt.NDArray,
+    labels: npt.NDArray,
+    masks: Masks | None,
+    pack: Ints | None = None,
 ) -> Block:
-    """A block of these arrays, checked; predictions in ascending order."""
+    """A block of these arrays, checked; predictions in ascending order. `pack` is the record of each example."""
+    record = np.arange(len(lengths)) if pack is None else pack
     example = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    _refuse(lengths == 0, "the example is empty")
-    _refuse_at(example[tokens < 0], "a token id is negative")
+    _refuse_at(record[lengths == 0], "the example is empty")
+    _refuse_at(record[example[tokens < 0]], "a token id is negative")
     segment_b = lengths - np.bincount(example, segments != 0, len(lengths)).astype(np.int64)
-    _refuse_at(
-        example[segments != (within >= segment_b[example])], "segment_ids are not a run of 0 followed by a run of 1"
-    )
-    _refuse((labels != 0) & (labels != 1), "the next-sentence label is neither 0 nor 1")
+    is_mixed = segments != (within >= segment_b[example])
+    _refuse_at(record[example[is_mixed]], "segment_ids are not a run of 0 followed by a run of 1")
+    _refuse_at(record[(labels != 0) & (labels != 1)], "the next-sentence label is neither 0 nor 1")
     if masks is not None:
         owner = np.repeat(np.arange(len(lengths)), masks.counts)
         outside = (masks.positions < 0) | (masks.positions >= lengths[owner])
-        _refuse_at(owner[outside], "a masked position is outside the example")
-        _refuse_at(owner[masks.labels < 0], "a label is negative")
+        _refuse_at(record[owner[outside]], "a masked position is outside the example")
+        _refuse_at(record[owner[masks.labels < 0]], "a label is negative")
         rising = (np.diff(masks.positions) > 0) | (np.diff(owner) > 0)
         if not rising.all():
             order = np.lexsort((masks.positions, owner))
             masks = Masks(masks.counts, masks.positions[order], masks.labels[order])
             rising = (np.diff(masks.positions) > 0) | (np.diff(owner) > 0)
-            _refuse_at(owner[1:][~rising], "a position is masked twice")
+            _refuse_at(record[owner[1:][~rising]], "a position is masked twice")
     return Block(
         tokens.astype(np.int64), lengths.astype(np.int64), segment_b.astype(np.int64), labels.astype(np.int64), masks
     )
@@ -334,7 +327,7 @@ def _segments(block: Block) -> npt.NDArray[np.int8]:
     return (within >= np.repeat(block.segment_b, block.lengths)).astype(np.int8)
 
 
-def _rectangle(real: npt.NDArray[np.bool_], values: Ints, kind: npt.DTypeLike) -> npt.NDArray:
+def _padded(real: npt.NDArray[np.bool_], values: Ints, kind: npt.DTypeLike) -> npt.NDArray:
     """A 2-D array with the values where `real` is true, and zeros elsewhere."""
     out = np.zeros(real.shape, dtype=kind)
     out[real] = values

@@ -69,7 +69,7 @@ class _CharacterTable(dict[int, int | str | None]):
 
 
 class _Words(dict[str, bytes]):
-    """What stands between two spaces -> the numbers of its pieces: folded, split at punctuation, looked up."""
+    """A word between spaces -> the ids of its pieces: case folded, split at punctuation, looked up."""
 
     def __init__(self, pieces: _Pieces, *, lower_case: bool) -> None:
         self._pieces, self._lower_case = pieces, lower_case
