@@ -138,7 +138,7 @@ BAD = {
     "a seed twice": (["finetune", "classify", "--init", "BASE", "--seeds", "1,1"], "names a seed twice"),
     "two lengths": (
         ["finetune", "classify", "--init", "BASE", "--budget", "5s", "--max-steps", "5"],
-        "train.budget and train.max_steps each say how long the run is",
+        r"\[conflicting-options\]",
     ),
     "two evaluations": (
         ["finetune", "classify", "--init", "BASE", "--evaluate.data", "x"], "evaluate.data is for pre-training",
