@@ -139,7 +139,7 @@ BAD = {
     "a seed twice": (["finetune", "classify", "--init", "BASE", "--seeds", "1,1"], "--seeds"),
     "two lengths": (
         ["finetune", "classify", "--init", "BASE", "--budget", "5s", "--max-steps", "5"],
-        r"train.budget and train.max_steps.*\[contradicting-settings\]",
+        r"\[conflicting-options\]",
     ),
     "two evaluations": (
         ["finetune", "classify", "--init", "BASE", "--evaluate.data", "x"], "evaluate.data",
