@@ -25,9 +25,9 @@ class UserError(Exception):
 
     exit_code = EXIT_USER_ERROR
 
-    def __init__(self, code: str, message: str = "") -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
-        self.code, self.message = (code, message) if message else ("unnamed", code)
+        self.code, self.message = code, message
 
     def __str__(self) -> str:
         return self.message
