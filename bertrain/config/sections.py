@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_slice
-from bertrain.config.choices import MASK_PROBABILITY, PACKING, PolicyName, StepPacking
+from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, StepPacking
 
 
 def setting(
@@ -283,8 +283,10 @@ class TrainSettings:
         "activations that the backward pass recomputes to save memory. selective: the cheap ones (GELU, dropout, "
         "LayerNorm, attention probabilities); full: all but each layer's input. Gradients stay the same",
     )
-    kernels: Literal["auto", "plain"] = changeable(
-        "auto", "auto: fused kernels where they run (Triton on a GPU, AMX on a CPU); plain: PyTorch alone"
+    kernels: Literal["auto", EngineName] = changeable(
+        "auto",
+        "the engine that computes a step. fused: bertrain's kernels (Triton on a GPU, AMX on a CPU); compiled: "
+        "torch.compile with PyTorch's attention, on any CUDA GPU; plain: PyTorch alone; auto: the first that runs",
     )
     deterministic: bool = setting(
         False, "make a run that is killed and resumed bitwise equal to an uninterrupted one; may be slower"

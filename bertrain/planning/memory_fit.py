@@ -19,6 +19,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import free_memory
+from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB, BinSize, Estimate, estimate
@@ -78,7 +79,7 @@ class Place:
 
     data: DataSource
     ranks: int
-    is_fused: bool
+    engine: EngineName
     on_gpu: bool
     bytes: int
     """What one rank may use."""
@@ -87,7 +88,7 @@ class Place:
 
     def needs(self, settings: Settings) -> Estimate:
         size = BinSize.of(settings, self.data)
-        return estimate(settings, size, ranks=self.ranks, is_fused=self.is_fused, on_gpu=self.on_gpu)
+        return estimate(settings, size, ranks=self.ranks, engine=self.engine, on_gpu=self.on_gpu)
 
     def holds(self, settings: Settings) -> bool:
         return self.needs(settings).total <= self.bytes

@@ -68,7 +68,7 @@ def test_the_estimate_of_a_bin_is_what_its_tensors_take(precision: str, what: st
         model__hidden_size=64, model__num_heads=2, model__intermediate_size=256, model__num_layers=6,
         model__vocab_size=vocab_size, train__precision=precision, train__activation_checkpointing=what,
     )  # fmt: skip
-    expected = estimate(settings, BinSize(tokens, predictions, length), ranks=1, is_fused=False, on_gpu=False)
+    expected = estimate(settings, BinSize(tokens, predictions, length), ranks=1, engine="plain", on_gpu=False)
     peak = bin_peak(settings, length, tokens, predictions)
     tensors = sum(size for name, size in expected.bin.items() if name != LIBRARIES)
     assert 0.95 <= tensors / peak <= 1.2
@@ -76,7 +76,7 @@ def test_the_estimate_of_a_bin_is_what_its_tensors_take(precision: str, what: st
 
 def test_a_sharded_optimizer_is_counted_by_its_share() -> None:
     settings, size = resolve("bert-base-phase1", [("optimizer.sharded", "true")]), BinSize(4096, 700, 128)
-    one, four = (estimate(settings, size, ranks=ranks, is_fused=True, on_gpu=True) for ranks in (1, 4))
+    one, four = (estimate(settings, size, ranks=ranks, engine="fused", on_gpu=True) for ranks in (1, 4))
     assert four.always["moments"] == one.always["moments"] // 4
     assert four.always["weights"] == one.always["weights"]
 
@@ -87,7 +87,7 @@ def test_every_rules_state_is_counted(name: str) -> None:
     settings, size = helpers.tiny_settings(optimizer__name=name), BinSize(256, 40, 64)
     model = Bert(settings.model)
     buffers = build_optimizer(Arena(model), settings.optimizer).state().values()
-    told = estimate(settings, size, ranks=1, is_fused=False, on_gpu=False)
+    told = estimate(settings, size, ranks=1, engine="plain", on_gpu=False)
     assert told.always["moments"] == sum(buffer.numel() * buffer.element_size() for buffer in buffers)
     assert told.always["a checkpoint being written"] == told.always["moments"] + told.always["weights"]
 
@@ -113,7 +113,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 
 def place(shards: Shards, gib: float, ranks: int = 1) -> Place:
-    return Place(shards, ranks, is_fused=False, on_gpu=False, bytes=int(gib * GIB), label="free")
+    return Place(shards, ranks, engine="plain", on_gpu=False, bytes=int(gib * GIB), label="free")
 
 
 def large_settings(**overrides: object) -> Settings:
