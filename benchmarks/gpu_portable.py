@@ -4,10 +4,10 @@
                                       [--rows natural full] [--output benchmarks/results/gpu_portable.json]
 
 Both train BERT with its two heads and dropout 0.1 on the same examples: random words in the lengths of Wikipedia
-(`natural`), or rows that are all as long as possible (`full`), where there is no padding to save. A step runs from pinned
-memory to updated weights: `bertrain.training.loop.train_step` with `train.kernels compiled` and AdamW; and Transformers'
-BertForPreTraining under torch.compile with sdpa attention, padded to the longest length, fused AdamW, gradients clipped.
-Real tokens per second; the ratio is what counts.
+(`natural`), or rows that are all as long as possible (`full`), where there is no padding to save. A step runs from
+pinned memory to updated weights: `bertrain.training.loop.train_step` with `train.kernels compiled` and AdamW; and
+Transformers' BertForPreTraining under torch.compile with sdpa attention, padded to the longest length, with fused AdamW
+and gradients clipped. Real tokens per second; the ratio is what counts.
 """
 
 from __future__ import annotations
