@@ -62,6 +62,7 @@ class CompiledEngine(PlainEngine):
     def __init__(self, model: Bert, *others: Any) -> None:
         super().__init__(model, *others)
         use_varlen_attention(model, self._settings, self.sums.device)
+        torch._dynamo.reset()  # PyTorch limits recompilations of a function, and earlier runs of this process count
         self._compiled = torch.compile(self._loss_of_tensors, dynamic=False, fullgraph=True)
         self._compiles = True
 
