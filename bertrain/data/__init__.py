@@ -1,7 +1,7 @@
 """Text to batches, in four stages. Each is a folder that imports only those before it.
 
 text       download      files over HTTP, resumed and verified
-           extract       dumps, archives and tables to plain text: streams -> records -> parsing (wikipedia, sentences)
+           extract       dumps, archives and tables to plain text: streams -> records -> parsing (wikipedia)
            documents     plain text to lines and documents
            vocabulary, tokenizer, vocabulary_training    words to token ids
            processes, progress    worker pools and progress output

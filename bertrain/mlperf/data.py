@@ -155,10 +155,7 @@ def stages(
             needed=False,
         ),
         Stage(
-            "hdf5/eval_varlength",
-            lambda place: _pick_evaluation(evaluation, place, eval_count),
-            [held_out],
-            picking,
+            "hdf5/eval_varlength", lambda place: _pick_evaluation(evaluation, place, eval_count), [held_out], picking
         ),
     ]
     if packed:

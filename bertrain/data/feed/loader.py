@@ -265,7 +265,6 @@ def training_rows(data: DataSource, settings: Settings) -> range:
     rows = settings.data.rows(len(data))
     if not rows:
         raise UserError(
-            "empty-slice",
-            f"--data.slice {settings.data.slice} selects none of the {len(data)} rows in {data.folder}",
+            "empty-slice", f"--data.slice {settings.data.slice} selects none of the {len(data)} rows in {data.folder}"
         )
     return rows

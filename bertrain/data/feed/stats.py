@@ -78,8 +78,7 @@ def data_stats(
     budget = token_budget or max(longest, int(-(-sequences * mean // ranks) // longest + 1) * longest)
     if budget < longest:
         raise UserError(
-            "example-too-long",
-            f"--token-budget {budget} is less than the longest example of {longest} tokens",
+            "example-too-long", f"--token-budget {budget} is less than the longest example of {longest} tokens"
         )
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))

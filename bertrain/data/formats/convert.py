@@ -153,8 +153,7 @@ def bin_by_length(
     longest = int(source.lengths.max())
     if longest > LENGTH_BINS[-1]:
         raise UserError(
-            "example-too-long",
-            f"{folder} has an example of {longest} tokens; bins end at {LENGTH_BINS[-1]}",
+            "example-too-long", f"{folder} has an example of {longest} tokens; bins end at {LENGTH_BINS[-1]}"
         )
     plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions)
     refuse_occupied(Path(out))
@@ -208,12 +207,7 @@ def _unchanged(positions: Ints) -> Ints:
 
 
 def _plan(
-    source: DataSource,
-    to: Target,
-    shards: int,
-    seed: int = 0,
-    max_seq_length: int = 0,
-    max_predictions: int = 0,
+    source: DataSource, to: Target, shards: int, seed: int = 0, max_seq_length: int = 0, max_predictions: int = 0
 ) -> Plan:
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())

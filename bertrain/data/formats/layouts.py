@@ -29,14 +29,7 @@ from bertrain.data.formats.masking import Ints
 
 Fields = dict[str, Any]  # field name to a 2-D array, or to a list of arrays, one for each record
 
-FIXED = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "next_sentence_labels",
-)
+FIXED = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 VARLENGTH = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 PACKED = (*VARLENGTH, "packed_input_len", "packed_masked_lm_len")
 ENCODED = ("input_ids", "special_token_positions", "next_sentence_labels")

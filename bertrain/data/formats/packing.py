@@ -102,12 +102,7 @@ def _fill(fillings: list[tuple[tuple[int, ...], int]], counts: Ints) -> list[tup
 
 
 def _place(
-    counts: Ints,
-    begun: list[tuple[tuple[int, ...], int]],
-    row_length: int,
-    max_per_row: int,
-    *,
-    into_fullest: bool,
+    counts: Ints, begun: list[tuple[tuple[int, ...], int]], row_length: int, max_per_row: int, *, into_fullest: bool
 ) -> list[tuple[tuple[int, ...], int]]:
     """Place sequences, longest first, into the fullest or the emptiest row that holds them, or into a new one.
 

@@ -101,8 +101,7 @@ class Shards:
             version = manifest["schema_version"]
             if version != SCHEMA_VERSION:
                 raise UserError(
-                    "other-schema",
-                    f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare it again",
+                    "other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare it again"
                 )
             if not manifest["rows"]:
                 raise UserError("empty-data", f"the data folder {folder} contains no example")

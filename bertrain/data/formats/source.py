@@ -64,11 +64,7 @@ class DataSource(Protocol):
 
 
 def open_data(
-    folder: str | Path,
-    *,
-    vocab: str | Path | Vocabulary | None = None,
-    verify: str = "hash",
-    quiet: bool = False,
+    folder: str | Path, *, vocab: str | Path | Vocabulary | None = None, verify: str = "hash", quiet: bool = False
 ) -> DataSource:
     """Open a data folder of any layout, or one HDF5 or TFRecord file; the layout is detected.
 
