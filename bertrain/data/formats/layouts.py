@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ GRAPHCORE = (
     "packed_next_sentence_labels",
 )
 WEIGHTS = "masked_lm_weights"  # of TFRecords: 1 for real predictions, 0 for padding
+
+
+def join(parts: list[Any]) -> Any:
+    """The values of a field in several runs of records, concatenated."""
+    return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 
 class BadRecord(Exception):

@@ -72,10 +72,6 @@ def pack_histogram(
     return [Strategy(lengths, rows) for lengths, rows in sorted(packed.items(), reverse=True)]
 
 
-def count_rows(strategies: Iterable[Strategy]) -> int:
-    return sum(strategy.rows for strategy in strategies)
-
-
 def efficiency(strategies: Iterable[Strategy], row_length: int) -> float:
     """The share of all places in the rows that sequences take."""
     tokens = rows = 0

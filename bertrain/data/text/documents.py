@@ -19,16 +19,14 @@ Document = list[str]
 
 LONGEST_LINE = 4 << 20  # bytes
 LONGEST_DOCUMENT = 4  # units; a longer one is cut at the end of a line, so that memory stays bounded
-NOT_TEXT = {  # by their first bytes
-    b"\x1f\x8b": "compressed (gzip); read it with `bertrain data extract`",
-    b"BZh": "compressed (bzip2); read it with `bertrain data extract`",
-    b"\xfd7zXZ": "compressed (xz); read it with `bertrain data extract`",
-    b"\x28\xb5\x2f\xfd": "compressed (zstd); read it with `bertrain data extract`",
-    b"PK\x03\x04": "compressed (zip); read it with `bertrain data extract`",
-    b"ARROW1": "an Arrow file, not text; leave it out",
-    b"\x89HDF\r\n": "an HDF5 file, not text; leave it out",
-    b"%PDF-": "a PDF file, not text; leave it out",
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
 }
+NOT_TEXT = {b"ARROW1": "an Arrow file", b"\x89HDF\r\n": "an HDF5 file", b"%PDF-": "a PDF file"}
 FOR_EXTRACT = {
     "dump": "a MediaWiki dump in XML",
     "wikiextractor": "output of WikiExtractor",
@@ -59,8 +57,8 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
                 raise UserError("empty-input", f"the input folder {entry} contains no file")
             extracted = next((path.parent for path in inside if path.name == EXTRACT_DESCRIPTION), None)
             if extracted:
-                instead = f"may contain held-out text; give {extracted / EXTRACT_TRAINING} instead"
-                raise UserError("held-out-input", f"{extracted} is output of `bertrain data extract` and {instead}")
+                train = extracted / EXTRACT_TRAINING
+                raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
             files += inside
         elif entry.is_file():
             files.append(entry)
@@ -76,9 +74,12 @@ def check_readable(path: Path) -> None:
             head = file.read(DETECTION_BYTES)
     except OSError as error:
         raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
-    for magic, what in NOT_TEXT.items():
+    for magic, name in COMPRESSED.items():
         if head.startswith(magic):
-            raise UserError("not-text", f"{path} is {what}")
+            raise UserError("not-text", f"{path} is compressed ({name}); read it with `bertrain data extract`")
+    for magic, name in NOT_TEXT.items():
+        if head.startswith(magic):
+            raise UserError("not-text", f"{path} is {name}, not text; leave it out")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) and len(head) >= 64 and 4 * head.count(0) >= len(head):
         raise UserError("not-text", f"{path} is text in UTF-16; save it as UTF-8")
     form = recognize(head, path.name)
