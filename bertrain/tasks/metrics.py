@@ -68,10 +68,8 @@ def _import(module: str) -> Any:
 
 
 def _missing_library(module: str) -> UserError:
-    return UserError(
-        "missing-library",
-        f"the metrics of this task need {LIBRARIES[module]}; install it with: pip install 'bertrain[finetune]'",
-    )
+    library = LIBRARIES[module]
+    return UserError("missing-library", f"this task's metrics need {library}; run: pip install 'bertrain[finetune]'")
 
 
 METRICS: dict[str, Callable[[Values, Predictions], float]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.weights import huggingface, nvidia
+from bertrain.weights import huggingface
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
-from bertrain.weights.tensors import ENCODER, WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
+from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
 FORMATS = ("huggingface", "nvidia")
 
@@ -94,8 +94,9 @@ def export(
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
         if weights.vocabulary is None:
-            advice = "`bertrain weights import --vocab FILE` adds one"
-            raise UserError("missing-vocabulary", f"{source} has no vocabulary; {advice}")
+            raise UserError(
+                "missing-vocabulary", f"{source} has no vocabulary; add one: `bertrain weights import --vocab FILE`"
+            )
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
     needs = "NVIDIA's programs load only models with both pre-training heads"
@@ -103,29 +104,23 @@ def export(
         raise UserError("no-pretraining-head", f"{source} is fine-tuned; {needs}")
     if weights.missing:
         raise UserError("missing-tensors", f"{source} lacks {list_names(weights.missing)}; {needs}")
-    nvidia.write_folder(Path(out), weights, pad_vocab_to=padding)
+    huggingface.write_nvidia(Path(out), weights, pad_vocab_to=padding)
     return Path(out)
 
 
 def _check_padding(pad_vocab_to: int) -> None:
     if pad_vocab_to not in WRITTEN_PADDINGS:
-        raise UserError(
-            "bad-padding", f"--pad-vocab-to is {pad_vocab_to}; use one of {', '.join(map(str, WRITTEN_PADDINGS))}"
-        )
+        paddings = ", ".join(map(str, WRITTEN_PADDINGS))
+        raise UserError("bad-padding", f"--pad-vocab-to is {pad_vocab_to}; use one of {paddings}")
 
 
 def _refuse_incomplete_encoder(weights: Weights) -> None:
-    missing = [name for name in weights.missing if name.startswith(ENCODER)]
+    missing = [name for name in weights.missing if name.startswith(("embeddings.", "layers."))]
     if not weights.tensors:
-        raise UserError(
-            "no-bert-tensors",
-            f"{weights.origin} has no tensor of BERT by a known name; its tensors are "
-            f"{list_names([*weights.left_over, *weights.skipped])}",
-        )
+        names = list_names([*weights.left_over, *weights.skipped])
+        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor of BERT by a known name; it has {names}")
     if missing:
         thirds = list_names(list(weights.thirds))
-        alone = f"; of query, key and value it has only {thirds}" if thirds else ""
+        names = list_names(missing) + (f"; of query, key and value it has only {thirds}" if thirds else "")
         count = counted(len(missing), "tensor")
-        raise UserError(
-            "missing-tensors", f"{weights.origin} lacks {count} of the encoder: {list_names(missing)}{alone}"
-        )
+        raise UserError("missing-tensors", f"{weights.origin} lacks {count} of the encoder: {names}")

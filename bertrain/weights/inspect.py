@@ -91,15 +91,8 @@ def show_weights(source: str | Path) -> Shown:
         parameters=sum(math.prod(stored.shape) for stored in counted),
         nbytes=sum(stored.nbytes for stored in opened.tensors),
         tensors=tuple(
-            ShownTensor(
-                name=stored.name,
-                shape=stored.shape,
-                dtype=stored.dtype,
-                nbytes=stored.nbytes,
-                ours=stored.place.parameter if stored.place else None,
-                is_skipped=stored.is_skipped,
-            )
-            for stored in opened.tensors
+            ShownTensor(one.name, one.shape, one.dtype, one.nbytes, one.place and one.place.parameter, one.is_skipped)
+            for one in opened.tensors
         ),
         missing=missing,
     )
