@@ -63,12 +63,11 @@ def score_answer(given: str, truths: Some[str], version: Version) -> tuple[float
 
     In v2.0, a true answer that normalizes to nothing does not count, and two empty answers match.
     """
-    if version == "v1.1":
-        return float(given in truths), max(map(_word_f1, [given] * len(truths), truths), default=0.0)
-    truths = [truth for truth in truths if truth] or [""]
-    if not given or truths == [""]:
-        return float(given in truths), float(given in truths)
-    return float(given in truths), max(map(_word_f1, [given] * len(truths), truths))
+    if version == "v2.0":
+        truths = [truth for truth in truths if truth] or [""]
+        if not given or truths == [""]:
+            return float(given in truths), float(given in truths)
+    return float(given in truths), max((_word_f1(given, truth) for truth in truths), default=0.0)
 
 
 def _word_f1(given: str, truth: str) -> float:
@@ -95,10 +94,8 @@ def _metrics_by_answerability(
     """The metrics of v2.0: of all questions, and of the answerable and unanswerable ones."""
     metrics: dict[str, float] = {}
     withheld = {identifier for identifier in exact if null_odds.get(identifier, 0.0) > threshold}
-    parts = {"": list(exact)}
-    for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-        parts[prefix] = [identifier for identifier in exact if answerable[identifier] is wanted]
-    for prefix, part in parts.items():
+    for prefix, wanted in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        part = [identifier for identifier in exact if answerable[identifier] in wanted]
         if not part:
             continue
         for name, scores in (("exact", exact), ("f1", f1)):
