@@ -16,10 +16,8 @@ from bertrain.mlperf.log import TOKEN, Log, read_log, require_library, result_fi
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
 
 RULESETS = ("4.1.0", "5.0.0")
-NUM_RESULTS = 10
-"""Results in a submission of BERT."""
-MAX_FAILED = 1
-"""Results that may fail to converge; they count as the slowest."""
+NUM_RESULTS, MAX_FAILED = 10, 1
+"""Results in a submission of BERT, and those that may fail to converge; they count as the slowest."""
 
 Division = Literal["closed", "open"]
 
@@ -74,11 +72,8 @@ def check_results(
     `division` checks them as results of that division, whatever they say. Writes nothing.
     """
     require_library()
-    unknown = set(rulesets) - set(RULESETS)
-    if unknown:
-        raise UserError(
-            "unknown-ruleset", f"there is no ruleset {min(unknown)} for BERT; choose {' or '.join(RULESETS)}"
-        )
+    if unknown := set(rulesets) - set(RULESETS):
+        raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {' or '.join(RULESETS)}")
     files = result_files(folder)
     entries = [read_log(file) for file in files]
     for log in entries:
@@ -86,18 +81,12 @@ def check_results(
     logs = [summarize_log(log) for log in entries]
     named = {log.division for log in logs} if division is None else {division}
     if len(named) > 1:
-        raise UserError(
-            "mixed-divisions",
-            f"the results in {folder} are of different divisions ({', '.join(sorted(map(str, named)))}); choose one "
-            "with --division",
-        )
+        divisions = ", ".join(sorted(map(str, named)))
+        raise UserError("mixed-divisions", f"{folder} has results of {divisions}; choose one division with --division")
     (chosen,) = named
     with _sanitized_copies(files, division) as copies:
-        compliance = [
-            _check_compliance(copy, log, ruleset)
-            for ruleset in rulesets
-            for copy, log in zip(copies, logs, strict=True)
-        ]
+        pairs = list(zip(copies, logs, strict=True))
+        compliance = [_check_compliance(copy, log, ruleset) for ruleset in rulesets for copy, log in pairs]
         seed_complaints = _check_seeds(copies, rulesets[-1])
         convergence = {ruleset: _check_convergence(copies, logs, ruleset) for ruleset in rulesets if chosen == "closed"}
     score = score_runs(logs)
@@ -120,11 +109,9 @@ def check_results(
 def _refuse_unknown_names(log: Log) -> None:
     """Refuse unknown benchmarks and divisions: the official checker opens files by these names and runs them."""
     for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
-        for entry in log.all(key):
-            if entry.value not in known:
-                raise UserError(
-                    "unknown-submission", f"{log.path} has the {key} {entry.value!r}; supported: {' or '.join(known)}"
-                )
+        unknown = [entry.value for entry in log.all(key) if entry.value not in known]
+        if unknown:
+            raise UserError("unknown-submission", f"{log.path} has {key} {unknown[0]!r}; use {' or '.join(known)}")
 
 
 def _list_objections(
@@ -167,9 +154,6 @@ def _explain(point: Convergence) -> str:
     )
 
 
-# --- the official checkers ------------------------------------------------------------------------------
-
-
 def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
     from mlperf_logging.compliance_checker import mlp_compliance
 
@@ -177,17 +161,13 @@ def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
     with _captured_logs():
         mlp_compliance.enqueued_configs.clear()  # left over from an interrupted check
         checker.check_file(str(copy), f"training_{ruleset}/common.yaml")
-    complaints = [_shorten(text) for text in (*checker.overwritable.values(), *checker.not_overwritable)]
+    complaints = []
+    for text in (*checker.overwritable.values(), *checker.not_overwritable):
+        first, *dump = text.replace(TOKEN, "").splitlines()
+        complaints.append("; ".join([first, *(line for line in dump if line.startswith("failed test"))]))
     if log.unreadable_lines:
         complaints.append(f"{log.unreadable_lines} line(s) are truncated or not JSON")
     return Compliance(log.file, ruleset, not complaints, tuple(complaints))
-
-
-def _shorten(complaint: str) -> str:
-    """A complaint without the dump of the checker's state."""
-    lines = complaint.replace(TOKEN, "").splitlines()
-    tests = [line for line in lines if line.startswith("failed test")]
-    return "; ".join([lines[0], *tests])
 
 
 def _check_seeds(files: Sequence[Path], ruleset: str) -> list[str]:
@@ -263,12 +243,10 @@ def _sanitized_copies(files: Sequence[Path], division: Division | None) -> Itera
     Truncated lines are left out, since some checkers fail on them; `_check_compliance` counts them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        copies = []
-        for file in files:
+        copies = [Path(folder) / file.name for file in files]
+        for file, copy in zip(files, copies, strict=True):
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            copy = Path(folder) / file.name
             copy.write_text("".join(f"{_sanitize(line, division)}\n" for line in lines), encoding="utf-8")
-            copies.append(copy)
         yield copies
 
 
