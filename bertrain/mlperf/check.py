@@ -37,14 +37,10 @@ class Convergence:
     """The samples to converge, which must not be far fewer than the reference's."""
 
     passes: bool
-    words: str
-    """The checker's message: a reference point was found, interpolated, or is missing."""
-    samples: float | None
-    """Olympic mean of the results."""
-    reference: float | None
-    """Mean of the reference at this batch size, interpolated between two points where needed."""
-    scaling: float
-    """The factor of the score if the run converged slightly faster than the reference."""
+    words: str  # the checker's message: a reference point was found, interpolated, or is missing
+    samples: float | None  # Olympic mean of the results
+    reference: float | None  # mean of the reference at this batch size, interpolated between two points where needed
+    scaling: float  # the factor of the score if the run converged slightly faster than the reference
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,7 @@ class SubmissionCheck:
     compliance: tuple[Compliance, ...]
     seeds_pass: bool
     seed_complaints: tuple[str, ...]
-    convergence: dict[str, Convergence]
-    """By ruleset; empty in the open division, which has no such rule."""
+    convergence: dict[str, Convergence]  # by ruleset; empty in the open division, which has no such rule
     score: Score
     scaled_minutes: float | None
 

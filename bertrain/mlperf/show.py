@@ -20,10 +20,8 @@ MIN_SCORED = 3  # results; the score drops the fastest and the slowest
 class Evaluation:
     """The accuracy at one evaluation."""
 
-    samples: int | None
-    """Sequences trained on so far; None if the log does not count them."""
-    seconds: float
-    """Since run_start."""
+    samples: int | None  # sequences trained on so far; None if the log does not count them
+    seconds: float  # since run_start
     accuracy: float
     sequences_per_s: float | None
     """Since the previous evaluation, or run_start; excludes the evaluation itself if the log has its start."""
@@ -38,8 +36,7 @@ class LogSummary:
     organization: str | None
     platform: str | None
     division: str | None
-    status: str
-    """See `Log.status`."""
+    status: str  # see `Log.status`
     seed: int | None
     global_batch_size: int | None
     ranks: int
@@ -68,10 +65,8 @@ class Score:
     converged: int
     minutes: float | None
     """Olympic mean: without the fastest and the slowest run; one that did not converge counts as the slowest."""
-    samples: float | None
-    """Samples to converge, likewise."""
-    reason: str
-    """Why there is no score; empty if there is one."""
+    samples: float | None  # samples to converge, likewise
+    reason: str  # why there is no score; empty if there is one
 
 
 def show_logs(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogSummary]:

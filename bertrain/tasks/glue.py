@@ -36,8 +36,7 @@ class GlueSpec:
     header: tuple[str, ...] = ()
     no_gold_label: str = ""
     is_lenient: bool = False
-    submits_labels: bool = False
-    """Whether a submission has labels, or class indices."""
+    submits_labels: bool = False  # whether a submission has labels, or class indices
 
 
 def _rows(train: int, dev: int, test: int) -> Mapping[str, int]:

@@ -20,8 +20,7 @@ from bertrain.data.formats.block import Values
 from bertrain.tasks.task import Head, TaskOutputs
 
 Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-LIBRARIES = {"sklearn": "scikit-learn", "scipy": "scipy"}
-"""Packages by the name of their module."""
+LIBRARIES = {"sklearn": "scikit-learn", "scipy": "scipy"}  # packages by the name of their module
 
 
 def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:

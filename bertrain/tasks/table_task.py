@@ -38,8 +38,7 @@ class Columns:
     label: tuple[str, ...] = ("label",)
     index: tuple[str, ...] = ("index", "idx", "id")
     language: tuple[str, ...] = ()
-    hint: str = ""
-    """What the user can do about a missing column."""
+    hint: str = ""  # what the user can do about a missing column
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,11 @@ class RowFormat:
     """How rows of a file become examples."""
 
     columns: Columns
-    parse_label: Callable[[str], float]
-    """The target that a label stands for; raises ValueError with the reason."""
-    header: tuple[str, ...] = ()
-    """The columns of files without a header line."""
-    languages: tuple[str, ...] = ()
-    """The languages to keep of a file in several."""
-    no_gold_label: str = ""
-    """The label of rows that annotators did not agree on; they are left out, as is usual."""
-    is_lenient: bool = False
-    """As is usual for QQP, leaves out rows split in two by a line feed, and keeps empty texts."""
+    parse_label: Callable[[str], float]  # the target that a label stands for; raises ValueError with the reason
+    header: tuple[str, ...] = ()  # the columns of files without a header line
+    languages: tuple[str, ...] = ()  # the languages to keep of a file in several
+    no_gold_label: str = ""  # the label of rows that annotators did not agree on; they are left out, as is usual
+    is_lenient: bool = False  # as is usual for QQP, leaves out rows split in two by a line feed, and keeps empty texts
 
 
 @dataclass

@@ -15,8 +15,7 @@ from bertrain.tasks.tables import choose_files
 
 LABELS = TASKS["mnli"].labels
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
-ROWS = {"dev": 2490, "test": 5010}
-"""Published rows in each language."""
+ROWS = {"dev": 2490, "test": 5010}  # published rows in each language
 
 ALL = "all"
 LABEL_ALIASES = {"contradictory": LABELS.index("contradiction")} | {str(i): i for i in range(len(LABELS))}

@@ -19,23 +19,17 @@ class Imported:
     """The result of an import."""
 
     folder: str
-    kind: Kind
-    """Their format: run, huggingface, nvidia or tf1."""
+    kind: Kind  # their format: run, huggingface, nvidia or tf1
     origin: str
     global_step: int | None
     taken: int
     missing: tuple[str, ...]
     """Tensors of a model with both heads, by our names, that the source lacks; nothing replaces them."""
-    left_over: tuple[str, ...]
-    """Tensors that BERT does not have."""
-    skipped: tuple[str, ...]
-    """Tensors that are not weights: optimizer state, counters, constants."""
-    padding: int
-    """Rows of vocabulary padding that were dropped."""
-    rounded: tuple[str, ...]
-    """Tensors rounded from float64 to float32."""
-    lower_case: bool | None
-    """Whether the tokenizer lowercases text; None without a vocabulary."""
+    left_over: tuple[str, ...]  # tensors that BERT does not have
+    skipped: tuple[str, ...]  # tensors that are not weights: optimizer state, counters, constants
+    padding: int  # rows of vocabulary padding that were dropped
+    rounded: tuple[str, ...]  # tensors rounded from float64 to float32
+    lower_case: bool | None  # whether the tokenizer lowercases text; None without a vocabulary
 
 
 def import_weights(

@@ -42,8 +42,7 @@ from bertrain.weights.tensors import (
 )
 
 MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"
-"""The suffix of the file that maps tensors to files, for a model in several files."""
+INDEX = ".index.json"  # the suffix of the file that maps tensors to files, for a model in several files
 GLOBAL_STEP = "global_step"
 DECODER, WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
 LOADERS = {

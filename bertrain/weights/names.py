@@ -16,8 +16,7 @@ class ParameterSlice(NamedTuple):
     """A parameter of our model, or a third of it."""
 
     parameter: str
-    third: int = -1
-    """0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it."""
+    third: int = -1  # 0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it
 
     def select(self, tensor: Tensor) -> Tensor:
         """This slice of the whole parameter's tensor."""
@@ -107,8 +106,7 @@ def _torch_table() -> dict[str, ParameterSlice]:
 
 
 TENSORFLOW, TORCH = _tensorflow_table(), _torch_table()
-TRANSPOSED_IN_TENSORFLOW = "/kernel"
-"""The suffix of matrices that TensorFlow stores transposed."""
+TRANSPOSED_IN_TENSORFLOW = "/kernel"  # the suffix of matrices that TensorFlow stores transposed
 TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
 
 

@@ -26,8 +26,7 @@ WRITTEN_PADDINGS = (1, 8, 64)
 READ_PADDINGS = (1, 8, 16, 32, 64)
 """Extra rows of others' weights are padding if they fill up to a multiple of one of these."""
 PADDING_LIMIT = READ_PADDINGS[-1]
-POSITIONS = "embeddings.positions.weight"
-"""The tensor with a row per position of a sequence."""
+POSITIONS = "embeddings.positions.weight"  # the tensor with a row per position of a sequence
 NAMES_LISTED = 8
 
 
@@ -40,11 +39,9 @@ class StoredTensor:
     dtype: str
     nbytes: int
     read: Callable[[], Tensor]
-    place: ParameterSlice | None = None
-    """The parameter of our model that it holds; None if there is no such parameter."""
+    place: ParameterSlice | None = None  # the parameter of our model that it holds; None if there is no such parameter
     is_transposed: bool = False
-    is_skipped: bool = False
-    """Known not to be a weight: optimizer state, a counter, a constant."""
+    is_skipped: bool = False  # known not to be a weight: optimizer state, a counter, a constant
 
 
 def store_in_memory(name: str, value: object, place: ParameterSlice | None = None) -> StoredTensor:
@@ -63,13 +60,10 @@ class OpenedWeights:
     origin: str
     fingerprint: Callable[[], str]
     tensors: tuple[StoredTensor, ...]
-    settings: ModelSettings | None = None
-    """None without a config file."""
+    settings: ModelSettings | None = None  # None without a config file
     vocabulary: Vocabulary | None = None
-    global_step: int | None = None
-    """Training steps, if it says so."""
-    labels: tuple[str, ...] = ()
-    """Class names of its head, if it says so."""
+    global_step: int | None = None  # training steps, if it says so
+    labels: tuple[str, ...] = ()  # class names of its head, if it says so
 
 
 @dataclass(frozen=True)
@@ -77,25 +71,18 @@ class Weights:
     """Tensors under our names, with the model and vocabulary they belong to."""
 
     origin: str
-    fingerprint: str
-    """SHA-256 of the file."""
+    fingerprint: str  # SHA-256 of the file
     tensors: dict[str, Tensor]
     settings: ModelSettings
     vocabulary: Vocabulary | None
-    left_over: tuple[str, ...] = ()
-    """Tensors of the file that our model does not have."""
-    skipped: tuple[str, ...] = ()
-    """Tensors of the file that are not weights: optimizer state, counters, constants."""
+    left_over: tuple[str, ...] = ()  # tensors of the file that our model does not have
+    skipped: tuple[str, ...] = ()  # tensors of the file that are not weights: optimizer state, counters, constants
     kind: Kind = "run"
     global_step: int | None = None
-    labels: tuple[str, ...] = ()
-    """Class names of the head, if they are known."""
-    padding: int = 0
-    """Rows of vocabulary padding that were dropped."""
-    thirds: tuple[str, ...] = ()
-    """Queries, keys or values without the other two; they are left over."""
-    rounded: tuple[str, ...] = ()
-    """Tensors rounded from float64 to float32."""
+    labels: tuple[str, ...] = ()  # class names of the head, if they are known
+    padding: int = 0  # rows of vocabulary padding that were dropped
+    thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
+    rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32
 
     @property
     def missing(self) -> list[str]:
@@ -103,8 +90,7 @@ class Weights:
         return [name for name in parameter_shapes(replace(self.settings, nsp=True)) if name not in self.tensors]
 
 
-NamedTensors = dict[ParameterSlice, tuple[str, Tensor]]
-"""Tensors and their names in the file, by parameter."""
+NamedTensors = dict[ParameterSlice, tuple[str, Tensor]]  # tensors and their names in the file, by parameter
 
 
 def load_tensors(source: OpenedWeights) -> Weights:

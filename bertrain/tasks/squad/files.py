@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple
 from bertrain.base.errors import UserError
 from bertrain.tasks.tables import HUB, SKIP_HINT
 
-Version = Literal["v1.1", "v2.0"]
-"""In v2.0, some questions have no answer in their paragraph."""
+Version = Literal["v1.1", "v2.0"]  # in v2.0, some questions have no answer in their paragraph
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 JSON_FORMAT = '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'

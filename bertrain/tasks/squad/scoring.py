@@ -17,8 +17,7 @@ from bertrain.tasks.squad.files import Collection, Version
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-Scores = dict[str, float]
-"""The score of each question from 0 to 1, by id, in the order of the file."""
+Scores = dict[str, float]  # the score of each question from 0 to 1, by id, in the order of the file
 
 
 def score_squad(

@@ -23,8 +23,7 @@ from bertrain.tasks.task import Head, Split, TaskOutputs
 
 PREFIXES = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 """How the file names of each split start."""
-SINGLE = "single"
-"""The key of a file given by itself; its split has the name of the file, and is never trained on."""
+SINGLE = "single"  # the key of a file given by itself; its split has the name of the file, and is never trained on
 
 
 def squad_version(task: str) -> Version:
