@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -170,13 +172,14 @@ def _check_seeds(files: Sequence[Path], ruleset: str) -> list[str]:
 
     from mlperf_logging.package_checker.seed_checker import SeedChecker
 
-    with _captured_logs() as messages, warnings.catch_warnings():
+    with _captured_logs() as records, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about runs with several seeds, which are allowed
         passes = SeedChecker(ruleset).check_seeds([str(file) for file in files])
     if passes:
         return []
     folder = f"{files[0].parent}/"
-    return [line.replace(folder, "") for text in messages for line in text.splitlines() if "seed" in line.lower()]
+    lines = [line for record in records for line in record.getMessage().splitlines()]
+    return [line.replace(folder, "") for line in lines if "seed" in line.lower()]
 
 
 def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], ruleset: str) -> Convergence:
@@ -211,20 +214,15 @@ def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], rulese
 
 
 @contextmanager
-def _captured_logs() -> Iterator[list[str]]:
-    """Capture the messages that the checkers log, whatever the logging settings, instead of printing them."""
-    messages: list[str] = []
-
-    class CapturingHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
+def _captured_logs() -> Iterator[list[logging.LogRecord]]:
+    """Capture the records that the checkers log, whatever the logging settings, instead of printing them."""
+    handler = BufferingHandler(capacity=sys.maxsize)
     root, disabled = logging.getLogger(), logging.root.manager.disable
     handlers, level = root.handlers[:], root.level
-    root.handlers[:] = [CapturingHandler()]
+    root.handlers[:] = [handler]
     logging.disable(logging.NOTSET)
     try:
-        yield messages
+        yield handler.buffer
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertrain.base.files import write_atomically
+from bertrain.config.settings import TaskSettings
 from bertrain.data.formats.block import flat_ranges
 from bertrain.data.formats.masking import Ints
 from bertrain.tasks.metrics import softmax
@@ -52,17 +53,11 @@ class Answers:
 
 
 def find_answers(
-    collection: Collection,
-    windows: Windows,
-    outputs: TaskOutputs,
-    version: Version,
-    *,
-    n_best: int,
-    max_answer_length: int,
+    collection: Collection, windows: Windows, outputs: TaskOutputs, version: Version, settings: TaskSettings
 ) -> list[Answers]:
     """The best answers to each question over all its windows."""
     chunks = (slice(first, first + CHUNK_WINDOWS) for first in range(0, len(windows.question), CHUNK_WINDOWS))
-    parts = [_best_spans(windows, outputs, chunk, n_best, max_answer_length) for chunk in chunks]
+    parts = [_best_spans(windows, outputs, chunk, settings) for chunk in chunks]
     spans = _Spans(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     order = np.lexsort((-(spans.start + spans.end), windows.question[spans.window]))
     spans = _Spans(*(values[order] for values in spans))
@@ -72,7 +67,7 @@ def find_answers(
     ends = np.cumsum(per_question)
     numbers = map(range, (ends - per_question).tolist(), ends.tolist())
     return [
-        rank_answers(question.id, texts, own, null, n_best)
+        rank_answers(question.id, texts, own, null, settings.n_best)
         for question, own, null in zip(collection.questions, numbers, nulls, strict=True)
     ]
 
@@ -87,7 +82,7 @@ class _Spans(NamedTuple):
     end: np.ndarray
 
 
-def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, n_best: int, max_answer_length: int) -> _Spans:
+def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, settings: TaskSettings) -> _Spans:
     """The valid spans between the `n_best` first and the `n_best` last tokens of each of some windows."""
     block = windows.block
     lengths, offsets = block.lengths[chosen], block.offsets[:-1][chosen]
@@ -99,13 +94,13 @@ def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, n_best: i
     scores[:, inside] = outputs[tokens].T
     most_context[inside] = windows.has_most_context[tokens]
     # Stable: of equal logits the earlier token comes first.
-    best = np.argsort(-scores, axis=2, kind="stable")[:, :, :n_best]
+    best = np.argsort(-scores, axis=2, kind="stable")[:, :, : settings.n_best]
     first, last = best[0][:, :, None], best[1][:, None, :]
     ends = (begins + windows.counts[chosen])[:, None, None]
     is_valid = (
         np.take_along_axis(most_context, best[0], axis=1)[:, :, None]
         & (last >= first)
-        & (last < first + max_answer_length)
+        & (last < first + settings.max_answer_length)
         & (last < ends)
     )
     window, row, column = np.nonzero(is_valid)

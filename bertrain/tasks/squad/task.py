@@ -55,8 +55,7 @@ class SquadSplit:
 
     def answers(self, outputs: TaskOutputs) -> list[Answers]:
         """The predicted answers to each question, in the order of the file."""
-        limits = {"n_best": self.settings.n_best, "max_answer_length": self.settings.max_answer_length}
-        return find_answers(self.collection, self.windows, outputs, self.version, **limits)
+        return find_answers(self.collection, self.windows, outputs, self.version, self.settings)
 
     def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
         """The metrics of the official script, in percent; in v2.0 also those at the best null threshold."""
@@ -141,21 +140,13 @@ class SquadTask:
 
     def _read(self, key: str, name: str) -> SquadSplit:
         """Read a file and cut it into windows; adds to `notes`."""
-        task, data = self.settings.task, self.settings.data
+        task = self.settings.task
         collection = read_squad(self.files[key], self.version, on_error=task.on_error)
         paragraphs = tokenize(collection.contexts, self.vocabulary)
         collection, spans = self._drop_unusable(collection, paragraphs, is_training=key == "train")
         queries = tokenize([question.text for question in collection.questions], self.vocabulary)
-        windows = make_windows(
-            collection,
-            paragraphs,
-            queries,
-            spans.spans if collection.has_answers else None,
-            self.vocabulary,
-            max_seq_length=data.max_seq_length,
-            doc_stride=task.doc_stride,
-            max_query_length=task.max_query_length,
-        )
+        targets = spans.spans if collection.has_answers else None
+        windows = make_windows(collection, paragraphs, queries, targets, self.vocabulary, self.settings)
         self._add_notes(name, collection, windows, spans, int(np.sum(queries.counts > task.max_query_length)))
         return SquadSplit(name, self.version, collection, windows, task)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block, Values, flat_ranges, offsets_of
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import build_pipeline
@@ -107,18 +108,15 @@ def make_windows(
     queries: TokenizedTexts,
     spans: Ints | None,
     vocabulary: Vocabulary,
-    *,
-    max_seq_length: int,
-    doc_stride: int,
-    max_query_length: int,
+    settings: Settings,
 ) -> Windows:
     """Windows of all questions. `spans` [questions, 2] are the first and last token of each answer in its paragraph,
     -1 for an unanswerable question; None for unlabeled questions."""
     context_of = np.array([question.context for question in collection.questions], np.int64)
-    query_lengths = np.minimum(queries.counts, max_query_length)
-    max_counts = max_seq_length - SPECIAL_TOKENS - query_lengths
+    query_lengths = np.minimum(queries.counts, settings.task.max_query_length)
+    max_counts = settings.data.max_seq_length - SPECIAL_TOKENS - query_lengths
     paragraph_lengths = paragraphs.counts[context_of]
-    stride = np.minimum(max_counts, doc_stride)
+    stride = np.minimum(max_counts, settings.task.doc_stride)
     num_windows = 1 + np.maximum(0, -(-(paragraph_lengths - max_counts) // stride))
 
     question = np.repeat(np.arange(len(num_windows)), num_windows)
