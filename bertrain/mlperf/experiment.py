@@ -155,10 +155,8 @@ class EventLogger(Events):
         self._state, self._target = state, settings.evaluate.target_accuracy
         if self._log is None:
             return
-        for key, value in submission(settings, state.ranks):
-            self._log.event(key, value)
-        self._log.event("seed", settings.train.seed)
-        for key, value in sizes(settings, loader, state.ranks.world):
+        submitted, seed = submission(settings, state.ranks), ("seed", settings.train.seed)
+        for key, value in [*submitted, seed, *sizes(settings, loader, state.ranks.world)]:
             self._log.event(key, value)
         for name in tensor_names(settings):
             self._log.event("weights_initialization", None, tensor=name)
@@ -309,8 +307,7 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
         if abs(accuracy - expected) > tolerance:
             raise AgreedError(
                 "wrong-initial-accuracy",
-                f"before training, the weights of {init} have an accuracy of {accuracy:.5f} on "
-                f"{settings.evaluate.data}, but mlperf.probe_accuracy is {expected:.5f} (tolerance {tolerance:g}); "
-                "check --init and evaluate.data, or set --mlperf.probe_accuracy 0",
+                f"the accuracy of {init} on {settings.evaluate.data} is {accuracy:.5f}, but mlperf.probe_accuracy is "
+                f"{expected:.5f} (tolerance {tolerance:g}); check both, or set --mlperf.probe_accuracy 0",
             )
         return accuracy

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -114,31 +115,21 @@ class ResultLog:
         logger.addHandler(self._handler)
         self._logger = MLLogger(logger=logger, root_dir=str(Path(__file__).parents[2]))
 
-    def start(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log the start of an interval."""
-        self._logger.start(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        self._raise_failure()
+    def _write(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
+        getattr(self._logger, kind)(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
+        if self._handler.failure is not None:
+            reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
+            raise UserError("cannot-write", f"cannot write the log {self.path}: {reason}; free some space")
 
-    def end(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log the end of an interval."""
-        self._logger.end(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        self._raise_failure()
-
-    def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log a value or a point in time."""
-        self._logger.event(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        self._raise_failure()
+    start = partialmethod(_write, "start")  # of an interval
+    end = partialmethod(_write, "end")
+    event = partialmethod(_write, "event")  # a value or a point in time
 
     def close(self) -> None:
         """Sync the file to disk."""
         self._handler.close()
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
-
-    def _raise_failure(self) -> None:
-        if self._handler.failure is not None:
-            reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
-            raise UserError("cannot-write", f"cannot write the log {self.path}: {reason}; free some space")
 
 
 class _AlwaysEnabledLogger(logging.Logger):

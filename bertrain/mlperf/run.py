@@ -1,10 +1,7 @@
 """`bertrain mlperf run`: many experiments, one after another.
 
-    OUT/recipe.toml       the resolved settings
-    OUT/experiments/      a folder for each attempt: its log and its run folder
-    OUT/result_0.txt ...  complete logs
-
-Each attempt runs in its own process (or `nproc` of them), so that it cannot affect the next one.
+Each attempt runs in its own process (or `nproc` of them), so that it cannot affect the next one. OUT/recipe.toml has
+the resolved settings; experiment.py lists the other files.
 """
 
 from __future__ import annotations
@@ -73,7 +70,8 @@ def run_experiments(
         else:
             folder = attempt_folder(out, number, attempt)
             raise UserError(
-                "experiment-failed", f"experiment {number} crashed {attempts} times; see {folder}, then run this again"
+                "experiment-failed",
+                f"experiment {number} crashed in all {attempts} attempts; look into {folder}, then run this again",
             )
         print(f"experiment {number}: {describe_result(result)}", flush=True)
     return check_results(out)
@@ -114,9 +112,7 @@ def _preflight(settings: Settings, data: str | Path, out: Path, init: str, nproc
     from bertrain.training.start import preflight
 
     if settings.mlperf.probe_accuracy and not init:
-        raise UserError(
-            "missing-init", "the probe needs initial weights; give them with --init, or set --mlperf.probe_accuracy 0"
-        )
+        raise UserError("missing-init", "the probe needs weights; give --init, or set --mlperf.probe_accuracy 0")
     preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=nproc)
     for folder in (data, settings.evaluate.data):
         open_data(folder, vocab=settings.data.vocab, verify="hash")

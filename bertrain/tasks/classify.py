@@ -101,7 +101,7 @@ def find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, l
     if data.is_dir():
         found = {split: files for split, stems in STEMS.items() if (files := choose_files(data, stems, notes))}
         if not found:
-            raise UserError("missing-data", f"--data {data} has no train, dev or test file, such as train.csv")
+            raise UserError("missing-data", f"--data {data} has no train, dev or test .csv, .tsv, .jsonl or .parquet")
         return found
     if not format_of(data):
         raise UserError("unknown-table-format", f"cannot read --data {data}; use .csv, .tsv, .jsonl or .parquet")

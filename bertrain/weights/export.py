@@ -88,9 +88,7 @@ def export(
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
         if weights.vocabulary is None:
-            raise UserError(
-                "missing-vocabulary", f"{source} has no vocabulary; add one: `bertrain weights import --vocab FILE`"
-            )
+            raise UserError("missing-vocabulary", f"{source} has no vocabulary; `weights import --vocab FILE` adds one")
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
     needs = "NVIDIA's programs load only models with both pre-training heads"

@@ -140,9 +140,7 @@ def refuse_incomplete(weights: Weights) -> None:
     missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
         count, head = counted(len(missing), "tensor"), weights.settings.head
-        raise UserError(
-            "missing-tensors", f"{weights.origin} lacks {count} of the head {head!r}: {list_names(missing)}"
-        )
+        raise UserError("missing-tensors", f"{weights.origin} lacks {count} for head {head!r}: {list_names(missing)}")
 
 
 def copy_weights(parameters: dict[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> list[str]:

@@ -118,10 +118,7 @@ def open_checkpoint(prefix: Path) -> OpenedWeights:
     """Open the checkpoint at `prefix`."""
     bundle = open_bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
-        raise UserError(
-            "tensorflow-2-checkpoint",
-            f"{prefix} is an object-based checkpoint of TensorFlow 2; only those of TensorFlow 1 are read",
-        )
+        raise UserError("tensorflow-2-checkpoint", f"{prefix} is of TensorFlow 2; only those of TensorFlow 1 are read")
     tensors = tuple(
         StoredTensor(
             name=name,

@@ -131,11 +131,8 @@ def load_tensors(source: OpenedWeights) -> Weights:
     if source.vocabulary is not None:
         words, rows = len(source.vocabulary.words), source.settings.vocab_size
         if not 0 <= rows - words < PADDING_LIMIT:  # more words than rows, or fewer than padding explains
-            raise UserError(
-                "vocabulary-mismatch",
-                f"the vocabulary of {source.origin} has {words:,} words, and its config {rows:,}; one of the two files "
-                "belongs to other weights",
-            )
+            sizes = f"{words:,} words in its vocabulary, but {rows:,} in its config"
+            raise UserError("vocabulary-mismatch", f"{source.origin} has {sizes}; one file belongs to other weights")
     tensors, strays = _join_thirds(placed, source.origin)
     has_next_sentence = all(name in tensors for name in shapes if name.startswith("next_sentence."))
     return Weights(

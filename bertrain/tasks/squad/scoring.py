@@ -28,10 +28,9 @@ def score_squad(
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The metrics of the official script, in percent. A question without a prediction counts as wrong.
+    """The metrics of the official script, in percent, with the best thresholds if `null_odds` are given; see `score`.
 
-    `null_odds` (v2.0) score each question for having no answer: above `null_threshold` its prediction counts as empty.
-    With them, the best thresholds are found too.
+    A question without a prediction counts as wrong.
     """
     exact, f1 = {}, {}
     for question in collection.questions:

@@ -101,8 +101,8 @@ class SquadTask:
         if not files:
             raise UserError(
                 "missing-data",
-                f"{folder} has no file for squad/{version}, such as train-{version}.json and dev-{version}.json; names "
-                "start with train, dev, validation or test and end in .json, .jsonl or .parquet",
+                f"{folder} has no file for squad/{version}, such as train-{version}.json; names start with train, dev, "
+                "validation or test and end in .json, .jsonl or .parquet",
             )
         return SquadTask(settings.task.name, settings, vocabulary, files)
 
