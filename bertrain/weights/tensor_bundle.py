@@ -87,9 +87,8 @@ class Bundle:
         if masked_checksum(data) != entry.checksum:
             raise UserError("damaged-weights", f"{path} is damaged: the checksum of {name} is wrong; download it again")
         dtype: torch.dtype = getattr(torch, entry.dtype)
-        return (torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(
-            entry.shape
-        )
+        values = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return values.reshape(entry.shape)
 
 
 def index_of(prefix: Path) -> Path:
@@ -166,7 +165,7 @@ def _read_table(content: bytes) -> dict[bytes, bytes]:
     footer = content[-FOOTER_BYTES:]
     if int.from_bytes(footer[-8:], "little") != MAGIC:
         raise ValueError("it does not end with the magic number of a sorted table")
-    *_, offset, size = _parse_varints(footer, 4)  # the first two are the handle of the metaindex block
+    *_, offset, size = _parse_varints(footer[:-8], 4)  # the first two are the handle of the metaindex block
     table: dict[bytes, bytes] = {}
     last, end, expanded = b"", 0, 0
     for _, handle in _block_entries(_read_block(content, offset, size)):

@@ -59,8 +59,7 @@ class RawQuestion(NamedTuple):
     fields: dict[str, Any]  # id, question, answers, is_impossible
 
 
-ReportProblem = Callable[[str], None]
-"""Takes a sentence about an unusable question; raises UserError, or notes that it is skipped."""
+ReportProblem = Callable[[str], None]  # takes a sentence about an unusable question; raises UserError, or notes it
 
 
 def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"] = "stop") -> Collection:
@@ -79,7 +78,10 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
         try:
             question = _parse_question(raw, contexts, questions)
         except ValueError as error:
-            report_problem(f"{path}: {_name_question(raw)} {error}")
+            identifier = raw.fields.get("id")
+            is_legible = isinstance(identifier, str) and identifier.strip() and identifier.isprintable()
+            question_name = f"question {shorten(str(identifier))}" if is_legible else raw.place
+            report_problem(f"{path}: {question_name} {error}")
             continue
         if version == "v1.1" and raw.fields.get("is_impossible"):
             problem = f"question {question.id} has is_impossible"
@@ -145,13 +147,6 @@ def _parse_answers(answers: Any) -> tuple[Answer, ...]:
             raise ValueError("has an answer whose 'answer_start' is not an index of a character")
         parsed.append(Answer(text, start))
     return tuple(parsed)
-
-
-def _name_question(raw: RawQuestion) -> str:
-    identifier = raw.fields.get("id")
-    if isinstance(identifier, str) and identifier.strip() and identifier.isprintable():
-        return f"question {shorten(identifier)}"
-    return raw.place
 
 
 def shorten(text: str) -> str:
