@@ -37,9 +37,7 @@ BERT_CONFIG_KEYS = {
 
 
 def resolve(
-    recipe: str,
-    overrides: list[tuple[str, str]] | None = None,
-    settings_file: str | Path | None = None,
+    recipe: str, overrides: list[tuple[str, str]] | None = None, settings_file: str | Path | None = None
 ) -> Settings:
     """One `Settings` from a recipe (a name or a TOML file), a settings file over it, and overrides over both.
 
