@@ -101,12 +101,7 @@ def ragged_attention_backward(
 
 
 def dropout_add_layernorm_forward(
-    x: Tensor,
-    residual: Tensor,
-    parameters: NormParameters,
-    dropout: Dropout,
-    eps: float,
-    cast: Cast | None = None,
+    x: Tensor, residual: Tensor, parameters: NormParameters, dropout: Dropout, eps: float, cast: Cast | None = None
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
     """LayerNorm(residual + dropout(x + bias)), and mean and 1 / deviation of each row."""
     _check(cast, x, residual)

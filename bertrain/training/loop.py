@@ -116,10 +116,7 @@ def _build(
         announce(run, loader, ranks, progress, console, resolved.notes)
     events.building(settings, state, loader)
     saver = Saver(
-        run.checkpoints,
-        settings.checkpoint.keep,
-        keep_best=settings.checkpoint.keep_best,
-        settings=settings.to_dict(),
+        run.checkpoints, settings.checkpoint.keep, keep_best=settings.checkpoint.keep_best, settings=settings.to_dict()
     )
     stack.callback(saver.wait)
     stopwatch = Stopwatch(ranks.device)
@@ -297,9 +294,7 @@ def train_step(
     stopwatch.mark()
 
     state.progress = Progress(
-        step=step.number + 1,
-        samples=step.next_position,
-        tokens=state.progress.tokens + step.num_tokens,
+        step=step.number + 1, samples=step.next_position, tokens=state.progress.tokens + step.num_tokens
     )
     return PendingStep(
         step=step.number + 1,

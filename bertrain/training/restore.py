@@ -16,12 +16,7 @@ from bertrain.training.state import TrainState
 
 
 def restore(
-    state: TrainState,
-    run: Run,
-    weights: InitWeights | None,
-    ranks: Ranks,
-    console: Console,
-    from_step: int | None,
+    state: TrainState, run: Run, weights: InitWeights | None, ranks: Ranks, console: Console, from_step: int | None
 ) -> None:
     """Load the newest whole checkpoint; without one, begin with the weights of `run.init`, or with fresh ones.
 

@@ -31,12 +31,7 @@ class TaskEvaluator:
     """Evaluates a model on splits of a task, the main one first."""
 
     def __init__(
-        self,
-        task: Task,
-        splits: Mapping[str, Split],
-        settings: Settings,
-        folder: str | Path,
-        words: Vocabulary,
+        self, task: Task, splits: Mapping[str, Split], settings: Settings, folder: str | Path, words: Vocabulary
     ) -> None:
         self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words

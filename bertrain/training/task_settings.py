@@ -45,11 +45,7 @@ ALTERNATIVES: tuple[tuple[dict[str, str], str], ...] = (
 
 
 def resolve_task(
-    name: str,
-    overrides: Sequence[tuple[str, str]] = (),
-    *,
-    recipe: str = "",
-    settings_file: str | Path | None = None,
+    name: str, overrides: Sequence[tuple[str, str]] = (), *, recipe: str = "", settings_file: str | Path | None = None
 ) -> Settings:
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
