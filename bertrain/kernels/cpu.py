@@ -5,6 +5,7 @@ They compute in bf16; FP8 (`cast`) is for GPUs. Signatures and results are those
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from bertrain.kernels.arguments import (
     Fp8Copy,
     Fp8Rows,
     LambBuffers,
+    LambConstants,
+    LambScalars,
     NormParameters,
 )
 from bertrain.kernels.cpu_library import DOUBLE, FLOAT, INT, LONG, SEED, UINT32, call, thread_count
@@ -37,12 +40,8 @@ def _check(cast: Cast | None, *tensors: Tensor) -> None:
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors), "the C kernels compute in bf16"
 
 
-def _row_dropout(dropout: Dropout) -> tuple[Any, Any, Any]:
-    return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(dropout_threshold(dropout.p))
-
-
-def _attention_dropout(dropout: Dropout) -> tuple[Any, Any, Any]:
-    return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(attention_threshold(dropout.p))
+def _dropout(dropout: Dropout, threshold: Callable[[float], int] = dropout_threshold) -> tuple[Any, Any, Any]:
+    return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(threshold(dropout.p))
 
 
 # --- products, attention ------------------------------------------------------------------------------------------
@@ -69,7 +68,8 @@ def ragged_attention_forward(
     tokens, _, heads, size = qkv.shape
     out, sums = qkv.new_empty(tokens, heads, size), torch.empty(heads, tokens)
     shape = LONG(len(plan.cu_seqlens) - 1), LONG(heads), LONG(size)
-    call("attention_forward", qkv, plan.cu_seqlens, *shape, out, sums, LONG(tokens), *_attention_dropout(dropout))
+    numbers = LONG(tokens), *_dropout(dropout, attention_threshold)
+    call("attention_forward", qkv, plan.cu_seqlens, *shape, out, sums, *numbers)
     return out, sums, None
 
 
@@ -90,10 +90,8 @@ def ragged_attention_backward(
     num_sequences = len(plan.cu_seqlens) - 1
     dqkv, partials = torch.empty_like(qkv), torch.empty(num_sequences, 3, heads * size)
     shape = LONG(num_sequences), LONG(heads), LONG(size)
-    call(
-        "attention_backward", qkv, plan.cu_seqlens, *shape, out, sums, dout, dqkv, partials, LONG(tokens),
-        *_attention_dropout(dropout),
-    )  # fmt: skip
+    numbers = LONG(tokens), *_dropout(dropout, attention_threshold)
+    call("attention_backward", qkv, plan.cu_seqlens, *shape, out, sums, dout, dqkv, partials, *numbers)
     return dqkv, partials[:, ::2], None
 
 
@@ -109,7 +107,7 @@ def dropout_add_layernorm_forward(
     y, statistics = torch.empty_like(x), torch.empty(rows, 2)
     bias, weight, ln_bias = parameters
     shape = LONG(rows), LONG(width), FLOAT(eps)
-    call("norm_forward", x, bias, residual, weight, ln_bias, y, statistics, *shape, *_row_dropout(dropout))
+    call("norm_forward", x, bias, residual, weight, ln_bias, y, statistics, *shape, *_dropout(dropout))
     return y, statistics, None
 
 
@@ -129,10 +127,9 @@ def dropout_add_layernorm_backward(
     _check(cast, dy, x, residual)
     rows, width = x.shape
     dx, dresidual, partials = torch.empty_like(x), torch.empty_like(x), _partials(3, width)
-    call(
-        "norm_backward", dy, second, x, parameters.bias, residual, parameters.weight, statistics, dx, dresidual,
-        partials, LONG(rows), LONG(width), *_row_dropout(dropout),
-    )  # fmt: skip
+    numbers = LONG(rows), LONG(width), *_dropout(dropout)
+    bias, weight, _ = parameters
+    call("norm_backward", dy, second, x, bias, residual, weight, statistics, dx, dresidual, partials, *numbers)
     return dx, dresidual, partials, None
 
 
@@ -184,7 +181,7 @@ def embed_forward(
     rows, width = len(ids.words), tables.words.shape[1]
     y, statistics = tables.words.new_empty(rows, width), torch.empty(rows, 2)
     shape = LONG(rows), LONG(width), FLOAT(eps)
-    call("embed_forward", *tables, *ids, weight, ln_bias, y, statistics, *shape, *_row_dropout(dropout))
+    call("embed_forward", *tables, *ids, weight, ln_bias, y, statistics, *shape, *_dropout(dropout))
     return y, statistics
 
 
@@ -201,10 +198,8 @@ def embed_backward(
     _check(None, dy, second, tables.words)
     rows, width = dy.shape
     dsum, partials = torch.empty(rows, width), _partials(4, width)
-    call(
-        "embed_backward", dy, second, *tables, *ids, weight, statistics, dsum, partials, LONG(rows), LONG(width),
-        *_row_dropout(dropout),
-    )  # fmt: skip
+    numbers = LONG(rows), LONG(width), *_dropout(dropout)
+    call("embed_backward", dy, second, *tables, *ids, weight, statistics, dsum, partials, *numbers)
     return dsum, partials
 
 
@@ -233,22 +228,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, scale: Tensor
 
 
 def lamb_update(
-    buffers: LambBuffers,
-    chunks: Tensor,
-    chunk_size: int,
-    clip: Tensor,
-    step: Tensor,
-    *,
-    weight_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
+    buffers: LambBuffers, chunks: Tensor, chunk_size: int, scalars: LambScalars, constants: LambConstants
 ) -> Tensor:
     """Update the moments and write the update over the gradient; squares [chunks, 2] of weights and updates."""
     squares = torch.empty(len(chunks), 2)
-    corrections = (FLOAT(1 / (1 - beta ** step.item())) for beta in (beta1, beta2))
+    weight_decay, beta1, beta2, eps = constants
+    corrections = (FLOAT(1 / (1 - beta ** scalars.step.item())) for beta in (beta1, beta2))
     # The betas are float64, since 1 - beta loses half its digits in float32.
-    numbers = FLOAT(float(clip)), FLOAT(weight_decay), DOUBLE(beta1), DOUBLE(beta2), FLOAT(eps), *corrections
+    numbers = FLOAT(float(scalars.clip)), FLOAT(weight_decay), DOUBLE(beta1), DOUBLE(beta2), FLOAT(eps), *corrections
     call("lamb_update", *buffers, chunks, LONG(len(chunks)), LONG(chunk_size), squares, *numbers)
     return squares
 

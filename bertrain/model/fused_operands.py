@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertrain.kernels.arguments import AttentionPlan
 from bertrain.kernels.fp8 import Scales, cast_both_ways, empty_both_ways
-from bertrain.kernels.products import fp8_product, fp8_weight_gradient, weight_gradient
+from bertrain.kernels.reduction import fp8_product, fp8_weight_gradient, weight_gradient
 from bertrain.model.arena import Arena
 
 
