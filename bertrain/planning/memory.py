@@ -88,9 +88,8 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
         if settings.checkpoint.enabled:
             always["a checkpoint being written"] = 4 * parameters + moments
     bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
-    update = (
-        0 if is_fused and issubclass(rule, AdamW) else rule.TEMPORARY_BYTES * parameters // share
-    )  # those have kernels
+    has_kernels = is_fused and issubclass(rule, AdamW)
+    update = 0 if has_kernels else rule.TEMPORARY_BYTES * parameters // share
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
         bin[LIBRARIES] = sum(bin.values()) // 10
         update += sum(bin.values()) // 2

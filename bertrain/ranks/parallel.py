@@ -149,10 +149,8 @@ def gpu_nodes(local_world: int) -> list[int | None]:
     """The NUMA nodes of the GPUs of so many local ranks."""
     nodes = []
     for rank in range(local_world):
-        facts: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
-        nodes.append(
-            node_of_pci_device(f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0")
-        )
+        gpu: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
+        nodes.append(node_of_pci_device(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
     return nodes
 
 
@@ -173,9 +171,7 @@ def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
                 "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo",
             ) from None
     if not dist.is_backend_available(wish):
-        raise AgreedError(
-            "no-backend", f"train.backend {wish}: this PyTorch was built without it; use --train.backend gloo"
-        )
+        raise AgreedError("no-backend", f"this PyTorch has no train.backend {wish}; use --train.backend gloo")
     return wish
 
 
@@ -199,9 +195,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     store = _fresh_store() if "RANK" in os.environ else None
     heartbeat, seconds = Heartbeat(), parse_duration(settings.hang_timeout, "train.hang_timeout")
-    watchdog = (
-        Watchdog(heartbeat, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
-    )
+    watchdog = Watchdog(heartbeat, settings.hang_timeout, seconds, rank, world, store) if seconds else None
     try:
         if store is None:
             yield Ranks(0, 1, device, heartbeat=heartbeat, bindings=bindings)

@@ -122,7 +122,7 @@ class Watchdog:
     """The watchdog thread of one rank. `timeout` is as in the settings, `seconds` the same in seconds."""
 
     def __init__(
-        self, heartbeat: Heartbeat, timeout: str, seconds: float, *, rank: int, world: int, store: Store | None
+        self, heartbeat: Heartbeat, timeout: str, seconds: float, rank: int, world: int, store: Store | None
     ) -> None:
         self._heartbeat, self._timeout, self._seconds = heartbeat, timeout, seconds
         self._rank, self._world = rank, world
