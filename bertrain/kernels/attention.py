@@ -460,10 +460,7 @@ def _config(qkv: Tensor, kernel: str) -> _Config:
 
 @on_cpu(cpu.plan_attention)
 def plan_attention(cu_seqlens: Tensor, num_tokens: int) -> AttentionPlan:
-    """List the tiles of a batch on its device, longest sequences first; once per batch, for every layer.
-
-    The number of entries follows from the shapes alone, so that the host does not wait.
-    """
+    """List the tiles of a batch, longest sequences first. Shapes alone fix their number: the host does not wait."""
     num_sequences = cu_seqlens.numel() - 1
     capacity = num_tokens // TILE + num_sequences
     tiles = torch.empty(capacity, 4, dtype=torch.int32, device=cu_seqlens.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bertrain.kernels import cpu
 from bertrain.kernels.arguments import Dropout, EmbeddingIds, EmbeddingTables
 from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
-from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
+from bertrain.kernels.random import load_stream_key, row_constants, rows_keep, rows_keep_mask
 
 
 def embed_plain(
@@ -126,11 +126,6 @@ def _position_kernel(
     tl.store(place, total, mask=inside)
 
 
-def _constants(width: int, p: float) -> dict:
-    columns = 1 << (width - 1).bit_length()
-    return {"N": width, "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
-
-
 @on_cpu(cpu.embed_forward)
 def embed_forward(
     tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
@@ -141,7 +136,7 @@ def embed_forward(
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=y.device)
     _embed_forward_kernel[(num_rows,)](
         *tables, *ids, weight, ln_bias, y, statistics, dropout.seed, dropout.site, eps,
-        **_constants(width, dropout.p), num_warps=4,
+        **row_constants(width, dropout.p), num_warps=4,
     )  # fmt: skip
     return y, statistics
 
@@ -166,7 +161,7 @@ def embed_backward(
     partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=dy.device)
     _embed_backward_kernel[(num_programs,)](
         dy, second, *tables, *ids, weight, statistics, dsum, partials, dropout.seed, dropout.site, num_rows,
-        **_constants(width, dropout.p), num_warps=4,
+        **row_constants(width, dropout.p), num_warps=4,
     )  # fmt: skip
     return dsum, partials
 

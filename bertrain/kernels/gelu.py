@@ -161,10 +161,7 @@ BACKWARD_FP8 = (8, 128, 8, 2, 3)
 def bias_gelu_forward(
     x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
 ) -> tuple[Tensor, Fp8Copy | None]:
-    """GELU(x + bias) of rows [T, N], computed in float32: in the dtype of x if `full`, and in FP8 if `cast`.
-
-    With `cast`, T is a multiple of 16.
-    """
+    """GELU(x + bias) of rows [T, N]: in the dtype of x if `full`, in FP8 if `cast` (then T is a multiple of 16)."""
     num_rows, width = x.shape
     y = torch.empty_like(x) if full else x
     if cast is None:

@@ -209,10 +209,7 @@ def lamb_step(
     copy: Tensor | None = None,
     sum_over_ranks: Callable[[Tensor], None] = lambda squares: None,
 ) -> None:
-    """One LAMB step in place; the update overwrites `buffers.gradients`.
-
-    `copy`, if given, receives the new weights in its own dtype in the same pass.
-    """
+    """One LAMB step in place, which also writes the weights to `copy`; the update overwrites `buffers.gradients`."""
     parameters = buffers.parameters
     learning_rate, clip, apply, step = scalars
     weight_decay, beta1, beta2, eps = constants

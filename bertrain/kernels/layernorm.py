@@ -14,7 +14,7 @@ from bertrain.kernels import cpu
 from bertrain.kernels.arguments import Cast, Dropout, Fp8Rows, NormParameters
 from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
 from bertrain.kernels.fp8 import empty_rows, limit_and_scale, quantize, widen
-from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
+from bertrain.kernels.random import load_stream_key, row_constants, rows_keep, rows_keep_mask
 
 
 def dropout_add_layernorm_plain(
@@ -160,11 +160,6 @@ FORWARD_FP8 = (1, 4, 6, 3)
 BACKWARD = (1, 4, 4, 3)
 
 
-def _constants(x: Tensor, p: float) -> dict:
-    columns = 1 << (x.shape[1] - 1).bit_length()
-    return {"N": x.shape[1], "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
-
-
 @on_cpu(cpu.dropout_add_layernorm_forward)
 def dropout_add_layernorm_forward(
     x: Tensor, residual: Tensor, parameters: NormParameters, dropout: Dropout, eps: float, cast: Cast | None = None
@@ -185,7 +180,7 @@ def dropout_add_layernorm_forward(
     _norm_forward_kernel[(num_programs,)](
         x, bias, residual, weight, ln_bias, y, y8.rows, scale, y8.peaks, statistics, dropout.seed, dropout.site,
         num_rows, eps,
-        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **_constants(x, dropout.p),
+        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **row_constants(x.shape[1], dropout.p),
     )  # fmt: skip
     return y, statistics, None if cast is None else y8
 
@@ -219,6 +214,6 @@ def dropout_add_layernorm_backward(
         dy, dy if second is None else second, x, parameters.bias, residual, parameters.weight, statistics,
         dx, dx8.rows, scale, dx8.peaks, dresidual, partials, dropout.seed, dropout.site, num_rows,
         ROWS=rows, STAGES=stages, PAIR=second is not None, FULL=full, LIMIT=limit, num_warps=warps,
-        **_constants(x, dropout.p),
+        **row_constants(x.shape[1], dropout.p),
     )  # fmt: skip
     return dx, dresidual, partials, None if cast is None else dx8

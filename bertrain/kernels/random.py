@@ -47,6 +47,12 @@ def attention_threshold(p: float) -> int:
     return max(1, round((1 - p) * 2**15)) if p > 0 else 0
 
 
+def row_constants(width: int, p: float) -> dict:
+    """Compile-time arguments of the row-wise kernels, for rows of `width` columns."""
+    columns = 1 << (width - 1).bit_length()
+    return {"N": width, "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
+
+
 def _mix32(x: Tensor) -> Tensor:
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & MASK32

@@ -44,10 +44,7 @@ def _column_sum_kernel(
 
 @on_cpu(cpu.column_sums)
 def column_sums(partials: Tensor, outs: list[Tensor], *, accumulate: bool = False) -> None:
-    """Sum float32 partials [num_partials, k, width] over the first dimension into k float32 rows, k at most 4.
-
-    `accumulate` adds to what the rows hold. The order of addition is fixed.
-    """
+    """Sum float32 partials [n, k, width] in a fixed order into k float32 rows, k at most 4, or add them to these."""
     num_rows, count, width = partials.shape
     rows = [*outs, outs[0], outs[0], outs[0]][:4]
     grid = ((width + 15) // 16, count)

@@ -47,10 +47,7 @@ class Batch:
         return sum(tensor.nbytes for _, tensor in self._tensors())
 
     def without_padding(self) -> Batch:
-        """This bin without the padding at its end, which only CUDA graphs need.
-
-        Padding between sequences, as in the policy `padded`, stays.
-        """
+        """This bin without the padding at its end, which only CUDA graphs need; padding between sequences stays."""
         tokens, sequences, predictions = self.num_tokens, self.num_sequences, self.num_predictions
         if self.cu_seqlens[sequences] != tokens or not self.is_real[:sequences].all():
             return self

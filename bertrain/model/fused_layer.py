@@ -211,10 +211,7 @@ class FusedLayer:
         return SavedAll(x, rows, products, residual, picked, middle, middle_statistics, activated)
 
     def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, context: PassContext) -> tuple[Tensor, Tensor]:
-        """Write the parameters' gradients; return two gradients of the input, which the next kernel adds.
-
-        The incoming gradient is dy + second.
-        """
+        """Write the parameters' gradients, given dy + second; return two gradients of the input, also to be added."""
         kept = self._restore(saved, context)
         products, accumulate, full = kept.products, context.accumulate, not context.uses_fp8
         dactivated, dmiddle_residual = self._end_backward(
@@ -239,13 +236,10 @@ class FusedLayer:
             dresidual = _scatter(dresidual, kept.rows, len(products.qkv))
 
         full = full or kept.x.columns8 is None  # the first layer's input has no FP8 copy: a product in 16 bits
+        qkv, attended, lse = products[:3]
+        dropout, cast = self._dropout(context, LayerDropout.ATTENTION), self._cast(context, LayerTensor.DQKV)
         dqkv, sums, dqkv8 = ragged_attention_backward(
-            *products[:3],
-            dattended.view_as(products.attended),
-            context.plan,
-            self._dropout(context, LayerDropout.ATTENTION),
-            self._cast(context, LayerTensor.DQKV),
-            full=full,
+            qkv, attended, lse, dattended.view_as(attended), context.plan, dropout, cast, full=full
         )
         dquery_bias, dkey_bias, dvalue_bias = self.qkv_bias_gradient.chunk(3)
         column_sums(sums, [dquery_bias, dvalue_bias], accumulate=accumulate)
@@ -260,11 +254,8 @@ class FusedLayer:
         x: Operand, context: PassContext,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Gradients of the product's input `x` and of the residual."""
-        full, dropout, cast = (
-            not context.uses_fp8,
-            self._dropout(context, end.dropout),
-            self._cast(context, end.dproduct),
-        )
+        full = not context.uses_fp8
+        dropout, cast = self._dropout(context, end.dropout), self._cast(context, end.dproduct)
         dproduct, dresidual, sums, dproduct8 = dropout_add_layernorm_backward(
             dy, second, product, residual, end.norm, statistics, dropout, cast, full=full
         )

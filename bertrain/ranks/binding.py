@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from bertrain.base.errors import UserError
@@ -136,8 +135,9 @@ def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | No
 
 def _split(cores: Sequence[Core], parts: int) -> list[list[Core]]:
     """Consecutive parts of even size; with fewer cores than parts, cores are shared."""
-    starts = [part * len(cores) // parts for part in range(parts + 1)]
-    return [list(cores[start : max(stop, start + 1)]) for start, stop in pairwise(starts)]
+    total = len(cores)
+    bounds = [(part * total // parts, (part + 1) * total // parts) for part in range(parts)]
+    return [list(cores[start : max(stop, start + 1)]) for start, stop in bounds]
 
 
 def _group_nodes(nodes: Sequence[list[Core]], groups: int) -> list[list[Core]]:

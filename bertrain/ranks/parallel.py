@@ -104,10 +104,7 @@ class Ranks:
             _all_gather(flat, parts[self.rank])
 
     def gather(self, part: Tensor, into: Tensor | None) -> None:
-        """Copy the parts of all ranks, one after another, `into` host memory of the first rank; None on the others.
-
-        It needs memory for one more part on the device.
-        """
+        """Copy the parts of all ranks `into` host memory of the first rank; needs memory for one part on the device."""
         for owner in range(self.world):
             travelling = part.clone() if owner == self.rank else torch.empty_like(part)
             dist.broadcast(travelling, owner)
@@ -209,8 +206,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
             watchdog.stop()
 
 
-_joined = itertools.count()
-"""Counts the joins of this process: several runs may follow each other on the same ranks."""
+_joined = itertools.count()  # joins of this process: several runs may follow each other on the same ranks
 
 
 def _fresh_store() -> Store:

@@ -76,10 +76,7 @@ def find(name: str) -> Path | None:
 
 
 def choose(allocator: Allocator, openmp: OpenMP) -> Preload:
-    """The libraries to preload; UserError if one that the settings name is not installed.
-
-    Libraries that LD_PRELOAD names already stay.
-    """
+    """The libraries to preload beside those in LD_PRELOAD; UserError if one that the settings name is missing."""
     before, chosen = os.environ.get("LD_PRELOAD", ""), Preload()
     if not re.search("jemalloc|tcmalloc|mimalloc", before):
         wished = {"auto": ("jemalloc", "tcmalloc"), "system": ()}.get(allocator, (allocator,))

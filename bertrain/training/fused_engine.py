@@ -41,14 +41,12 @@ class Shape(NamedTuple):
 
 @dataclass
 class Captured:
-    """Bins of one shape: the buffers that batches are copied into, and after the first run, CUDA graphs.
-
-    Each graph comes with the arena offset above which all gradients are complete after it.
-    """
+    """Bins of one shape: the buffers that batches are copied into, and after the first run, CUDA graphs."""
 
     batch: Batch
     is_warm: bool = False
     graphs: list[tuple[torch.cuda.CUDAGraph, int]] = field(default_factory=list)
+    """Each with the arena offset above which all gradients are complete after it."""
 
 
 class FusedEngine:

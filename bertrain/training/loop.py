@@ -160,10 +160,9 @@ def _build(
 
 def _loop(session: Session) -> Ending:
     """Step after step, until the run is complete or the ranks agree to stop."""
-    ranks, state, agenda, metrics, saver = (
-        session.ranks, session.state, session.agenda, session.metrics, session.saver,
-    )  # fmt: skip
-    stopwatch, events, heartbeat, first = session.stopwatch, session.events, ranks.heartbeat, session.resumed_at
+    ranks, state, agenda, metrics = session.ranks, session.state, session.agenda, session.metrics
+    saver, stopwatch, events = session.saver, session.stopwatch, session.events
+    heartbeat, first = ranks.heartbeat, session.resumed_at
     ending = Ending(agenda.why_over(first))
     events.starting()
     agenda.start_clock()

@@ -8,7 +8,7 @@ first; its counters, data and schedule are its own. `train.init_optimizer` says 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,14 +32,14 @@ from bertrain.weights.source import NEWEST, check_shapes, copy_weights, match_pa
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, OpenedWeights, Weights, load_tensors
 
 
+@dataclass
 class InitWeights:
     """The weights of `--init`: each rank opens and reads them once, and only the first rank hashes them."""
 
-    def __init__(self, path: str, source: OpenedWeights, fingerprint: str) -> None:
-        self.path = path
-        self.source = source
-        self.fingerprint = fingerprint
-        """SHA-256 of the weights; empty on other ranks than the first, which verifies for all."""
+    path: str
+    source: OpenedWeights
+    fingerprint: str
+    """SHA-256 of the weights; empty on other ranks than the first, which verifies for all."""
 
     @staticmethod
     def open(path: str, ranks: Ranks | None) -> InitWeights:
@@ -153,10 +153,7 @@ def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
 
 
 def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console, *, verifies: bool) -> None:
-    """Copy the weights of `init` into a model, and the optimizer's state if it is kept; initialize what they lack.
-
-    The first rank, which `verifies`, refuses other weights than those the run was created with.
-    """
+    """Copy the weights of `init`, and the optimizer's state if it is kept, into `state`; initialize what they lack."""
     if verifies and init.fingerprint != run.init_fingerprint:
         raise UserError("changed-init", f"the weights of {run.init} have changed since this run began; start a new run")
     train, weights = run.settings.train, init.weights
