@@ -44,11 +44,7 @@ def _dropout(dropout: Dropout, threshold: Callable[[float], int] = dropout_thres
     return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(threshold(dropout.p))
 
 
-# --- products, attention ------------------------------------------------------------------------------------------
-
-
 def weight_gradient(dy: Tensor, x: Tensor, gradient: Tensor, *, accumulate: bool) -> None:
-    """dy' x into float32 [N, K], of bf16 [T, N] and [T, K]."""
     _check(None, dy, x)
     (tokens, rows), columns = dy.shape, x.shape[1]
     sizes = LONG(rows), LONG(columns), LONG(tokens)
@@ -63,7 +59,6 @@ def plan_attention(cu_seqlens: Tensor, num_tokens: int) -> AttentionPlan:
 def ragged_attention_forward(
     qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
-    """out [T, H, D] and the log-sums [H, T] to base 2, of qkv [T, 3, H, D]."""
     _check(cast, qkv)
     tokens, _, heads, size = qkv.shape
     out, sums = qkv.new_empty(tokens, heads, size), torch.empty(heads, tokens)
@@ -84,7 +79,6 @@ def ragged_attention_backward(
     *,
     full: bool = True,
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
-    """dqkv, and partial sums [sequences, 2, H D] of its rows, of queries and of values."""
     _check(cast, qkv, out, dout)
     tokens, _, heads, size = qkv.shape
     num_sequences = len(plan.cu_seqlens) - 1
@@ -95,13 +89,9 @@ def ragged_attention_backward(
     return dqkv, partials[:, ::2], None
 
 
-# --- between products ---------------------------------------------------------------------------------------------
-
-
 def dropout_add_layernorm_forward(
     x: Tensor, residual: Tensor, parameters: NormParameters, dropout: Dropout, eps: float, cast: Cast | None = None
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
-    """LayerNorm(residual + dropout(x + bias)), and mean and 1 / deviation of each row."""
     _check(cast, x, residual)
     rows, width = x.shape
     y, statistics = torch.empty_like(x), torch.empty(rows, 2)
@@ -123,7 +113,6 @@ def dropout_add_layernorm_backward(
     *,
     full: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Fp8Rows | None]:
-    """Gradients of x and of the residual, and partial sums [n, 3, N]."""
     _check(cast, dy, x, residual)
     rows, width = x.shape
     dx, dresidual, partials = torch.empty_like(x), torch.empty_like(x), _partials(3, width)
@@ -136,7 +125,6 @@ def dropout_add_layernorm_backward(
 def bias_gelu_forward(
     x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
 ) -> tuple[Tensor, Fp8Copy | None]:
-    """GELU(x + bias)."""
     _check(cast, x)
     y = torch.empty_like(x)
     call("gelu_forward", x, bias, y, LONG(x.shape[0]), LONG(x.shape[1]))
@@ -146,7 +134,6 @@ def bias_gelu_forward(
 def bias_gelu_backward(
     dy: Tensor, x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
 ) -> tuple[Tensor, Fp8Copy | None, Tensor]:
-    """Gradient of x, and partial sums [n, 1, N] of the bias gradient."""
     _check(cast, dy, x)
     dx, partials = torch.empty_like(x), _partials(1, x.shape[1])
     call("gelu_backward", dy, x, bias, dx, partials, LONG(x.shape[0]), LONG(x.shape[1]))
@@ -170,13 +157,9 @@ def row_sum(x: Tensor) -> Tensor:
     return total
 
 
-# --- embeddings, loss, optimizer -----------------------------------------------------------------------------------
-
-
 def embed_forward(
     tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The embedded rows, and mean and 1 / deviation of each."""
     _check(None, tables.words)
     rows, width = len(ids.words), tables.words.shape[1]
     y, statistics = tables.words.new_empty(rows, width), torch.empty(rows, 2)
@@ -194,7 +177,6 @@ def embed_backward(
     statistics: Tensor,
     dropout: Dropout,
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of each row's sum in float32, and partial sums [n, 4, N]."""
     _check(None, dy, second, tables.words)
     rows, width = dy.shape
     dsum, partials = torch.empty(rows, width), _partials(4, width)
@@ -204,7 +186,6 @@ def embed_backward(
 
 
 def position_gradient(dsum: Tensor, cu_seqlens: Tensor, out: Tensor, *, accumulate: bool) -> None:
-    """Add the rows of each position to `out`."""
     if not accumulate:
         out.zero_()
     starts = cu_seqlens.long()
@@ -218,7 +199,6 @@ def word_gradient(dsum: Tensor, ids: Tensor, out: Tensor) -> None:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled loss and number of correct predictions; overwrites `logits` with their gradient."""
     _check(None, logits)
     rows, width = logits.shape
     losses, corrects = torch.empty(rows), torch.empty(rows)

@@ -139,23 +139,13 @@ def _build(
     stack.callback(metrics.close)
     console.start(progress.step, last_step)
     stack.callback(console.stop)
+    telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+    stop_signal = stack.enter_context(StopSignal().listening())
+    skipped = SkippedSteps(settings.train.max_skipped_steps)
     return Session(
-        run=run,
-        ranks=ranks,
-        state=state,
-        loader=loader,
-        evaluator=evaluator,
-        agenda=agenda,
-        metrics=metrics,
-        saver=saver,
-        stopwatch=stopwatch,
-        skipped=SkippedSteps(settings.train.max_skipped_steps),
-        console=console,
-        telemetry=stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank)),
-        stop_signal=stack.enter_context(StopSignal().listening()),
-        events=events,
-        resumed_at=progress,
-    )
+        run, ranks, state, loader, evaluator, agenda, metrics, saver, stopwatch, skipped, console, telemetry,
+        stop_signal, events, resumed_at=progress,
+    )  # fmt: skip
 
 
 def _loop(session: Session) -> Ending:
