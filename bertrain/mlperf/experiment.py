@@ -282,9 +282,9 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
     from bertrain.ranks import parallel
     from bertrain.training.engine import predictor
     from bertrain.training.evaluate import HeldOutEvaluator
-    from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision
     from bertrain.training.resolve_auto import resolve_auto
+    from bertrain.training.resolved_run import open_for
     from bertrain.weights.source import copy_weights, read_weights
 
     check_settings(settings)

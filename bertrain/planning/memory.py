@@ -93,9 +93,8 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, engine: EngineNam
         bin = _fused_bin(settings, size)
     else:
         bin = _compiled_bin(settings, size) if engine == "compiled" else _plain_bin(settings, size, on_gpu)
-    update = (
-        0 if is_fused and issubclass(rule, AdamW) else rule.TEMPORARY_BYTES * parameters // share
-    )  # those have kernels
+    has_kernels = is_fused and issubclass(rule, AdamW)
+    update = 0 if has_kernels else rule.TEMPORARY_BYTES * parameters // share
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
         bin[LIBRARIES] = sum(bin.values()) // 10
         update += sum(bin.values()) // 2
