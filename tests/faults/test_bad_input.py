@@ -292,5 +292,6 @@ def test_errors_of_ranks_are_said_once(tmp_path: Path, monkeypatch: pytest.Monke
     shard.write_bytes(content)
     done = helpers.bertrain(*start(bad, tmp_path / "r"), "--nproc", 2, check=False)
     assert done.returncode == 2
-    said = f"bertrain: the shard {shard} is damaged: its SHA-256 is not the manifest's; prepare the data again"
-    assert done.stderr.splitlines() == [said]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("bertrain: ")
+    assert str(shard) in line
