@@ -18,11 +18,11 @@ import textwrap
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 
 from bertrain.model import bert, heads
 from bertrain.model.bert import Bert
+from bertrain.model.initialization import uninitialized
 
 CLASSES = (bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead)
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
@@ -62,8 +62,7 @@ def why_not_implemented(model: Bert) -> str:
     for name in sorted(current.keys() | WRITTEN_FOR.keys()):
         if current.get(name) != WRITTEN_FOR.get(name):
             return f"the source of {name} is not the one that model/fused.py was written for"
-    with torch.device("meta"):
-        reference = Bert(model.settings)
+    reference = uninitialized(model.settings)
     expected, found = dict(reference.named_modules()), dict(model.named_modules())
     for name in sorted(expected.keys() | found.keys()):
         if difference := _difference(found.get(name), expected.get(name)):
