@@ -5,7 +5,7 @@ here, as hashes of their syntax trees: without comments, docstrings, annotations
 the code of its classes and of the functions they call has these hashes, and if its modules are those of a new `Bert` of
 its settings: no subclass, no module added or replaced, no attribute or `forward` changed, no hook.
 
-After a change of bert.py or heads.py: change fused*.py to match, run tests/unit/test_kernels_interpreted.py, and
+After a change of bert.py or heads.py: change fused*.py to match, run tests/numerics/test_kernels_interpreted.py, and
 tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()` to `WRITTEN_FOR`.
 """
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests import helpers
-from tests.processes import Launched, descendants, records
+from tests.launched import Launched, descendants, records
 
 STEPS = 40
 SETTINGS = {
