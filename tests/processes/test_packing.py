@@ -16,8 +16,6 @@ from bertrain.data.formats.shards import Shards
 from tests import helpers
 from tests.quick.test_packing import ALGORITHMS
 
-# --- the verb -----------------------------------------------------------------------------------------
-
 
 def test_pack_tells_what_packing_comes_to(tmp_path: Path) -> None:
     """By hand: 7 + 3, 5 + 5 and 2 + 2 + 1 in rows of 10 are 25 tokens in three rows."""

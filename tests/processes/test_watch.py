@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 
-import pytest
-
-from bertrain.training.start import pretrain
 from tests import helpers
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("watch")
-    data = helpers.make_data(folder)
-    settings = helpers.tiny_settings(train__max_steps=8, evaluate__data=data, evaluate__max_examples=12)
-    pretrain(settings, data, folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+from tests.launched import Launched
 
 
 def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
     """A real run, killed and started again, watched from another process all the while."""
-    from tests.launched import Launched
-
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     settings = helpers.tiny_arguments(train__max_steps=30, checkpoint__every_steps=5, log__every_steps=5)
     command = helpers.command("pretrain", "bert-tiny", "--data", data, "--run", run, *settings)

@@ -13,8 +13,6 @@ from bertrain.weights.export import import_weights
 from tests import helpers
 from tests.quick.test_weights_formats import GOOGLE, MLPERF, companions, said
 
-# --- Hugging Face -----------------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -60,8 +60,8 @@ def test_whatever_is_said_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("error", "level", "event"),
     [
-        (RequeueError("saved"), "warning", "stop"),
-        (AgreedError("no room"), "error", "stop"),
+        (RequeueError("stopped-by-signal", "saved"), "warning", "stop"),
+        (AgreedError("disk-full", "no room"), "error", "stop"),
         (ValueError("ours"), "error", "failure"),
         (KeyboardInterrupt(), "error", "failure"),
     ],

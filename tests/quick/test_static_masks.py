@@ -23,15 +23,18 @@ from tests.quick.test_loader import content, step_content
 LAYOUTS = ("arrow", "hdf5-varlength", "tfrecord")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def write_layouts(folder: Path) -> dict[str, Path]:
     """The same rows with the same masks in each layout, in several files."""
-    folder = tmp_path_factory.mktemp("static")
     unmasked = helpers.make_data(folder / "unmasked")
     convert(unmasked, folder / "hdf5-fixed", to="hdf5-fixed", shards=3, max_predictions=9)
     for layout in LAYOUTS:
         convert(folder / "hdf5-fixed", folder / layout, to=layout, shards=5)
     return {layout: folder / layout for layout in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_layouts(tmp_path_factory.mktemp("static"))
 
 
 @pytest.fixture(scope="module")

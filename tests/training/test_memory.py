@@ -21,9 +21,6 @@ def test_a_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# --- batch.auto ---------------------------------------------------------------------------------------
-
-
 def budget_of(run: Path) -> int:
     return int(json.loads((run / "config.json").read_text())["settings"]["batch"]["token_budget"])
 

@@ -29,9 +29,6 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_miniature(tmp_path_factory.mktemp("miniature"))
 
 
-# --- the probe --------------------------------------------------------------------------------------------
-
-
 def test_the_probe_knows_the_right_weights(miniature: Path, tmp_path: Path) -> None:
     trained = miniature_settings(miniature, checkpoint__enabled="true", train__max_steps=10, evaluate__every_samples=0)
     pretrain(trained, miniature / "train", tmp_path / "run")
@@ -42,9 +39,6 @@ def test_the_probe_knows_the_right_weights(miniature: Path, tmp_path: Path) -> N
     wrong = miniature_settings(miniature, mlperf__probe_accuracy=accuracy + 0.003)
     with helpers.refused("wrong-initial-accuracy", f"{accuracy:.5f}", "held-out"):
         probe_initial_weights(wrong, str(tmp_path / "run"))
-
-
-# --- what is refused ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,9 +69,6 @@ def test_experiments_of_other_settings_keep_to_their_folder(miniature: Path, tmp
         run_experiments(other, miniature / "train", tmp_path)
     with helpers.refused("folder-exists", miniature):
         run_experiments(other, miniature / "train", miniature)
-
-
-# --- what the trainer does for it -----------------------------------------------------------------------------
 
 
 class Diary(Events):

@@ -6,22 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.data.formats.convert import convert
 from bertrain.training.evaluate import evaluate
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.quick.test_static_masks import LAYOUTS, NO_DROPOUT
+from tests.quick.test_static_masks import LAYOUTS, write_layouts
+
+NO_DROPOUT = {"model__hidden_dropout": 0, "model__attention_dropout": 0, "train__max_steps": 4}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same rows with the same masks in each layout, in several files."""
-    folder = tmp_path_factory.mktemp("static")
-    unmasked = helpers.make_data(folder / "unmasked")
-    convert(unmasked, folder / "hdf5-fixed", to="hdf5-fixed", shards=3, max_predictions=9)
-    for layout in LAYOUTS:
-        convert(folder / "hdf5-fixed", folder / layout, to=layout, shards=5)
-    return {layout: folder / layout for layout in LAYOUTS}
+    return write_layouts(tmp_path_factory.mktemp("static"))
 
 
 def test_losses_are_the_same_in_any_layout_and_policy(folders: dict[str, Path], tmp_path: Path) -> None:
