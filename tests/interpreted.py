@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted
 
-prints what each of CASES measures, as JSON; `tests/unit/test_kernels_interpreted.py` runs it and looks at the figures.
+prints what each of CASES measures, as JSON; `tests/numerics/test_kernels_interpreted.py` checks it.
 Triton decides when it is imported whether kernels are compiled or interpreted, hence a process of its own.
 
 What the interpreter cannot do is left to tests/gpu: bf16 through tensor descriptors, and rounding to 8 bits (it

@@ -5,7 +5,7 @@ here, as hashes of their syntax trees: without comments, docstrings, annotations
 the code of its classes and of the functions they call has these hashes, and if its modules are those of a new `Bert` of
 its settings: no subclass, no module added or replaced, no attribute or `forward` changed, no hook.
 
-After a change of bert.py or heads.py: change fused*.py to match, run tests/unit/test_kernels_interpreted.py, and
+After a change of bert.py or heads.py: change fused*.py to match, run tests/numerics/test_kernels_interpreted.py, and
 tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()` to `WRITTEN_FOR`.
 """
 
@@ -18,11 +18,11 @@ import textwrap
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 
 from bertrain.model import attention, bert, heads
 from bertrain.model.bert import Bert
+from bertrain.model.initialization import uninitialized
 
 CLASSES = (bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead)
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
@@ -63,8 +63,7 @@ def why_not_implemented(model: Bert) -> str:
     for name in sorted(current.keys() | WRITTEN_FOR.keys()):
         if current.get(name) != WRITTEN_FOR.get(name):
             return f"the source of {name} is not the one that model/fused.py was written for"
-    with torch.device("meta"):
-        reference = Bert(model.settings)
+    reference = uninitialized(model.settings)
     expected, found = dict(reference.named_modules()), dict(model.named_modules())
     for name in sorted(expected.keys() | found.keys()):
         if difference := _difference(found.get(name), expected.get(name)):

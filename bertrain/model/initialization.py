@@ -9,12 +9,15 @@ rotation that attends one, two, ... positions away. Training can change all of i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from bertrain.base.seeds import derive
+from bertrain.config.settings import ModelSettings
 from bertrain.model.bert import Bert, Layer
 
 CUT = 2.0  # the normal distribution is truncated at this many deviations
@@ -22,6 +25,23 @@ CUT = 2.0  # the normal distribution is truncated at this many deviations
 # leave the plateau.
 WAVE_AMPLITUDE = 2 * math.sqrt(2)
 SHORTEST_WAVE, LONGEST_WAVE = 2.2, 130.0  # in positions
+
+
+class _WithoutInit(TorchFunctionMode):
+    """Skips torch.nn.init: wasted time, and on the meta device it imports torch's compiler, for seconds."""
+
+    def __torch_function__(
+        self, func: Callable, types: object, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_init = getattr(func, "__module__", "") == "torch.nn.init"
+        return (*args, kwargs.get("tensor"))[0] if is_init else func(*args, **kwargs)
+
+
+def uninitialized(settings: ModelSettings, device: torch.device | str = "meta") -> Bert:
+    """A model whose weights are not set; by default only their names and shapes, without memory."""
+    with torch.device(device), _WithoutInit():
+        return Bert(settings)
 
 
 def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from bertrain.base.console import warn
 from bertrain.base.logs import note
@@ -70,6 +69,8 @@ class CompiledEngine(PlainEngine):
         if not self._compiles:
             return super()._loss(batch, num_predictions, num_sequences)
         tensors = {item.name: getattr(batch, item.name) for item in fields(batch) if item.name not in NO_HOST_NUMBERS}
+        from torch._dynamo.exc import TorchDynamoException  # seconds to import, so only where it is needed
+
         try:
             return self._compiled(tensors, torch.tensor(num_predictions), torch.tensor(num_sequences))
         except TorchDynamoException as error:

@@ -25,6 +25,7 @@ from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert, Outputs, split_parts
 from bertrain.model.fused import FusedBert
 from bertrain.model.fused_check import why_not_implemented
+from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.ranks.parallel import Ranks
 from bertrain.training.compiled_engine import (
@@ -157,10 +158,7 @@ def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
 
 
 def _mismatch(settings: Settings, model: Bert | None) -> str:
-    if model is None:
-        with torch.device("meta"):
-            model = Bert(settings.model)
-    return why_not_implemented(model)
+    return why_not_implemented(model or uninitialized(settings.model))
 
 
 def build(

@@ -99,7 +99,7 @@ def make_deterministic(settings: TrainSettings) -> None:
     """With train.deterministic, refuse every algorithm whose sums depend on timing."""
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if settings.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it takes seconds
-        torch.use_deterministic_algorithms(settings.deterministic)
+    # As torch.use_deterministic_algorithms, which also imports torch's compiler to set a flag there, for seconds.
+    torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
     # That switch also fills new memory, as a debugging aid; here, every row is written before it is read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

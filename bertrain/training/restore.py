@@ -20,8 +20,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
-from bertrain.model.bert import Bert
-from bertrain.model.initialization import initialize
+from bertrain.model.initialization import initialize, uninitialized
 from bertrain.optim.madgrad import START
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
@@ -64,8 +63,7 @@ class InitWeights:
         vocabulary = self.weights.vocabulary
         if vocabulary is not None and not settings.task.name:  # a task is read with the vocabulary of the weights
             refuse_other_vocabulary(data, vocabulary.hash)
-        with torch.device("meta"):
-            parameters = dict(Bert(settings.model).named_parameters())
+        parameters = dict(uninitialized(settings.model).named_parameters())
         check_shapes(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
         if settings.train.init_optimizer == "keep":
             self._check_optimizer(settings.optimizer.name)

@@ -12,7 +12,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Step
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert, split_parts
-from bertrain.model.initialization import initialize
+from bertrain.model.initialization import initialize, uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.optim.registry import build_optimizer
 from bertrain.ranks.parallel import Ranks
@@ -39,9 +39,7 @@ class TrainState:
     @staticmethod
     def build(settings: Settings, ranks: Ranks, *, draws: bool = True) -> TrainState:
         """A new model with optimizer and engine. Without `draws`, weights are zero, to be loaded afterwards."""
-        with torch.device("meta"):  # skips PyTorch's own initialization
-            model = Bert(settings.model)
-        model.to_empty(device=ranks.device).train()
+        model = uninitialized(settings.model, ranks.device).train()
         for parameter in model.parameters():
             parameter.detach().zero_()
         if draws:

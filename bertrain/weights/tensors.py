@@ -15,7 +15,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.model.bert import Bert
+from bertrain.model.initialization import uninitialized
 from bertrain.weights.names import ParameterSlice, adapt_to_head
 
 Kind = Literal["run", "huggingface", "nvidia", "tf1"]
@@ -203,8 +203,7 @@ def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str,
 
 def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter of our model, in order."""
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in Bert(settings).named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in uninitialized(settings).named_parameters()}
 
 
 def is_padded(words: int, rows: int) -> bool:

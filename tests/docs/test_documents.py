@@ -224,7 +224,7 @@ def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, f
 def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:
     from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS
     from bertrain.run.sensors import sensors_for
-    from tests.unit.test_profile import FILES
+    from tests.training.test_profile import FILES
 
     assert list(generator.ITERATION_FIELDS) == list(ITERATION_COLUMNS)
     assert list(generator.LAUNCH_FIELDS) == list(LAUNCH_COLUMNS)

@@ -32,7 +32,7 @@ RUN_ELSEWHERE = {
     "bertrain launch cancel": ("tests/services/test_slurm.py", 'launcher.bertrain("cancel"'),
     "bertrain launch ssh": ("tests/services/test_ssh.py", '["launch", "ssh"'),
     "bertrain mlperf": ("tests/faults/test_mlperf_runs.py", '("mlperf", "run"'),
-    "bertrain data mlperf": ("tests/unit/test_mlperf_data.py", 'bertrain("data", "mlperf"'),
+    "bertrain data mlperf": ("tests/processes/test_mlperf_data.py", 'bertrain("data", "mlperf"'),
 }
 """Commands that the test below does not run: the file that does, and how they stand there."""
 

@@ -17,7 +17,7 @@ from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver, Snapshot
 from bertrain.training.start import pretrain, resume
 from tests import helpers
-from tests.processes import kill_when
+from tests.launched import kill_when
 
 
 def read(path: Path) -> Any:

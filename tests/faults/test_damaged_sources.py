@@ -22,7 +22,7 @@ from bertrain.config.choices import DocumentEnd
 from bertrain.data.text.documents import LONGEST_LINE, Span, find_inputs, read_documents, read_lines
 from bertrain.data.text.extract import extract
 from tests import helpers
-from tests.unit.test_extract import DUMP, PACKINGS, archive, documents_of, text_of, write_parquet
+from tests.quick.test_extract import DUMP, PACKINGS, archive, documents_of, text_of, write_parquet
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.task import SquadTask
 from tests.helpers import refused
-from tests.unit.test_squad import SAMPLE, open_task, settings_of
+from tests.quick.test_squad import SAMPLE, open_task, settings_of
 
 Damage = Callable[[dict[str, Any]], None]
 

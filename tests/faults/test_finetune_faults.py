@@ -14,8 +14,8 @@ from bertrain.training.task_results import metrics_of
 from bertrain.weights.export import export
 from tests import helpers
 from tests import miniature_tasks as tiny_tasks
+from tests.launched import kill_when, records
 from tests.miniature_tasks import Miniature, command_line, settings_for
-from tests.processes import kill_when, records
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from bertrain.mlperf.log import read_log
 from bertrain.mlperf.run import run_experiments
 from bertrain.mlperf.show import show_logs
 from tests import helpers
+from tests.launched import Launched, children
 from tests.miniature import make_miniature, miniature_arguments, miniature_settings
-from tests.processes import Launched, children
 
 
 @pytest.fixture(scope="module")

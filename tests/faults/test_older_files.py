@@ -14,7 +14,7 @@ from bertrain.training.predict import evaluate_task
 from bertrain.training.start import resume
 from bertrain.weights.export import export
 from tests import helpers
-from tests.processes import records
+from tests.launched import records
 
 WRITTEN = Path(__file__).parents[1] / "data" / "written-by-8764bd3"
 ON_CPU = [("train.device", "cpu"), ("log.tensorboard", "false")]

@@ -24,7 +24,7 @@ from bertrain.reports.watch import look
 from bertrain.run import checkpoint
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.processes import Launched, records
+from tests.launched import Launched, records
 
 HOST = platform.node()
 ROOT = Path(__file__).parents[2]  # the ranks import what this file does to them

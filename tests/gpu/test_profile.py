@@ -18,7 +18,7 @@ from bertrain.run.metrics import Stopwatch
 from bertrain.run.sensors import sensors_for, uuid_of
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.unit.test_profile import FILES, read_csv
+from tests.training.test_profile import FILES, read_csv
 
 USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

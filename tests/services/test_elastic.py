@@ -12,7 +12,7 @@ import pytest
 
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.processes import Launched, records
+from tests.launched import Launched, records
 
 pytestmark = pytest.mark.services
 ENDLESS = 100000

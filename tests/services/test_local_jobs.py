@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import helpers
-from tests.processes import PATIENCE_S, Launched, records
+from tests.launched import PATIENCE_S, Launched, records
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).parents[2]

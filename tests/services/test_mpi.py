@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import helpers
-from tests.processes import Launched, records
+from tests.launched import Launched, records
 
 pytestmark = [
     pytest.mark.services,

@@ -14,7 +14,7 @@ import pytest
 
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.processes import PATIENCE_S, records
+from tests.launched import PATIENCE_S, records
 from tests.services.slurm import Slurm, running_slurm, why_not
 
 pytestmark = [pytest.mark.services, pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")]

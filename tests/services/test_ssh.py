@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import helpers
-from tests.processes import Launched, records
+from tests.launched import Launched, records
+from tests.processes.test_launch import scripts_of_all_kinds
 from tests.services import sshd
 from tests.services.sshd import Hosts, running_hosts
-from tests.unit.test_launch import scripts_of_all_kinds
 
 pytestmark = [pytest.mark.services, pytest.mark.skipif(bool(sshd.why_not()), reason=sshd.why_not() or "it can run")]
 ROOT = Path(__file__).parents[2]

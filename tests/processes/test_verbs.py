@@ -1,0 +1,124 @@
+"""Commands of the command line, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import bertrain
+from bertrain.base import isa
+from bertrain.config.recipe import GROUPS, recipe_names
+from bertrain.data.feed.batching import POLICIES
+from bertrain.data.formats.shards import Shards
+from bertrain.data.text.vocabulary import Vocabulary
+from tests import helpers
+
+
+def test_recipes_and_settings() -> None:
+    listed = json.loads(helpers.bertrain("recipes", "--json").stdout)
+    assert sorted(listed) == recipe_names()
+    few, everything = (helpers.bertrain("recipes", *words).stdout for words in ([], ["--all"]))
+    assert sum(f"  {name} " in few for name in listed) == 6
+    assert "bert-tiny" in few
+    assert all(f"  {name} " in everything for name in listed)
+    assert all(f"{group}:\n" in everything for group in GROUPS)
+    flat = helpers.bertrain("recipes", "bert-large-phase2").stdout
+    assert "# Builds on bert-base-phase2, bert-base-phase1.\n" in flat
+    assert tomllib.loads(flat)["optimizer"]["name"] == "lamb"
+    described = json.loads(helpers.bertrain("settings", "--json").stdout)
+    assert {"model.nsp", "batch.token_budget", "log.level"} <= {entry["name"] for entry in described}
+    assert all(entry["help"] for entry in described)
+    few, everything = (helpers.bertrain("settings", *words).stdout for words in ([], ["--all"]))
+    for entry in described:
+        line = f"--{entry['name']} ("
+        assert line in everything
+        assert (line in few) == (not entry["experimental"])
+    assert "[unknown-section]" in helpers.bertrain("settings", "optimiser", check=False).stderr
+
+
+def test_doctor_tells_of_this_machine(tmp_path: Path) -> None:
+    findings = {finding.subject: finding for finding in bertrain.doctor(tmp_path)}
+    assert {"python", "packages", "cores", "cpu", "memory", "disk", "compilers", "triton"} <= findings.keys()
+    assert findings["packages"].verdict == "ok"
+    assert all(finding.verdict in ("ok", "note", "missing") for finding in findings.values())
+    printed = json.loads(helpers.bertrain("doctor", "--json").stdout)
+    assert {entry["subject"] for entry in printed} == findings.keys()
+
+
+def test_vocabulary_training(tmp_path: Path) -> None:
+    text = Path(__file__).parents[1] / "golden" / "sample.txt"
+    place = tmp_path / "vocab.txt"
+    printed = json.loads(helpers.bertrain("data", "vocab", text, "--size", 100, "--out", place, "--json").stdout)
+    vocabulary = Vocabulary.load(place)
+    assert printed == {"file": str(place), "size": 100, "lower_case": True, "sha256": vocabulary.hash}
+    assert len(vocabulary.words) == 100
+    assert vocabulary.words[:5] == tuple(helpers.SPECIAL)
+    assert vocabulary.continues_word.any()
+    assert bertrain.train_vocabulary([text], tmp_path / "again.txt", size=100) == vocabulary, "another process"
+    with helpers.refused("too-little-text", "--size"):
+        bertrain.train_vocabulary([text], tmp_path / "big.txt", size=20_000)
+    assert not (tmp_path / "big.txt").exists()
+
+
+def test_stats_count_what_is_there(tmp_path: Path) -> None:
+    folder = helpers.make_data(tmp_path)
+    shards = Shards.open(folder)
+    stats = json.loads(helpers.bertrain("data", "stats", folder, "--ranks", 4, "--sequences", 32, "--json").stdout)
+    assert stats["examples"] == len(shards)
+    assert stats["tokens"] == int(shards.lengths.sum())
+    assert sum(stats["histogram"].values()) == len(shards)
+    edges = [0, *map(int, stats["histogram"])]
+    for low, high in pairwise(edges):
+        assert stats["histogram"][str(high)] == int(((shards.lengths > low) & (shards.lengths <= high)).sum())
+    by_name = {entry["policy"]: entry for entry in stats["policies"]}
+    assert by_name.keys() == set(POLICIES)
+    assert 0 <= by_name["budget"]["padding"] < by_name["padded"]["padding"]
+    assert by_name["budget"]["token_imbalance"] < by_name["padded"]["token_imbalance"]
+    table = helpers.bertrain("data", "stats", folder).stdout
+    assert "attention" in table
+    with helpers.refused("example-too-long", "--token-budget"):
+        bertrain.data_stats(folder, token_budget=10)
+
+
+def test_a_setting_that_is_given_twice(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    command = ("pretrain", "bert-tiny", "--data", data, "--dry-run",
+               *helpers.tiny_arguments(train__max_steps=2, train__precision="fp32"))  # fmt: skip
+    assert helpers.bertrain(*command, "--max-steps", "2").returncode == 0, "the same value, so nothing is chosen"
+    said = helpers.bertrain(*command, "--max-steps", "3", check=False)
+    assert said.returncode == 2
+    assert "train.max_steps" in said.stderr
+    assert "[conflicting-options]" in said.stderr
+    assert helpers.bertrain(*command, "--train.max_steps", "3").returncode == 0, "the last word counts"
+
+
+def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
+    text = Path(__file__).parents[1] / "golden" / "sample.txt"
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    said = [
+        helpers.bertrain("data", "vocab", text, "--size", "300", "--cased", "--out", folder / "vocab.txt").stdout
+        for _ in range(2)
+    ]
+    follows = f"next: bertrain data prepare INPUT --vocab '{folder / 'vocab.txt'}' --cased --out DIR\n"
+    assert said[0].endswith(f"300 words; {follows}")
+    assert said[1].endswith(f"300 words, in place of what was there; {follows}")
+    for cased, out in (([], "folded"), (["--cased"], "as-it-is")):
+        done = helpers.bertrain(
+            "data", "prepare", text, "--vocab", folder / "vocab.txt", *cased, "--out", tmp_path / out
+        )
+        assert ("--cased" in done.stderr) == (not cased)
+
+
+def test_precision_as_intels_scripts_name_it(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    command = ("pretrain", "bert-tiny", "--data", data, "--dry-run", *helpers.tiny_arguments(train__max_steps=2))
+    said = helpers.bertrain(*command, "--precision", "avx-fp32", check=False)
+    if "avx512bw" in isa.cpu_flags():
+        assert said.returncode == 0
+        assert "fp32" in said.stdout
+    else:
+        assert said.returncode == 2
+        assert "[unsupported-isa]" in said.stderr

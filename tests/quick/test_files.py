@@ -1,0 +1,37 @@
+"""What is half written goes, whatever ends the writing."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bertrain.base.files import new_folder, replacing
+
+
+def test_a_handler_that_is_there_keeps_the_signal(tmp_path: Path) -> None:
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append("SIGTERM"))
+    try:
+        with new_folder(tmp_path / "whole") as folder:
+            signal.raise_signal(signal.SIGTERM)
+            (folder / "part").write_text("whole")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == ["SIGTERM"]
+    assert (tmp_path / "whole" / "part").read_text() == "whole"
+
+
+def test_the_default_is_there_again_afterwards(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "whole"):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_file_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(UnicodeEncodeError), replacing(tmp_path / "file") as file:
+        file.write("new \udc80")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"

@@ -1,0 +1,135 @@
+"""A cap on instructions holds: the libraries themselves say which kernels they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+import bertrain
+from bertrain.base import isa, machine
+from tests import helpers
+
+needs = pytest.mark.skipif
+
+
+def has(name: str) -> bool:
+    return isa.FLAGS[name] in isa.cpu_flags()
+
+
+def test_what_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2"})
+    with helpers.refused("unsupported-isa", "train.isa amx", "avx2"):
+        isa.cap_isa("amx")
+
+
+@needs(not has("avx2"), reason="this CPU has no AVX2")
+def test_a_cap_that_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in isa.CAPS["avx2"]:
+        monkeypatch.delenv(name, raising=False)
+    with helpers.refused("isa-too-late", "ONEDNN_MAX_CPU_ISA=AVX2"):
+        isa.cap_isa("avx2")
+    for name, value in isa.CAPS["avx2"].items():
+        monkeypatch.setenv(name, value)
+    isa.cap_isa("avx2")
+    assert isa.describe("auto") == "instructions up to avx2 (the environment's cap)"
+    assert isa.describe("avx2") == "instructions up to avx2 (train.isa)"
+
+
+def test_fp16_without_its_own_amx_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2", "avx512bw", "amx_tile", "amx_bf16"})
+    monkeypatch.setattr(isa, "_capped_outside", lambda: None)
+    assert isa.describe("auto", "fp16") == "instructions up to avx512 (this CPU has no AMX for fp16)"
+    assert isa.describe("auto", "bf16") == "instructions up to amx (all this CPU has)"
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2", "avx512bw", "amx_tile", "amx_fp16"})
+    assert isa.describe("auto", "fp16") == "instructions up to amx (all this CPU has)"
+
+
+@pytest.mark.parametrize(
+    ("core", "features", "name", "instructions"),
+    [
+        ("0x41 0xd0c", "fp asimd", "Neoverse N1", "asimd"),
+        ("0x41 0xd4f", "fp asimd sve sve2 bf16", "Neoverse V2", "sve2"),
+    ],
+)
+def test_an_arm_cpu_has_a_name_and_instructions(
+    monkeypatch: pytest.MonkeyPatch, core: str, features: str, name: str, instructions: str
+) -> None:
+    implementer, part = core.split()
+    fields = {"Features": features, "CPU implementer": implementer, "CPU part": part}
+    monkeypatch.setattr(machine, "_cpuinfo", lambda field: fields.get(field, ""))
+    monkeypatch.setattr(isa, "_capped_outside", lambda: None)
+    assert machine.cpu_name() == name
+    assert isa.describe("auto") == f"instructions up to {instructions} (all this CPU has)"
+    assert isa.usable("auto") is None
+    (finding,) = (finding for finding in bertrain.doctor() if finding.subject == "cpu")
+    assert finding.found == f"{name}: {features.removeprefix('fp ')}"
+    assert "AMX" in finding.consequence
+
+
+def test_gpus_are_read_off_nvidia_smi() -> None:
+    text = (
+        "0, NVIDIA H200, 550.1, 12, 143771, 0, 31, 0\nNo devices were found\n"
+        "1, NVIDIA H200, 550.1, 12, 143771, 7, 35, 2\n2, Quadro, 550.1, 1, 2, 3, 4, [N/A]\n"
+    )
+    found = [(gpu.number, gpu.name, gpu.driver, gpu.total_mb, gpu.errors) for gpu in machine.parse_gpus(text)]
+    assert found == [
+        (0, "NVIDIA H200", "550.1", 143771, 0),
+        (1, "NVIDIA H200", "550.1", 143771, 2),
+        (2, "Quadro", "550.1", 2, 0),
+    ]
+    processes = machine.parse_gpu_processes("12, python, 300\n34, vmd, [N/A]\nno line\n")
+    assert [(process.number, process.name, process.used_mb) for process in processes] == [
+        (12, "python", 300),
+        (34, "vmd", 0),
+    ]
+
+
+class Nvml:
+    """A driver of one GPU that counts no memory errors."""
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        answers = {
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetName": "NVIDIA H200",
+            "nvmlSystemGetDriverVersion": "550.1",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5 << 20, total=7 << 20),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=3),
+            "nvmlDeviceGetTemperature": 31,
+        }
+
+        def ask(*_: object) -> object:
+            if name not in answers:
+                raise self.NVMLError(name)
+            return answers[name]
+
+        return ask
+
+
+def test_gpus_are_read_off_nvml_and_gaps_are_zero() -> None:
+    assert machine.gpus_by_nvml(Nvml()) == (
+        machine.Gpu(
+            number=0,
+            name="NVIDIA H200",
+            driver="550.1",
+            used_mb=5,
+            total_mb=7,
+            busy_percent=3,
+            temperature=31,
+            errors=0,
+        ),
+    )
+
+
+def test_this_machine_has_memory() -> None:
+    total, free = machine.total_memory(), machine.free_memory()
+    assert total is not None
+    assert free is not None
+    assert 0 < free <= total

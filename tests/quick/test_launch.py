@@ -1,0 +1,268 @@
+"""Job folders and scripts: what is written, that bash and a linter take it, that paths and lists are read right."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertrain.base.errors import UserError
+from bertrain.config.resolve import resolve, to_toml
+from bertrain.launch.job import (
+    JobSpec,
+    Launcher,
+    code_version,
+    make_job,
+    parse_time,
+    read_hostfile,
+    read_job,
+    write_job,
+    write_time,
+)
+from bertrain.launch.remote import combine_exit_codes
+from bertrain.launch.rendezvous import (
+    ENDPOINT,
+    free_port,
+    node_and_count,
+    publish_endpoint,
+    torchrun_variables_from_mpi,
+    wait_for_endpoint,
+)
+from bertrain.launch.scripts import job_script
+from bertrain.launch.submit import is_inside_allocation
+from tests import helpers
+
+LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
+
+
+def job_of(folder: Path, launcher: Launcher, **spec: Any) -> Any:
+    """A job with everything asked for that its launcher knows, in a folder whose name a shell could trip over."""
+    folder = folder / "a folder"
+    folder.mkdir(exist_ok=True)
+    hostfile = folder / "hosts.txt"
+    hostfile.write_text("# ours\none slots=2\ntwo\n")
+    given: dict[str, Any] = {"procs_per_node": 1, "time": "1h30m", "restarts": 2}
+    given |= {"hostfile": str(hostfile)} if launcher in ("ssh", "mpi") else {}
+    given |= {"nodes": 2} if launcher != "local" else {}
+    settings = helpers.tiny_settings()
+    return make_job(
+        launcher, settings, folder / "data", folder / "run", spec=JobSpec(**given | spec), folder=folder / "job"
+    )
+
+
+def test_slurm_is_asked_for_what_was_wished(tmp_path: Path) -> None:
+    script = job_script(
+        job_of(
+            tmp_path, "slurm", procs_per_node=0, gpus_per_node=8, partition="large", account="us", constraint="h100",
+            nodelist="a[1-2]", mpi="pmi2", repeats=10, warning="5m", container="registry#image", mounts="/data:/data",
+        )
+    )  # fmt: skip
+    directives = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert directives >= {
+        "nodes=2", "ntasks-per-node=1", "gres=gpu:8", "time=01:30:00", "partition=large", "account=us",
+        "constraint=h100", "nodelist=a[1-2]", "array=1-10", "signal=B:USR1@300", "requeue", "exclusive", "mem=0",
+        "open-mode=append",
+    }  # fmt: skip
+    (srun,) = (block for block in script.split("\n}\n") if "exec srun" in block)
+    for words in ("--gres=gpu:8", "--mpi=pmi2", "--nodes=2", "--container-image='registry#image'"):
+        assert words in srun, "every srun has it"
+
+
+def test_pbs_is_asked_for_what_was_wished(tmp_path: Path) -> None:
+    script = job_script(
+        job_of(
+            tmp_path, "pbs", procs_per_node=0, gpus_per_node=4, cpus_per_node=32, queue="prod", project="us", repeats=4
+        )
+    )
+    directives = [line.removeprefix("#PBS ") for line in script.splitlines() if line.startswith("#PBS")]
+    assert directives[:7] == [
+        "-N run", "-l select=2:ncpus=32:ngpus=4", "-l place=scatter:excl", "-l walltime=01:30:00", "-q prod", "-A us",
+        "-J 1-4",
+    ]  # fmt: skip
+
+
+def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
+    job, settings = job_of(tmp_path, "slurm", repeats=2), helpers.tiny_settings()
+    write_job(job, settings, job_script(job))
+    assert read_job(job.folder) == job
+    content = json.loads((job.folder / "job.json").read_text())
+    assert content["command"][:3] == ["bertrain", "pretrain", str(job.folder / "recipe.toml")]
+    assert job.command(2)[-2:] == ["--train.seed", str(settings.train.seed + 1)]
+    assert resolve(str(job.folder / "recipe.toml")) == settings, "the recipe is complete by itself"
+    assert content["code"] == code_version()
+    with helpers.refused("folder-exists", job.folder):
+        write_job(job, settings, "")
+    (job.folder / "job.json").write_text("{}")
+    with helpers.refused("damaged-job", job.folder / "job.json"):
+        read_job(job.folder)
+    with helpers.refused("missing-job", tmp_path):
+        read_job(tmp_path)
+
+
+def test_a_recipe_of_all_settings_is_read_as_it_was_written() -> None:
+    settings = helpers.tiny_settings(optimizer__epsilon=1e-7, data__slice="0:0.9")
+    assert "epsilon = 1e-07" in to_toml(settings)
+
+
+def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
+    """JSON writes what is beyond 16 bits as two halves, which TOML refuses."""
+    settings = helpers.tiny_settings(mlperf__organization='\U0001f916 & "S\u00f6hne"\t\\')
+    (tmp_path / "recipe.toml").write_text(to_toml(settings), encoding="utf-8")
+    assert resolve(str(tmp_path / "recipe.toml")) == settings
+
+
+@pytest.mark.parametrize(
+    ("launcher", "spec", "code", "named"),
+    [
+        ("local", {}, "ranks-per-node", "neither"),
+        ("local", {"procs_per_node": 1, "gpus_per_node": 1}, "ranks-per-node", "both"),
+        ("local", {"procs_per_node": 1, "nodes": 2}, "too-many-nodes", "--nodes is 2"),
+        ("ssh", {"procs_per_node": 1}, "missing-hostfile", "--hostfile"),
+        ("slurm", {"procs_per_node": 1, "time": "1m"}, "time-too-short", "--time 1m"),
+        ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "gpus-without-ranks", "--gpus-per-node"),
+        ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "line-break", "--account"),
+        ("slurm", {"procs_per_node": 1, "account": 'a"b'}, "quotation-mark", '--account a"b'),
+        ("mpi", {"procs_per_node": 1, "mpirun": " "}, "invalid-command", "--mpirun"),
+        ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "invalid-command", "--ssh ssh 'x"),
+        ("mpi", {"procs_per_node": 1, "container": "image"}, "wrong-container-runtime", "--runtime apptainer"),
+    ],
+)
+def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: str, named: str) -> None:
+    with helpers.refused(code, named):
+        JobSpec(**spec).check(launcher)
+
+
+def test_a_time_that_is_none() -> None:
+    with pytest.raises(UserError, match="--time is 'soon'"):
+        JobSpec(procs_per_node=1, time="soon").check("slurm")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "named"),
+    [
+        ("one\none\n", "repeated-host", "one"),
+        ("one\n", "too-few-hosts", "1 host"),
+        ("one slot=2\ntwo\n", "damaged-hostfile", "line 1"),
+        ("one\n-oProxyCommand=x\n", "damaged-hostfile", "line 2"),
+        ("one\ntwo; rm\n", "damaged-hostfile", "line 2"),
+    ],
+)
+def test_hostfiles_that_are_none(tmp_path: Path, text: str, code: str, named: str) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with helpers.refused(code, tmp_path / "hosts", named):
+        read_hostfile(tmp_path / "hosts", 1, 2)
+    (tmp_path / "hosts").write_text("# nobody\n")
+    with helpers.refused("too-few-hosts", "0 host"):
+        read_hostfile(tmp_path / "hosts", 1, 0)
+    with helpers.refused("missing-hostfile", tmp_path / "nothing"):
+        read_hostfile(tmp_path / "nothing", 1, 2)
+    (tmp_path / "hosts").write_bytes(b"\xd0\x00")
+    with helpers.refused("damaged-hostfile", tmp_path / "hosts"):
+        read_hostfile(tmp_path / "hosts", 1, 2)
+
+
+@pytest.mark.parametrize("option", ["data", "run", "job", "init"])
+def test_no_path_ends_a_line_of_the_script(option: str) -> None:
+    paths = {"data": "data", "run": "run", "job": "job", "init": "init"} | {option: "a\ntouch here"}
+    with helpers.refused("line-break", f"--{option}"):
+        make_job(
+            "local", helpers.tiny_settings(), paths["data"], paths["run"],
+            spec=JobSpec(procs_per_node=1), folder=paths["job"], init=paths["init"],
+        )  # fmt: skip
+
+
+def test_directives_hold_any_name_together(tmp_path: Path) -> None:
+    """A per cent sign stands for something to Slurm, a hash begins a comment, and names are of few letters."""
+    settings, spec = helpers.tiny_settings(), JobSpec(procs_per_node=1)
+    scripts = [
+        job_script(make_job(which, settings, "data", "a run#1", spec=spec, folder=tmp_path / "50% #2"))
+        for which in LAUNCHERS
+        if which in ("slurm", "pbs")
+    ]
+    assert "#SBATCH --job-name=a_run_1\n" in scripts[0]
+    assert f'#SBATCH --output="{tmp_path}/50%% #2/logs/job-%j.log"\n' in scripts[0]
+    assert "#PBS -N a_run_1\n" in scripts[1]
+    assert f'#PBS -o "{tmp_path}/50% #2/logs/"\n' in scripts[1]
+    with helpers.refused("quotation-mark", "--job"):
+        make_job("slurm", settings, "data", "run", spec=spec, folder=tmp_path / 'a"b')
+
+
+def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert job_of(tmp_path, "local", python="venv/bin/python").python == str(tmp_path / "venv/bin/python")
+    assert job_of(tmp_path, "local", python="python3").python == "python3"
+    assert "export BERTRAIN_NODE=0 BERTRAIN_NODES=1" in job_script(job_of(tmp_path, "local"))
+
+
+def test_repeats_that_draw_their_seeds_are_given_none(tmp_path: Path) -> None:
+    settings = helpers.tiny_settings(train__seed=-1)
+    job = make_job("local", settings, "data", "run", spec=JobSpec(procs_per_node=1, repeats=2), folder=tmp_path / "job")
+    assert "--train.seed" not in job.command(2)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])
+def test_times_are_read_both_ways(text: str, seconds: int) -> None:
+    assert parse_time(text, "--time") == seconds
+    assert parse_time(write_time(seconds), "--time") == seconds
+
+
+def test_ranks_that_mpirun_started_know_who_they_are() -> None:
+    words = {"RANK": "5", "SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert torchrun_variables_from_mpi({f"OMPI_COMM_WORLD_{name}": value for name, value in words.items()}) == {
+        "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2",
+    }  # fmt: skip
+    assert torchrun_variables_from_mpi({"PMI_RANK": "0"}) == {}
+
+
+def test_a_node_finds_its_place() -> None:
+    assert node_and_count({}) == (0, 1)
+    assert node_and_count({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
+    ours = {"BERTRAIN_NODE": "0", "BERTRAIN_NODES": "2"}
+    assert node_and_count({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"} | ours) == (0, 2)
+    assert is_inside_allocation("pbs", {"PBS_JOBID": "7"})
+    assert not is_inside_allocation("local", {"SLURM_JOB_ID": "7"})
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with helpers.refused("port-in-use", f"port {port} (--port) of localhost"):
+            publish_endpoint(tmp_path, host="localhost", port=port)
+    assert publish_endpoint(tmp_path, host="localhost") == wait_for_endpoint(tmp_path, 1, is_listening=False)
+
+
+def test_nodes_that_cannot_meet_say_why(tmp_path: Path) -> None:
+    with helpers.refused("rendezvous-timeout", tmp_path / ENDPOINT):
+        wait_for_endpoint(tmp_path, 1, timeout_s=0.2)
+    with helpers.refused("unresolved-host", "no-such-host.invalid"):
+        publish_endpoint(tmp_path, host="no-such-host.invalid")
+    (tmp_path / ENDPOINT).write_text(json.dumps({"host": "no-such-host.invalid", "port": 1}))
+    with helpers.refused("unresolved-host", "node 1 ", "no-such-host.invalid"):
+        wait_for_endpoint(tmp_path, 1, timeout_s=0.2)
+    port = free_port()
+    (tmp_path / ENDPOINT).write_text(json.dumps({"host": "localhost", "port": port}))
+    with helpers.refused("unreachable-node", f"localhost:{port}"):
+        wait_for_endpoint(tmp_path, 1, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("codes", "stage", "whole"),
+    [
+        ([0, 0], "training", 0),
+        ([75, 75], "training", 75),
+        ([69, 1], "training", 1),
+        ([69, 69], "training", 69),
+        ([2, 75], "training", 2),
+        ([255, 75], "preflight", 2),
+        ([255, 75], "training", 1),
+        ([0, 127], "preflight", 2),
+        ([-9, 69], "training", 137),
+    ],
+)
+def test_the_hosts_end_in_one_code(codes: list[int], stage: str, whole: int) -> None:
+    assert combine_exit_codes(codes, stage) == whole

@@ -1,0 +1,118 @@
+"""The verbs that look and tell: recipes, settings, doctor, vocab, stats; their JSON and their Python twins."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import typer
+
+import bertrain
+from bertrain.cli.main import app
+from bertrain.cli.options import TRAINING_OPTIONS, join_overrides
+from bertrain.config.resolve import describe
+from bertrain.data.formats.shards import Shards
+from bertrain.reports.data_plots import plot_stats
+from tests import helpers
+
+
+def test_every_name_of_the_package_is_there_and_documented() -> None:
+    for name in bertrain.__all__:
+        assert getattr(bertrain, name).__doc__, name
+    with pytest.raises(AttributeError, match="trian"):
+        bertrain.__getattr__("trian")
+
+
+def test_a_type_checker_sees_the_names_that_are_loaded_lazily() -> None:
+    tree = ast.parse(Path(bertrain.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: node.module.removeprefix("bertrain.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert seen == bertrain._MODULES
+    assert [node.name for node in block.orelse if isinstance(node, ast.FunctionDef)] == ["__getattr__"]
+    assert Path(bertrain.__file__).with_name("py.typed").is_file()
+
+
+def test_verbs_that_train_take_the_same_short_options() -> None:
+    root: Any = typer.main.get_command(app)
+    verbs = [root.commands["pretrain"], root.commands["finetune"], root.commands["mlperf"].commands["run"]]
+    names = {entry["name"]: entry for entry in describe()}
+    for option in TRAINING_OPTIONS:
+        assert option.setting in names
+        found = [next(one for one in verb.params if option.option in one.opts) for verb in verbs]
+        assert {one.help for one in found} == {f"{option.setting}: {option.help}"}
+    resumed = {name for one in root.commands["resume"].params for name in one.opts}
+    for option in TRAINING_OPTIONS:
+        assert (option.option in resumed) == (not names[option.setting]["shapes_training"])
+
+
+def test_short_options_stand_for_settings() -> None:
+    by_name = {option.option: option for option in TRAINING_OPTIONS}
+    assert by_name["--max-steps"].settings("3") == [("train.max_steps", "3")]
+    assert by_name["--quiet"].settings(True) == [("log.level", "quiet")]
+    assert by_name["--quiet"].settings(False) == by_name["--max-steps"].settings(None) == []
+    assert by_name["--precision"].settings("avx-fp32") == [("train.precision", "fp32"), ("train.isa", "avx512")]
+    long = [("train.seed", "1"), ("train.seed", "2")]
+    assert join_overrides(long, [("train.max_steps", "3")]) == [*long, ("train.max_steps", "3")]
+    assert join_overrides([("train.seed", "2")], [("train.seed", "2")])
+    for one, other in (
+        ([("train.seed", "1")], [("train.seed", "2")]),
+        ([], [("log.level", "quiet"), ("log.level", "verbose")]),
+        ([], [("train.isa", "avx512"), ("train.isa", "amx")]),
+        ([], [("train.budget", "20m"), ("train.max_steps", "5")]),
+    ):
+        with helpers.refused("conflicting-options"):
+            join_overrides(one, other)
+
+
+def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
+    """With one rank and room for a whole step, the padded policy computes whole rectangles of four sizes."""
+    folder = helpers.make_data(tmp_path)
+    shards = Shards.open(folder)
+    longest = int(shards.lengths.max())
+    stats = bertrain.data_stats(folder, ranks=1, sequences=16, token_budget=16 * longest)
+    padded = next(entry for entry in stats.policies if entry.policy == "padded")
+    from bertrain.data.feed.batching import rows_at
+
+    real = sum(int(shards.lengths[rows_at(np.arange(16 * k, 16 * k + 16), len(shards), 1)[1]].sum()) for k in range(20))
+    assert padded.padding == pytest.approx(1 - real / (20 * 16 * longest))
+    assert padded.token_imbalance == 1
+
+
+def test_stats_draw_what_they_print(tmp_path: Path) -> None:
+    folder = helpers.make_data(tmp_path)
+    plot = tmp_path / "stats.svg"
+    stats = bertrain.data_stats(folder, ranks=4, sequences=32)
+    plot_stats(stats, plot)
+    root = ElementTree.parse(plot).getroot()
+    labels = [element.attrib["aria-label"] for element in root.iter() if "aria-label" in element.attrib]
+    assert len(labels) == 2
+    for entry in stats.policies:
+        shown = (entry.padding, entry.token_imbalance - 1, entry.attention_imbalance - 1)
+        assert f"{entry.policy} {', '.join(f'{value:.1%}' for value in shown)}" in labels[1]
+    assert "var(--" in plot.read_text()
+    for path, code in ((tmp_path / "stats.png", "plot-not-svg"), (tmp_path / "none" / "x.svg", "cannot-write")):
+        with helpers.refused(code, path):
+            plot_stats(stats, path)
+    with helpers.refused("bad-group-size", "--group-size 3", "8"):
+        bertrain.data_stats(folder, group_size=3)
+
+
+def test_unknown_words_are_counted(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("bato kese unheardof bato\n\n" * 30)
+    bertrain.prepare([text], tmp_path / "data", vocab=helpers.write_vocabulary(tmp_path / "vocab.txt"))
+    shards = Shards.open(tmp_path / "data")
+    words = shards.gather(np.arange(len(shards))).tolist()
+    unknown = words.count(shards.vocabulary.id_of("[UNK]"))
+    assert unknown > 0
+    assert bertrain.data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))
