@@ -28,7 +28,7 @@ from workload import wikipedia_lengths
 
 from bertrain.base.machine import cpu_name
 from bertrain.kernels import attention, cpu, cpu_library, cross_entropy, gelu, lamb, layernorm, reduction
-from bertrain.kernels.arguments import Dropout, LambBuffers, NormParameters
+from bertrain.kernels.arguments import Dropout, LambBuffers, LambScalars, NormParameters
 from bertrain.ranks.preload import keep_memory
 
 HIDDEN, HEADS, HEAD_DIM, FFN, WIDTH, VOCABULARY, DROPOUT = 1024, 16, 64, 4096, 30528, 30522, 0.1
@@ -202,11 +202,11 @@ def compare_lamb(parameters: int = 1 << 26) -> list[dict[str, Any]]:
     buffers = [0.02 * torch.randn(parameters) for _ in range(4)]
     buffers[3].square_()
     copy = torch.empty(parameters, dtype=torch.bfloat16)
-    scalars = [torch.tensor([value]) for value in (1e-4, 1.0, 1.0, 10.0)]
+    scalars = LambScalars(*(torch.tensor([value]) for value in (1e-4, 1.0, 1.0, 10.0)))
     flat = torch.nn.Parameter(0.02 * torch.randn(parameters))
     flat.grad = 0.02 * torch.randn(parameters)
     optimizer = torch.optim.AdamW([flat], lr=1e-4, fused=True)
-    ours, theirs = in_turns(lambda: lamb.lamb_step(LambBuffers(*buffers), table, *scalars, copy=copy), optimizer.step)
+    ours, theirs = in_turns(lambda: lamb.lamb_step(LambBuffers(*buffers), table, scalars, copy=copy), optimizer.step)
     peer = "fused AdamW (28 bytes, no norms, no copy)"
     return [row("LAMB step, 67M parameters", ours, theirs, peer, parameters * 42, "GB/s")]
 

@@ -31,7 +31,7 @@ import triton
 from workload import FFN, HEAD_DIM, HEADS, HIDDEN
 
 from bertrain.kernels import attention, cross_entropy, fp8, gelu, lamb, layernorm, reduction
-from bertrain.kernels.arguments import Cast, Dropout, LambBuffers, NormParameters
+from bertrain.kernels.arguments import Cast, Dropout, LambBuffers, LambScalars, NormParameters
 
 WIDTH, VOCABULARY, DROPOUT = 30528, 30522, 0.1
 CALLS_PER_GRAPH, REPLAYS = 8, 25
@@ -259,8 +259,8 @@ def compare_lamb() -> list[dict]:
     buffers = [0.02 * torch.randn(offsets[-1], device="cuda") for _ in range(4)]
     buffers[3].square_()
     copy = torch.empty(offsets[-1], dtype=torch.bfloat16, device="cuda")
-    scalars = [torch.tensor([value], device="cuda") for value in (1e-4, 1.0, 1.0, 10.0)]
-    mine = median_us(lambda: lamb.lamb_step(LambBuffers(*buffers), table, *scalars, copy=copy))
+    scalars = LambScalars(*(torch.tensor([value], device="cuda") for value in (1e-4, 1.0, 1.0, 10.0)))
+    mine = median_us(lambda: lamb.lamb_step(LambBuffers(*buffers), table, scalars, copy=copy))
     flat = torch.nn.Parameter(buffers[0])
     flat.grad = buffers[1]
     optimizer = torch.optim.AdamW([flat], lr=1e-4, fused=True, capturable=True)

@@ -113,7 +113,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shards = write_examples(workload, Path(folder) / "data")
         bytes, words = room(DEVICE, 1)
-        place = Place(shards, 1, is_fused=True, on_gpu=True, bytes=bytes, label=words)
+        place = Place(shards, 1, engine="fused", on_gpu=True, bytes=bytes, label=words)
         for precision in arguments.precisions:
             plain = settings_for(workload, COMMON_BUDGET, precision)
             state = TrainState.build(plain, parallel.Ranks(0, 1, DEVICE))

@@ -19,6 +19,7 @@ from bertrain.kernels.arguments import (
     EmbeddingTables,
     Fp8Rows,
     LambBuffers,
+    LambScalars,
     NormParameters,
 )
 from bertrain.kernels.attention import plan_attention, ragged_attention_backward, ragged_attention_forward
@@ -227,12 +228,12 @@ class LambCase:
         self.buffers[1].copy_(self.gradients)
         self.scalars[2].fill_(float(apply))
         self.scalars[3].fill_(number)
-        lamb_step(LambBuffers(*self.buffers), self.table, *self.scalars, copy=self.copy)
+        lamb_step(LambBuffers(*self.buffers), self.table, LambScalars(*self.scalars), copy=self.copy)
 
     def step_of_the_twin(self, number: int) -> None:
         self.exact[1].copy_(self.gradients)
         self.scalars[3].fill_(number)
-        lamb_step_plain(LambBuffers(*self.exact), self.table, *self.scalars)
+        lamb_step_plain(LambBuffers(*self.exact), self.table, LambScalars(*self.scalars))
 
 
 # --- 8 bits -----------------------------------------------------------------------------------------

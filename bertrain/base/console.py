@@ -11,7 +11,6 @@ from typing import Any
 
 from bertrain.base.logs import note
 
-UNSAID = ("step",)
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
 
 
@@ -90,8 +89,8 @@ class Console:
 def evaluation_text(result: dict[str, float]) -> str:
     """Loss and accuracies, or the metrics of a task, in one line."""
     if "mlm_accuracy" not in result:
-        shown = {name: value for name, value in result.items() if name not in UNSAID}
-        return "  ".join(f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith("latency"))
+        shown = {name: value for name, value in result.items() if name != "step" and not name.startswith("latency")}
+        return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
     next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
     ratio = result["mlm_accuracy"] / result["constant_accuracy"]
     hidden = f"{result['hidden_accuracy']:.2%} of those behind [MASK]"

@@ -26,12 +26,9 @@ class Finding:
 
 def doctor(folder: str | Path = ".") -> list[Finding]:
     """Examine this machine; `folder` is where runs will be written."""
-    findings = [_python(), _packages(), _cores(), _vector_units(), _memory(), _disk(Path(folder))]
+    python = Finding("python", platform.python_version(), "ok", "3.11 or later is needed")
+    findings = [python, _packages(), _cores(), _vector_units(), _memory(), _disk(Path(folder))]
     return [*findings, *_gpus(), _compiler(), _triton()]
-
-
-def _python() -> Finding:
-    return Finding("python", platform.python_version(), "ok", "3.11 or later is needed")
 
 
 def _packages() -> Finding:
@@ -107,12 +104,10 @@ def _gpus() -> list[Finding]:
         facts = torch.cuda.get_device_properties(number)
         capability = f"compute capability {facts.major}.{facts.minor}"
         found = f"{facts.name}, {facts.total_memory / GIB:.0f} GiB, {capability}"
-        advice = (
-            "bf16, tf32 and the fused kernels"
-            if facts.major >= 8
-            else "fp32 or fp16: bf16 and tf32 need compute capability 8.0"
-        )
-        findings.append(Finding(f"gpu {number}", found, "ok" if facts.major >= 8 else "note", advice))
+        verdict, advice = "ok", "bf16, tf32 and the fused kernels"
+        if facts.major < 8:
+            verdict, advice = "note", "fp32 or fp16: bf16 and tf32 need compute capability 8.0"
+        findings.append(Finding(f"gpu {number}", found, verdict, advice))
     return findings
 
 
@@ -120,16 +115,13 @@ def _compiler() -> Finding:
     found = [name for name in ("cc", "gcc", "clang", "c++", "g++") if shutil.which(name)]
     if found:
         return Finding("compilers", " ".join(found), "ok", "kernels for GPUs and for CPUs with AMX can be built")
-    return Finding(
-        "compilers", "none", "note", "plain PyTorch needs none; kernels for GPUs and for CPUs with AMX do: install gcc"
-    )
+    return Finding("compilers", "none", "note", "kernels for GPUs and for CPUs with AMX need one: install gcc")
 
 
 def _triton() -> Finding:
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(
-            "triton", "not installed", "note", "only the fused GPU kernels need it; torch's CUDA build brings it"
-        )
+        advice = "only the fused GPU kernels need it; torch's CUDA build brings it"
+        return Finding("triton", "not installed", "note", advice)
     return Finding("triton", version, "ok", "the fused GPU kernels can be built")

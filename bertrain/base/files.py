@@ -63,9 +63,7 @@ def sync(folder: Path) -> None:
 def refuse_occupied(out: Path) -> None:
     """Refuse an output folder that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(
-            "occupied-folder", f"{out} exists and is not an empty folder; choose another --out or remove it"
-        )
+        raise UserError("occupied-folder", f"{out} is not an empty folder; choose another --out or remove it")
 
 
 @contextmanager
@@ -80,9 +78,8 @@ def new_folder(place: Path) -> Iterator[Path]:
                 place.rmdir()
             partial.rename(place)
         except OSError as error:
-            raise UserError(
-                "unwritable-folder", f"could not write {place}: {error.strerror or error}; nothing was left there"
-            ) from None
+            reason = error.strerror or error
+            raise UserError("unwritable-folder", f"could not write {place}: {reason}; nothing was left there") from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

@@ -55,9 +55,7 @@ def compact(value: float) -> str:
     """A number in at most four digits: 0.25, 9,870, 45.6 k, 1.59 M, 3.3 B."""
     if float(f"{value:.4g}") < 1e4:
         return f"{value:,.4g}"
-    rounded = float(f"{value:.3g}")
-    unit, suffix = next(pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if rounded >= pair[0])
-    return f"{rounded / unit:.3g} {suffix}"
+    return amount(value, "").replace("G", "B")
 
 
 def counted(count: int, what: str) -> str:

@@ -55,11 +55,8 @@ def cap_isa(wish: Wish) -> None:
         return
     flags = cpu_flags()
     if FLAGS[wish] not in flags:
-        raise UserError(
-            "unsupported-isa",
-            f"train.isa {wish} is not possible here: this CPU has {newest_of(flags) or 'no such instructions'}; "
-            "use --train.isa auto",
-        )
+        newest = newest_of(flags) or "no such instructions"
+        raise UserError("unsupported-isa", f"this CPU has {newest}, not train.isa {wish}; use --train.isa auto")
     cap = CAPS.get(wish, {})
     if all(os.environ.get(name) == value for name, value in cap.items()):
         return
@@ -67,8 +64,8 @@ def cap_isa(wish: Wish) -> None:
         variables = " ".join(f"{name}={value}" for name, value in cap.items())
         raise UserError(
             "isa-too-late",
-            f"train.isa {wish} comes too late: torch is loaded, and may have chosen its instructions; call "
-            f"bertrain.cap_isa({wish!r}) before torch is imported, or set {variables} in the environment",
+            f"train.isa {wish} comes too late: torch is loaded; call bertrain.cap_isa({wish!r}) before torch is "
+            f"imported, or set {variables} in the environment",
         )
     os.environ.update(cap)
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import platform
-import re
 import sys
 import time
 import traceback
@@ -114,10 +113,12 @@ def logs(
     forever. Incomplete lines are left out.
     """
     earliest = time.time() - parse_duration(since, "--since") if since else float("-inf")
-    files = _files(Path(run))
-    if rank is not None and rank not in files:
-        ranks = ", ".join(map(str, sorted(files)))
-        raise UserError("missing-log", f"{run} holds no log of rank {rank}; there are logs of: {ranks}")
+    ranks = ranks_with_logs(Path(run))
+    if not ranks:
+        reason = "has no logs yet" if (Path(run) / "config.json").is_file() else "holds no run"
+        raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
+    if rank is not None and rank not in ranks:
+        raise UserError("missing-log", f"{run} holds no log of rank {rank}, only of {', '.join(map(str, ranks))}")
     wanted = {rank} if rank is not None else None
     return (
         entry
@@ -145,19 +146,8 @@ def newest_entries(run: Path, rank: int, num_bytes: int = 1 << 16) -> list[dict[
 
 
 def ranks_with_logs(run: Path) -> list[int]:
-    return sorted(
-        int(found[1])
-        for path in (run / FOLDER).glob("rank-*.jsonl")
-        if (found := re.fullmatch(r"rank-(\d+)\.jsonl", path.name))
-    )
-
-
-def _files(run: Path) -> dict[int, Path]:
-    files = {rank: run / FOLDER / f"rank-{rank}.jsonl" for rank in ranks_with_logs(run)}
-    if not files:
-        reason = "has no logs yet" if (run / "config.json").is_file() else "holds no run"
-        raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
-    return files
+    names = (path.name.removeprefix("rank-").removesuffix(".jsonl") for path in (run / FOLDER).glob("rank-*.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _entries(run: Path, wanted: set[int] | None, *, follow: bool) -> Iterator[dict[str, Any]]:

@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Any
 
 ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
-    "0x41 0xd07": "Cortex-A57",
-    "0x41 0xd08": "Cortex-A72",
-    "0x41 0xd0c": "Neoverse N1",
-    "0x41 0xd40": "Neoverse V1",
-    "0x41 0xd49": "Neoverse N2",
-    "0x41 0xd4f": "Neoverse V2",
-    "0x41 0xd83": "Neoverse V3AE",
-    "0x41 0xd84": "Neoverse V3",
-    "0x41 0xd8e": "Neoverse N3",
-    "0x46 0x001": "A64FX",
-    "0xc0 0xac3": "Ampere-1",
+    "0x41 0xd07": "Cortex-A57", "0x41 0xd08": "Cortex-A72", "0x41 0xd0c": "Neoverse N1", "0x41 0xd40": "Neoverse V1",
+    "0x41 0xd49": "Neoverse N2", "0x41 0xd4f": "Neoverse V2", "0x41 0xd83": "Neoverse V3AE",
+    "0x41 0xd84": "Neoverse V3", "0x41 0xd8e": "Neoverse N3", "0x46 0x001": "A64FX", "0xc0 0xac3": "Ampere-1",
     "0xc0 0xac4": "Ampere-1a",
-}
+}  # fmt: skip
 
 
 # --- ranks ----------------------------------------------------------------------------------------
@@ -204,9 +196,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def parse_gpu_processes(text: str) -> tuple[GpuProcess, ...]:
     """The processes in nvidia-smi's answer to a query of pid, process_name and used_memory."""
-    rows = csv.reader(text.splitlines(), skipinitialspace=True)
     return tuple(
-        GpuProcess(number=int(number), name=name, used_mb=int(used) if used.isdigit() else 0)
-        for number, name, used in (row for row in rows if len(row) == 3)
-        if number.isdigit()
+        GpuProcess(number=int(row[0]), name=row[1], used_mb=int(row[2]) if row[2].isdigit() else 0)
+        for row in csv.reader(text.splitlines(), skipinitialspace=True)
+        if len(row) == 3 and row[0].isdigit()
     )

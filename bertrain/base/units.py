@@ -36,8 +36,6 @@ def parse_steps(text: str, key: str) -> list[range]:
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip(), re.ASCII)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= first <= last:
-            raise UserError(
-                "invalid-steps", f"{key} is {text!r}; give steps such as 1200-1210,1300; the first step is 1"
-            )
+            raise UserError("invalid-steps", f"{key} is {text!r}; give steps from 1, such as 1200-1210,1300")
         steps.append(range(first, last + 1))
     return steps

@@ -7,19 +7,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from bertrain.cli.options import AsJson
+from bertrain.cli.options import AsJson, new_app, printed_json
 from bertrain.config import recipe as recipe_files
 from bertrain.config import resolve as config
 
-about_app = typer.Typer(rich_markup_mode=None)
+about_app = new_app()
 
 
 @about_app.command("recipes")
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="print this recipe with everything it builds on")] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="list every recipe, not only those to start with")] = False,
+    name: Annotated[str | None, Argument(help="print this recipe with everything it builds on")] = None,
+    show_all: Annotated[bool, Option("--all", help="list every recipe, not only those to start with")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List recipes, or print one as a TOML file that can be edited.
@@ -30,8 +30,7 @@ def recipes(
         print(json.dumps(config.resolve(name).to_dict(), indent=1) if as_json else config.flatten_recipe(name), end="")
         return
     listed = recipe_files.list_recipes()
-    if as_json:
-        print(json.dumps({recipe.name: recipe.headline for recipe in listed}))
+    if printed_json({recipe.name: recipe.headline for recipe in listed}, as_json):
         return
     shown = [recipe for recipe in listed if show_all or recipe.group == recipe_files.GROUPS[0]]
     width = max(len(recipe.name) for recipe in shown)
@@ -45,8 +44,8 @@ def recipes(
 
 @about_app.command("settings")
 def settings(
-    section: Annotated[str | None, typer.Argument(help="only this section")] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="experimental settings too")] = False,
+    section: Annotated[str | None, Argument(help="only this section")] = None,
+    show_all: Annotated[bool, Option("--all", help="experimental settings too")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the settings with their defaults and meanings.
@@ -54,8 +53,7 @@ def settings(
     Example: bertrain settings optimizer
     """
     described = config.describe(section)
-    if as_json:
-        print(json.dumps(described))
+    if printed_json(described, as_json):
         return
     shown = [entry for entry in described if show_all or not entry["experimental"]]
     for entry in shown:
@@ -68,20 +66,16 @@ def settings(
 
 @about_app.command("doctor")
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="where runs will be written")] = Path("."),
-    as_json: AsJson = False,
+    folder: Annotated[Path, Argument(help="where runs will be written")] = Path("."), as_json: AsJson = False
 ) -> None:
     """Describe this machine: what it has, how bertrain uses it, and what is missing.
 
     Example: bertrain doctor
     """
-    from dataclasses import asdict
-
     from bertrain.base.doctor import doctor as examine
 
     findings = examine(folder)
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings]))
+    if printed_json(findings, as_json):
         return
     for finding in findings:
         print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")

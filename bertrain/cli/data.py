@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from bertrain.cli.options import AsJson, NewFolder
+from bertrain.cli.options import AsJson, NewFolder, new_app, printed_json
 from bertrain.config.choices import (
     MAX_PER_ROW,
     PACKING,
@@ -25,35 +23,27 @@ from bertrain.config.choices import (
     Target,
 )
 
-data_app = typer.Typer(
-    help="Prepare training data, and convert it between formats.", no_args_is_help=True, rich_markup_mode=None
-)
+data_app = new_app("data", "Prepare training data, and convert it between formats.")
 
-Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="text files, or folders of them")]
-AnyFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="data in any format: a folder, or one HDF5 or TFRecord file")
-]
+Inputs = Annotated[list[Path], Argument(metavar="INPUT...", help="text files, or folders of them")]
+AnyFolder = Annotated[Path, Argument(metavar="DIR", help="data in any format: a folder, or one HDF5 or TFRecord file")]
 VocabularyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--vocab", help="vocabulary file of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"
-    ),
+    Option("--vocab", help="vocabulary file of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"),
 ]
-ShardCount = Annotated[int, typer.Option("--shards", min=0, help="files to write; 0: one for each 65,536 rows")]
-MaskSeed = Annotated[int, typer.Option("--seed", help="seed of packing, and of masks where the rows have none")]
-MaxPredictions = Annotated[
-    int, typer.Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row's length")
-]
-LowerCase = Annotated[bool, typer.Option("--lower-case/--cased", help="fold case and accents, or keep them")]
+ShardCount = Annotated[int, Option("--shards", min=0, help="files to write; 0: one for each 65,536 rows")]
+MaskSeed = Annotated[int, Option("--seed", help="seed of packing, and of masks where the rows have none")]
+MaxPredictions = Annotated[int, Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row")]
+LowerCase = Annotated[bool, Option("--lower-case/--cased", help="fold case and accents, or keep them")]
 
 
 @data_app.command("download")
 def data_download(
-    what: Annotated[Collection, typer.Argument(metavar="WHAT", help="wikipedia, or mlperf")],
-    out: Annotated[Path, typer.Option("--out", help="the folder to download into; existing files are verified")],
-    mirror: Annotated[str | None, typer.Option(help="address to use instead of the public host")] = None,
-    language: Annotated[str, typer.Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
-    date: Annotated[str, typer.Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
+    what: Annotated[Collection, Argument(metavar="WHAT", help="wikipedia, or mlperf")],
+    out: Annotated[Path, Option("--out", help="the folder to download into; existing files are verified")],
+    mirror: Annotated[str | None, Option(help="address to use instead of the public host")] = None,
+    language: Annotated[str, Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
+    date: Annotated[str, Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
     as_json: AsJson = False,
 ) -> None:
     """Download a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
@@ -65,8 +55,7 @@ def data_download(
     from bertrain.data.text.download import download
 
     made = download(what, out, mirror=mirror, language=language, date=date)
-    if as_json:
-        print(json.dumps(made))
+    if printed_json(made, as_json):
         return
     print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
     for name in made["left_out"]:
@@ -78,36 +67,26 @@ def data_download(
 @data_app.command("extract")
 def data_extract(
     inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked"),
+        list[Path], Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked")
     ],
     out: NewFolder,
-    form: Annotated[
-        Form, typer.Option("--format", help="format of the inputs; auto: detected from the content of each")
-    ] = "auto",
-    text_column: Annotated[str, typer.Option(help="the JSONL field or Parquet column that holds the text")] = "text",
+    form: Annotated[Form, Option("--format", help="format of the inputs; auto: detected from their content")] = "auto",
+    text_column: Annotated[str, Option(help="the JSONL field or Parquet column that holds the text")] = "text",
     document_end: Annotated[
         DocumentEnd,
-        typer.Option(help="end of a document in plain text; file: each file is one document, lines may be wrapped"),
+        Option(help="end of a document in plain text; file: each file is one document, lines may be wrapped"),
     ] = "blank-line",
-    sentences: Annotated[
-        Splitter, typer.Option(help="sentencex: split by rules; lines: a line is a sentence; none: do not split")
-    ] = "sentencex",
-    language: Annotated[str, typer.Option(help="language of the rules for splitting sentences")] = "en",
-    min_characters: Annotated[int, typer.Option(help="skip documents with fewer characters")] = 0,
-    deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="drop duplicate documents; needs 100 bytes of memory per document")
-    ] = False,
-    hold_out: Annotated[int, typer.Option(help="documents to hold out for evaluation")] = 0,
-    hold_out_seed: Annotated[int, typer.Option(help="seed for choosing the held-out documents")] = 12345,
+    sentences: Annotated[Splitter, Option(help="sentencex: split by rules; lines: one per line; none")] = "sentencex",
+    language: Annotated[str, Option(help="language of the rules for splitting sentences")] = "en",
+    min_characters: Annotated[int, Option(help="skip documents with fewer characters")] = 0,
+    deduplicate: Annotated[bool, Option("--deduplicate", help="drop duplicates; takes 100 bytes per document")] = False,
+    hold_out: Annotated[int, Option(help="documents to hold out for evaluation")] = 0,
+    hold_out_seed: Annotated[int, Option(help="seed for choosing the held-out documents")] = 12345,
     on_error: Annotated[
-        OnError,
-        typer.Option(
-            help="damaged input. stop: refuse it; skip: continue without it, keeping the pages before the damage"
-        ),
+        OnError, Option(help="damaged input. stop: refuse it; skip: continue without it, keeping the pages before it")
     ] = "stop",
-    part_bytes: Annotated[int, typer.Option(help="approximate size of one output file")] = 27_000_000,
-    workers: Annotated[int, typer.Option(help="worker processes; the result does not depend on it")] = 1,
+    part_bytes: Annotated[int, Option(help="approximate size of one output file")] = 27_000_000,
+    workers: Annotated[int, Option(help="worker processes; the result does not depend on it")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Extract text, a sentence per line, from Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
@@ -120,23 +99,11 @@ def data_extract(
     from bertrain.data.text.extract import EVALUATION, extract
 
     made = extract(
-        inputs,
-        out,
-        form=form,
-        text_column=text_column,
-        document_end=document_end,
-        sentences=sentences,
-        language=language,
-        min_characters=min_characters,
-        deduplicate=deduplicate,
-        hold_out=hold_out,
-        hold_out_seed=hold_out_seed,
-        on_error=on_error,
-        part_bytes=part_bytes,
-        workers=workers,
-    )
-    if as_json:
-        print(json.dumps(made))
+        inputs, out, form=form, text_column=text_column, document_end=document_end, sentences=sentences,
+        language=language, min_characters=min_characters, deduplicate=deduplicate, hold_out=hold_out,
+        hold_out_seed=hold_out_seed, on_error=on_error, part_bytes=part_bytes, workers=workers,
+    )  # fmt: skip
+    if printed_json(made, as_json):
         return
     for problem in made["problems"]:
         print(f"skipped: {problem}", file=sys.stderr)
@@ -155,8 +122,8 @@ def data_extract(
 @data_app.command("vocab")
 def data_vocab(
     inputs: Inputs,
-    out: Annotated[Path, typer.Option("--out", help="the vocabulary file to write")],
-    size: Annotated[int, typer.Option(help="vocabulary size: words and word pieces")] = 30522,
+    out: Annotated[Path, Option("--out", help="the vocabulary file to write")],
+    size: Annotated[int, Option(help="vocabulary size: words and word pieces")] = 30522,
     lower_case: LowerCase = True,
     as_json: AsJson = False,
 ) -> None:
@@ -168,9 +135,8 @@ def data_vocab(
 
     is_there = out.exists()
     vocabulary = train_vocabulary(inputs, out, size=size, lower_case=lower_case)
-    if as_json:
-        figures = {"size": len(vocabulary.words), "lower_case": lower_case, "sha256": vocabulary.hash}
-        print(json.dumps({"file": str(out)} | figures))
+    facts = {"size": len(vocabulary.words), "lower_case": lower_case, "sha256": vocabulary.hash}
+    if printed_json({"file": str(out)} | facts, as_json):
         return
     replaced = ", in place of what was there" if is_there else ""
     cased = "" if lower_case else " --cased"
@@ -182,48 +148,32 @@ def data_vocab(
 def data_prepare(
     inputs: Inputs,
     out: NewFolder,
-    vocab: Annotated[Path | None, typer.Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
+    vocab: Annotated[Path | None, Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
     lower_case: LowerCase = True,
-    max_seq_length: Annotated[int, typer.Option(help="longest example in tokens")] = 512,
+    max_seq_length: Annotated[int, Option(help="longest example in tokens")] = 512,
     short_seq_prob: Annotated[
         float | None,
-        typer.Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
+        Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
     ] = None,
-    dupe_factor: Annotated[int, typer.Option(help="passes over the text, each with new random choices")] = 1,
-    seed: Annotated[int, typer.Option(help="seed of all random choices")] = 12345,
+    dupe_factor: Annotated[int, Option(help="passes over the text, each with new random choices")] = 1,
+    seed: Annotated[int, Option(help="seed of all random choices")] = 12345,
     full_sentences: Annotated[
-        bool, typer.Option("--full-sentences", help="rows of whole sentences instead of pairs, for --model.nsp false")
+        bool, Option("--full-sentences", help="rows of whole sentences instead of pairs, for --model.nsp false")
     ] = False,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="produce exactly the masked rows of MLPerf's reference script")
-    ] = False,
-    per_file: Annotated[
-        bool,
-        typer.Option(
-            "--per-file", help="with --reference: process each file separately, as one call of the script per file"
-        ),
-    ] = False,
+    reference: Annotated[bool, Option("--reference", help="exactly the masked rows of MLPerf's script")] = False,
+    per_file: Annotated[bool, Option("--per-file", help="--reference: as one call of the script per file")] = False,
     max_predictions: Annotated[
-        int | None,
-        typer.Option(help="most masked words in an example: with --reference (76), or for `data convert`"),
+        int | None, Option(help="most masked words in an example: with --reference (76), or for `data convert`")
     ] = None,
     masked_lm_prob: Annotated[
-        float | None, typer.Option(help="share of words to mask: with --reference (0.15), or for `data convert`")
+        float | None, Option(help="share of words to mask: with --reference (0.15), or for `data convert`")
     ] = None,
-    rows_per_shard: Annotated[int, typer.Option(help="most examples in one file")] = 65536,
-    unit_mb: Annotated[
-        float, typer.Option(help="MB of text per unit of work; random next sentences come from the same unit")
-    ] = 16,
-    workers: Annotated[int, typer.Option(help="worker processes on this machine")] = 1,
-    engine: Annotated[
-        Engine, typer.Option(help="local: this machine; dask: a cluster (needs the extra `dask`)")
-    ] = "local",
-    scheduler: Annotated[
-        str | None, typer.Option(help="address of the Dask scheduler; its workers must see the same files")
-    ] = None,
-    on_error: Annotated[
-        OnError, typer.Option(help="unreadable files and giant lines. stop: refuse them; skip: leave them out")
-    ] = "stop",
+    rows_per_shard: Annotated[int, Option(help="most examples in one file")] = 65536,
+    unit_mb: Annotated[float, Option(help="MB of text in a unit of work; random sentences come from the unit")] = 16,
+    workers: Annotated[int, Option(help="worker processes on this machine")] = 1,
+    engine: Annotated[Engine, Option(help="local: this machine; dask: a cluster (needs the extra `dask`)")] = "local",
+    scheduler: Annotated[str | None, Option(help="address of the Dask scheduler, whose workers see the files")] = None,
+    on_error: Annotated[OnError, Option(help="unreadable files and giant lines. stop: refuse; skip: omit")] = "stop",
     as_json: AsJson = False,
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
@@ -236,30 +186,13 @@ def data_prepare(
     from bertrain.data.text.progress import unit_progress
 
     manifest = prepare(
-        inputs,
-        out,
-        vocab=vocab,
-        lower_case=lower_case,
-        max_seq_length=max_seq_length,
-        short_seq_prob=short_seq_prob,
-        dupe_factor=dupe_factor,
-        seed=seed,
-        full_sentences=full_sentences,
-        reference=reference,
-        per_file=per_file,
-        max_predictions=max_predictions,
-        masked_lm_prob=masked_lm_prob,
-        rows_per_shard=rows_per_shard,
-        unit_mb=unit_mb,
-        workers=workers,
-        engine=engine,
-        scheduler=scheduler,
-        on_error=on_error,
-        progress=unit_progress(),
-    )
-    if as_json:
-        figures = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
-        print(json.dumps({"folder": str(out), "files": len(manifest["files"])} | figures))
+        inputs, out, vocab=vocab, lower_case=lower_case, max_seq_length=max_seq_length, short_seq_prob=short_seq_prob,
+        dupe_factor=dupe_factor, seed=seed, full_sentences=full_sentences, reference=reference, per_file=per_file,
+        max_predictions=max_predictions, masked_lm_prob=masked_lm_prob, rows_per_shard=rows_per_shard, unit_mb=unit_mb,
+        workers=workers, engine=engine, scheduler=scheduler, on_error=on_error, progress=unit_progress(),
+    )  # fmt: skip
+    facts = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
+    if printed_json({"folder": str(out), "files": len(manifest["files"])} | facts, as_json):
         return
     mean = manifest["tokens"] / manifest["rows"]
     print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
@@ -287,21 +220,16 @@ def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
 
 @data_app.command("mlperf")
 def data_mlperf(
-    out: Annotated[Path, typer.Option("--out", help="the folder to create; if interrupted, run again to continue")],
-    packed: Annotated[
-        bool, typer.Option("--packed", help="also write packed shards (NNLSHP, three sequences per row)")
-    ] = False,
+    out: Annotated[Path, Option("--out", help="the folder to create; if interrupted, run again to continue")],
+    packed: Annotated[bool, Option("--packed", help="also write packed shards (NNLSHP, three per row)")] = False,
     skip_download: Annotated[
-        bool,
-        typer.Option("--skip-download", help="use the text and vocabulary in OUT/download/results4 and OUT/phase1"),
+        bool, Option("--skip-download", help="use the text and vocabulary in OUT/download/results4 and OUT/phase1")
     ] = False,
-    mirror: Annotated[str | None, typer.Option(help="address to use instead of MLCommons'")] = None,
-    shards: Annotated[int, typer.Option(min=1, help="files of training data")] = 4320,
-    eval_count: Annotated[int, typer.Option(min=1, help="examples to pick for evaluation")] = 10_000,
-    needed_only: Annotated[
-        bool, typer.Option("--needed-only", help="leave out the folders that training does not read (1.1 TB)")
-    ] = False,
-    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 1,
+    mirror: Annotated[str | None, Option(help="address to use instead of MLCommons'")] = None,
+    shards: Annotated[int, Option(min=1, help="files of training data")] = 4320,
+    eval_count: Annotated[int, Option(min=1, help="examples to pick for evaluation")] = 10_000,
+    needed_only: Annotated[bool, Option("--needed-only", help="leave out 1.1 TB that training does not read")] = False,
+    workers: Annotated[int, Option(min=1, help="worker processes")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Prepare MLPerf's BERT data in one command: download, examples, shards, shuffle, evaluation set, checksums.
@@ -313,18 +241,10 @@ def data_mlperf(
     from bertrain.mlperf.data import mlperf_data
 
     made = mlperf_data(
-        out,
-        packed=packed,
-        skip_download=skip_download,
-        mirror=mirror,
-        shards=shards,
-        eval_count=eval_count,
-        needed_only=needed_only,
-        workers=workers,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    if as_json:
-        print(json.dumps(made))
+        out, packed=packed, skip_download=skip_download, mirror=mirror, shards=shards, eval_count=eval_count,
+        needed_only=needed_only, workers=workers, say=lambda line: print(line, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    if printed_json(made, as_json):
         return
     for place, what in made["stages"].items():
         print(f"{place}: {what}")
@@ -335,19 +255,15 @@ def data_mlperf(
 @data_app.command("convert")
 def data_convert(
     folder: AnyFolder,
-    to: Annotated[Target, typer.Option("--to", help="the format to write")],
+    to: Annotated[Target, Option("--to", help="the format to write")],
     out: NewFolder,
     shards: ShardCount = 0,
-    shuffle_seed: Annotated[
-        int | None, typer.Option(help="shuffle all rows with this seed; default: keep the order")
-    ] = None,
+    shuffle_seed: Annotated[int | None, Option(help="shuffle all rows with this seed; default: keep the order")] = None,
     seed: MaskSeed = 12345,
-    max_seq_length: Annotated[int, typer.Option(min=0, help="row length in tokens; 0: as in the data")] = 0,
+    max_seq_length: Annotated[int, Option(min=0, help="row length in tokens; 0: as in the data")] = 0,
     max_predictions: MaxPredictions = 0,
-    packing: Annotated[Algorithm, typer.Option(help="packing algorithm for hdf5-packed; see `data pack`")] = PACKING,
-    max_per_row: Annotated[
-        int, typer.Option(min=0, help="most examples in a row of hdf5-packed; 0: all that fit")
-    ] = MAX_PER_ROW,
+    packing: Annotated[Algorithm, Option(help="packing algorithm for hdf5-packed; see `data pack`")] = PACKING,
+    max_per_row: Annotated[int, Option(min=0, help="hdf5-packed: most examples in a row; 0: no limit")] = MAX_PER_ROW,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -358,26 +274,18 @@ def data_convert(
     from bertrain.data.formats.convert import convert
 
     written = convert(
-        folder,
-        out,
-        to=to,
-        shards=shards,
-        shuffle_seed=shuffle_seed,
-        seed=seed,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        packing=packing,
-        max_per_row=max_per_row,
-        vocab=vocab,
-    )
-    print(json.dumps(asdict(written)) if as_json else written.sentence())
+        folder, out, to=to, shards=shards, shuffle_seed=shuffle_seed, seed=seed, max_seq_length=max_seq_length,
+        max_predictions=max_predictions, packing=packing, max_per_row=max_per_row, vocab=vocab,
+    )  # fmt: skip
+    if not printed_json(written, as_json):
+        print(written.sentence())
 
 
 @data_app.command("bin")
 def data_bin(
     folder: AnyFolder,
     out: NewFolder,
-    to: Annotated[Target, typer.Option("--to", help="the format to write")] = "hdf5-fixed",
+    to: Annotated[Target, Option("--to", help="the format to write")] = "hdf5-fixed",
     shards: ShardCount = 0,
     seed: MaskSeed = 12345,
     max_predictions: MaxPredictions = 0,
@@ -391,8 +299,7 @@ def data_bin(
     from bertrain.data.formats.convert import bin_by_length
 
     written = bin_by_length(folder, out, to=to, shards=shards, seed=seed, max_predictions=max_predictions, vocab=vocab)
-    if as_json:
-        print(json.dumps({longest: asdict(one) for longest, one in written.items()}))
+    if printed_json(written, as_json):
         return
     for one in written.values():
         print(one.sentence())
@@ -401,21 +308,15 @@ def data_bin(
 @data_app.command("pack")
 def data_pack(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="data in any format: a folder, or one HDF5 or TFRecord file")
+        Path | None, Argument(metavar="[DIR]", help="data in any format: a folder, or one HDF5 or TFRecord file")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="write the packed rows here, as hdf5-packed; default: only report")
-    ] = None,
-    lengths: Annotated[
-        Path | None, typer.Option(help="instead of data: a CSV file with the columns length and sequences")
-    ] = None,
+    out: Annotated[Path | None, Option(help="write the packed rows here, as hdf5-packed; default: only report")] = None,
+    lengths: Annotated[Path | None, Option(help="instead of data: a CSV file of columns length and sequences")] = None,
     algorithm: Annotated[
-        Algorithm, typer.Option(help="longest pack first, shortest pack first, or non-negative least squares")
+        Algorithm, Option(help="longest or shortest pack first, non-negative least squares")
     ] = "lpfhp",
-    max_per_row: Annotated[
-        int, typer.Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")
-    ] = 0,
-    row_length: Annotated[int, typer.Option(min=0, help="row length in tokens; 0: the longest sequence")] = 0,
+    max_per_row: Annotated[int, Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")] = 0,
+    row_length: Annotated[int, Option(min=0, help="row length in tokens; 0: the longest sequence")] = 0,
     shards: ShardCount = 0,
     seed: MaskSeed = 12345,
     vocab: VocabularyFile = None,
@@ -428,18 +329,10 @@ def data_pack(
     from bertrain.data.formats.pack import pack
 
     stats = pack(
-        folder,
-        out,
-        lengths=lengths,
-        algorithm=algorithm,
-        max_per_row=max_per_row,
-        row_length=row_length,
-        shards=shards,
-        seed=seed,
-        vocab=vocab,
-    )
-    if as_json:
-        print(json.dumps(asdict(stats)))
+        folder, out, lengths=lengths, algorithm=algorithm, max_per_row=max_per_row, row_length=row_length,
+        shards=shards, seed=seed, vocab=vocab,
+    )  # fmt: skip
+    if printed_json(stats, as_json):
         return
     print(f"{stats.sequences:,} sequences of {stats.tokens / stats.sequences:.1f} tokens on average")
     print(
@@ -455,8 +348,8 @@ def data_pack(
 def data_eval_set(
     folder: AnyFolder,
     out: NewFolder,
-    count: Annotated[int, typer.Option(min=1, help="examples to pick, evenly strided")] = 10000,
-    to: Annotated[Target | None, typer.Option("--to", help="the format to write; default: that of DIR")] = None,
+    count: Annotated[int, Option(min=1, help="examples to pick, evenly strided")] = 10000,
+    to: Annotated[Target | None, Option("--to", help="the format to write; default: that of DIR")] = None,
     seed: MaskSeed = 12345,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
@@ -468,20 +361,19 @@ def data_eval_set(
     from bertrain.data.formats.convert import eval_set
 
     written = eval_set(folder, out, count=count, to=to, seed=seed, vocab=vocab)
-    print(json.dumps(asdict(written)) if as_json else written.sentence())
+    if not printed_json(written, as_json):
+        print(written.sentence())
 
 
 @data_app.command("stats")
 def data_stats(
     folder: AnyFolder,
-    ranks: Annotated[int, typer.Option(help="number of ranks")] = 8,
-    sequences: Annotated[int, typer.Option(help="examples in a step")] = 256,
-    token_budget: Annotated[int, typer.Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
+    ranks: Annotated[int, Option(help="number of ranks")] = 8,
+    sequences: Annotated[int, Option(help="examples in a step")] = 256,
+    token_budget: Annotated[int, Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
     vocab: VocabularyFile = None,
-    group_size: Annotated[
-        int, typer.Option(min=0, hidden=True, help="policy exchange: ranks that share their examples; 0: all")
-    ] = 0,
-    plot: Annotated[Path | None, typer.Option(help="plot lengths and policies into this .svg file")] = None,
+    group_size: Annotated[int, Option(min=0, hidden=True, help="exchange: ranks that share examples; 0: all")] = 0,
+    plot: Annotated[Path | None, Option(help="plot lengths and policies into this .svg file")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print statistics of a data folder, and compare the batching policies on it.
@@ -494,17 +386,11 @@ def data_stats(
     if plot is not None:
         check_plot(plot)
     stats = describe(
-        folder,
-        ranks=ranks,
-        sequences=sequences,
-        token_budget=token_budget,
-        group_size=group_size,
-        vocab=vocab,
+        folder, ranks=ranks, sequences=sequences, token_budget=token_budget, group_size=group_size, vocab=vocab
     )
     if plot is not None:
         plot_stats(stats, plot, vocab=vocab)
-    if as_json:
-        print(json.dumps(asdict(stats)))
+    if printed_json(stats, as_json):
         return
     print(f"{folder}: {stats.examples:,} examples, {stats.tokens:,} tokens, vocabulary of {stats.vocabulary:,} words")
     print(f"length: mean {stats.mean_length:.1f}, median {stats.median_length:.0f}, longest {stats.longest}")
@@ -524,7 +410,7 @@ def data_stats(
 @data_app.command("inspect")
 def data_inspect(
     folder: AnyFolder,
-    rows: Annotated[str, typer.Option(help="which rows: FIRST:END")] = "0:5",
+    rows: Annotated[str, Option(help="which rows: FIRST:END")] = "0:5",
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -535,8 +421,7 @@ def data_inspect(
     from bertrain.data.formats.inspect import inspect_data, lines_of
 
     shown = inspect_data(folder, rows=rows, vocab=vocab)
-    if as_json:
-        print(json.dumps([asdict(example) for example in shown]))
+    if printed_json(shown, as_json):
         return
     from rich.console import Console
 
@@ -549,9 +434,7 @@ def data_inspect(
 @data_app.command("verify")
 def data_verify(
     folder: AnyFolder,
-    checksums: Annotated[
-        Path | None, typer.Option(help="a list of MLPerf's row checksums, a file's name and an MD5 on each line")
-    ] = None,
+    checksums: Annotated[Path | None, Option(help="MLPerf's row checksums: a file's name and an MD5 per line")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify the hash of every file, or the checksums of its rows.
@@ -561,7 +444,5 @@ def data_verify(
     from bertrain.data.formats.verify import verify
 
     verified = verify(folder, checksums=checksums)
-    if as_json:
-        print(json.dumps(asdict(verified)))
-    else:
+    if not printed_json(verified, as_json):
         print(verified.sentence())

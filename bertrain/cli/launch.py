@@ -2,200 +2,172 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Option
 
-from bertrain.cli.options import OVERRIDES, AsJson, Overrides, RecipeName, SettingsFile, takes_settings
+from bertrain.cli.options import (
+    OVERRIDES,
+    AsJson,
+    Overrides,
+    RecipeName,
+    SettingsFile,
+    new_app,
+    printed_json,
+    takes_settings,
+)
 from bertrain.config import resolve as config
 from bertrain.launch.job import JobSpec, Launcher, MpiType, Runtime, make_job
 
-launch_app = typer.Typer(
-    help="Jobs on this machine or a cluster: written into a folder, then started.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+launch_app = new_app("launch", "Jobs on this machine or a cluster: written into a folder, then started.")
 
-Data = Annotated[Path, typer.Option("--data", help="the data folder, as every node sees it")]
-Run = Annotated[Path, typer.Option("--run", help="the run folder to create or continue, as every node sees it")]
-Init = Annotated[Path | None, typer.Option("--init", help="initial weights, as for `pretrain`")]
-JobFolder = Annotated[Path | None, typer.Option("--job", help="the job folder to create; default: jobs/RUN-1, -2, ...")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the script and write nothing")]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="machines")]
-ListedNodes = Annotated[int, typer.Option("--nodes", min=0, help="machines; 0: all hosts of the hostfile, or this one")]
-Gpus = Annotated[int, typer.Option("--gpus-per-node", min=0, help="ranks per node, each with a GPU")]
-Procs = Annotated[int, typer.Option("--procs-per-node", min=0, help="ranks per node, without GPUs")]
-Time = Annotated[str, typer.Option("--time", help="time limit, such as 2h or 02:00:00")]
-SaveBefore = Annotated[str, typer.Option("--warning", help="time before the limit at which the job saves and stops")]
-Python = Annotated[str, typer.Option("--python", help="the Python of the nodes; default: this one")]
-Container = Annotated[str, typer.Option("--container", help="an image to run in")]
-ContainerRuntime = Annotated[Runtime, typer.Option("--runtime", help="what runs the container")]
-Mounts = Annotated[str, typer.Option("--mounts", help="folders the container sees, such as /data:/data,/runs:/runs")]
-Nic = Annotated[str, typer.Option("--nic", help="network interface for gloo and NCCL; default: they choose")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="rendezvous port of the first node; 0: a free one")]
-RendezvousHost = Annotated[
-    str, typer.Option("--rendezvous-host", help="the first node's name on the other nodes; default: its own name")
-]
-Repeats = Annotated[
-    int, typer.Option("--repeats", min=1, help="number of runs RUN-1, RUN-2, ...; their seeds count up")
-]
-Restarts = Annotated[
-    int, typer.Option("--restarts", min=0, help="restarts of all ranks in a row without a new checkpoint")
-]
-Preflight = Annotated[bool, typer.Option("--preflight/--no-preflight", help="check every node before training")]
-Hostfile = Annotated[str, typer.Option("--hostfile", help="a file with a host per line, such as `node1 slots=8`")]
 Job = Annotated[Path, typer.Argument(metavar="JOB", help="a job folder")]
+Nodes = Annotated[int, Option(min=1, help="machines")]
+ListedNodes = Annotated[int, Option(min=0, help="machines; 0: all hosts of the hostfile, or this one")]
+Hostfile = Annotated[str, Option(help="a file with a host per line, such as `node1 slots=8`")]
 
 
-@launch_app.command("local", context_settings=OVERRIDES)
-@takes_settings()
-def launch_local(
-    recipe: RecipeName, data: Data, run: Run, overrides: Overrides,
-    settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
-    time: Time = "", warning: SaveBefore = "2m",
-    python: Python = "", container: Container = "", mounts: Mounts = "",
-    repeats: Repeats = 1, restarts: Restarts = 0, preflight: Preflight = True,
-) -> None:  # fmt: skip
+def _launch(
+    launcher: Launcher,
+    recipe: RecipeName,
+    data: Annotated[Path, Option(help="the data folder, as every node sees it")],
+    run: Annotated[Path, Option(help="the run folder to create or continue, as every node sees it")],
+    overrides: Overrides,
+    settings_file: SettingsFile = None,
+    init: Annotated[Path | None, Option(help="initial weights, as for `pretrain`")] = None,
+    job: Annotated[Path | None, Option(help="the job folder to create; default: jobs/RUN-1, -2, ...")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="print the script and write nothing")] = False,
+    **resources: Any,
+) -> None:
+    """Resolve the settings, write the job folder and submit the job; `resources` are fields of JobSpec."""
+    from bertrain.launch.scripts import job_script
+    from bertrain.launch.submit import submit_job
+
+    spec = JobSpec(**{"runtime": "apptainer"} | resources)
+    defaults = [("train.binding", "auto"), ("train.device", "cuda" if spec.gpus_per_node else "cpu")]
+    settings = config.resolve(recipe, [*defaults, *overrides], settings_file)
+    made = make_job(launcher, settings, data, run, spec=spec, folder=job, init=str(init or ""))
+    if dry_run:
+        print(job_script(made))
+        return
+    print(f"job {made.folder}: {made.world} rank(s); follow it with `bertrain launch logs {made.folder}`", flush=True)
+    print(f"submitted as {submit_job(made, settings)}")
+
+
+def _resources(
+    gpus_per_node: Annotated[int, Option(min=0, help="ranks per node, each with a GPU")] = 0,
+    procs_per_node: Annotated[int, Option(min=0, help="ranks per node, without GPUs")] = 0,
+    time: Annotated[str, Option(help="time limit, such as 2h or 02:00:00")] = "",
+    warning: Annotated[str, Option(help="time before the limit at which the job saves and stops")] = "2m",
+    python: Annotated[str, Option(help="the Python of the nodes; default: this one")] = "",
+    container: Annotated[str, Option(help="an image to run in")] = "",
+    mounts: Annotated[str, Option(help="folders the container sees, such as /data:/data,/runs:/runs")] = "",
+    repeats: Annotated[int, Option(min=1, help="number of runs RUN-1, RUN-2, ...; their seeds count up")] = 1,
+    restarts: Annotated[int, Option(min=0, help="restarts of all ranks in a row without a new checkpoint")] = 0,
+    preflight: Annotated[bool, Option("--preflight/--no-preflight", help="check every node before training")] = True,
+) -> None:
+    """The options of every launcher, fields of JobSpec."""
+
+
+def _network(
+    nic: Annotated[str, Option(help="network interface for gloo and NCCL; default: they choose")] = "",
+    port: Annotated[int, Option(min=0, max=65535, help="rendezvous port of the first node; 0: a free one")] = 0,
+    rendezvous_host: Annotated[str, Option(help="the first node's name on the others; default: its own name")] = "",
+) -> None:
+    """The options of launchers of several nodes."""
+
+
+def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a verb of a function that only declares its launcher's own options: it takes the common ones too."""
+
+    def decorate(own_options: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(own_options)
+        def verb(**arguments: Any) -> None:
+            _launch(launcher, **arguments)
+
+        declarations: list[Callable[..., None]] = [_launch, _resources, own_options]
+        declarations += [] if launcher == "local" else [_network]
+        parameters = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for declaration in declarations
+            for one in inspect.signature(declaration, eval_str=True).parameters.values()
+            if one.name not in ("launcher", "resources")
+        ]
+        verb.__dict__["__signature__"] = inspect.Signature(parameters)
+        return launch_app.command(launcher, context_settings=OVERRIDES)(takes_settings()(verb))
+
+    return decorate
+
+
+@_launcher("local")
+def launch_local() -> None:
     """Run a job on this machine, its folder and logs as on a cluster.
 
     Example: bertrain launch local bert-tiny --data data --run runs/tiny --procs-per-node 2
     """
-    spec = JobSpec(
-        gpus_per_node=gpus_per_node, procs_per_node=procs_per_node, time=time, warning=warning, python=python,
-        container=container, mounts=mounts, repeats=repeats, restarts=restarts, preflight=preflight,
-        runtime="apptainer",
-    )  # fmt: skip
-    _launch("local", recipe, data, run, overrides, settings_file, init, job, dry_run, spec)
 
 
-@launch_app.command("ssh", context_settings=OVERRIDES)
-@takes_settings()
+@_launcher("ssh")
 def launch_ssh(
-    recipe: RecipeName, data: Data, run: Run, hostfile: Hostfile, overrides: Overrides,
-    settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: ListedNodes = 0, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
-    time: Time = "", warning: SaveBefore = "2m",
-    ssh: Annotated[str, typer.Option("--ssh", help="the ssh command, such as `ssh -F my-config`")] = "ssh",
-    python: Python = "", container: Container = "", mounts: Mounts = "",
-    nic: Nic = "", port: Port = 0, rendezvous_host: RendezvousHost = "",
-    repeats: Repeats = 1, restarts: Restarts = 0, preflight: Preflight = True,
-) -> None:  # fmt: skip
+    hostfile: Hostfile,
+    nodes: ListedNodes = 0,
+    ssh: Annotated[str, Option(help="the ssh command, such as `ssh -F my-config`")] = "ssh",
+) -> None:
     """Run a job on the hosts of a list, over ssh.
 
     Example: bertrain launch ssh bert-base-phase1 --data data --run runs/base --hostfile hosts --gpus-per-node 8
     """
-    spec = JobSpec(
-        gpus_per_node=gpus_per_node, procs_per_node=procs_per_node, time=time, warning=warning, python=python,
-        container=container, mounts=mounts, repeats=repeats, restarts=restarts, preflight=preflight, nodes=nodes,
-        hostfile=hostfile, ssh=ssh, nic=nic, port=port, rendezvous_host=rendezvous_host, runtime="apptainer",
-    )  # fmt: skip
-    _launch("ssh", recipe, data, run, overrides, settings_file, init, job, dry_run, spec)
 
 
-@launch_app.command("slurm", context_settings=OVERRIDES)
-@takes_settings()
+@_launcher("slurm")
 def launch_slurm(
-    recipe: RecipeName, data: Data, run: Run, overrides: Overrides,
-    settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
-    time: Time = "", warning: SaveBefore = "2m",
-    partition: Annotated[str, typer.Option("--partition", help="Slurm's partition")] = "",
-    account: Annotated[str, typer.Option("--account", help="Slurm's account")] = "",
-    gres: Annotated[str, typer.Option("--gres", help="per node, for sbatch and every srun; default: gpu:G")] = "",
-    constraint: Annotated[str, typer.Option("--constraint", help="features that nodes must have")] = "",
-    nodelist: Annotated[str, typer.Option("--nodelist", help="only these nodes")] = "",
-    cpus_per_node: Annotated[int, typer.Option("--cpus-per-node", min=0, help="0: whole nodes, exclusively")] = 0,
-    mpi: Annotated[MpiType, typer.Option("--mpi", help="srun's --mpi; bertrain needs none")] = "none",
-    python: Python = "", container: Container = "", runtime: ContainerRuntime = "pyxis", mounts: Mounts = "",
-    nic: Nic = "", port: Port = 0, rendezvous_host: RendezvousHost = "",
-    repeats: Repeats = 1, restarts: Restarts = 0, preflight: Preflight = True,
-) -> None:  # fmt: skip
+    nodes: Nodes = 1,
+    partition: Annotated[str, Option(help="Slurm's partition")] = "",
+    account: Annotated[str, Option(help="Slurm's account")] = "",
+    gres: Annotated[str, Option(help="per node, for sbatch and every srun; default: gpu:G")] = "",
+    constraint: Annotated[str, Option(help="features that nodes must have")] = "",
+    nodelist: Annotated[str, Option(help="only these nodes")] = "",
+    cpus_per_node: Annotated[int, Option(min=0, help="0: whole nodes, exclusively")] = 0,
+    mpi: Annotated[MpiType, Option(help="srun's --mpi; bertrain needs none")] = "none",
+    runtime: Annotated[Runtime, Option(help="what runs the container")] = "pyxis",
+) -> None:
     """Submit a job to Slurm, or run it in place inside an allocation (salloc).
 
     Example: bertrain launch slurm bert-base-phase1 --data data --run runs/base --nodes 2 --gpus-per-node 8 --time 4h
     """
-    spec = JobSpec(
-        gpus_per_node=gpus_per_node, procs_per_node=procs_per_node, time=time, warning=warning, python=python,
-        container=container, mounts=mounts, repeats=repeats, restarts=restarts, preflight=preflight, nodes=nodes,
-        partition=partition, account=account, gres=gres, constraint=constraint, nodelist=nodelist,
-        cpus_per_node=cpus_per_node, mpi=mpi, runtime=runtime, nic=nic, port=port, rendezvous_host=rendezvous_host,
-    )  # fmt: skip
-    _launch("slurm", recipe, data, run, overrides, settings_file, init, job, dry_run, spec)
 
 
-@launch_app.command("pbs", context_settings=OVERRIDES)
-@takes_settings()
+@_launcher("pbs")
 def launch_pbs(
-    recipe: RecipeName, data: Data, run: Run, overrides: Overrides,
-    settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: Nodes = 1, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
-    time: Time = "", warning: SaveBefore = "2m",
-    queue: Annotated[str, typer.Option("--queue", help="PBS's queue")] = "",
-    project: Annotated[str, typer.Option("--project", help="PBS's project")] = "",
-    select: Annotated[str, typer.Option("--select", help="chunks in PBS's notation; default: N:ngpus=G")] = "",
-    place: Annotated[str, typer.Option("--place", help="placement of the chunks")] = "scatter:excl",
-    cpus_per_node: Annotated[int, typer.Option("--cpus-per-node", min=0, help="ncpus of a chunk; 0: PBS's own")] = 0,
-    ssh: Annotated[str, typer.Option("--ssh", help="the ssh command from node to node")] = "ssh",
-    python: Python = "", container: Container = "", mounts: Mounts = "",
-    nic: Nic = "", port: Port = 0, rendezvous_host: RendezvousHost = "",
-    repeats: Repeats = 1, restarts: Restarts = 0, preflight: Preflight = True,
-) -> None:  # fmt: skip
+    nodes: Nodes = 1,
+    queue: Annotated[str, Option(help="PBS's queue")] = "",
+    project: Annotated[str, Option(help="PBS's project")] = "",
+    select: Annotated[str, Option(help="chunks in PBS's notation; default: N:ngpus=G")] = "",
+    place: Annotated[str, Option(help="placement of the chunks")] = "scatter:excl",
+    cpus_per_node: Annotated[int, Option(min=0, help="ncpus of a chunk; 0: PBS's own")] = 0,
+    ssh: Annotated[str, Option(help="the ssh command from node to node")] = "ssh",
+) -> None:
     """Submit a job to PBS, or run it in place inside an allocation (qsub -I).
 
     Example: bertrain launch pbs bert-base-phase1 --data data --run runs/base --nodes 2 --gpus-per-node 4 --time 4h
     """
-    spec = JobSpec(
-        gpus_per_node=gpus_per_node, procs_per_node=procs_per_node, time=time, warning=warning, python=python,
-        container=container, mounts=mounts, repeats=repeats, restarts=restarts, preflight=preflight, nodes=nodes,
-        queue=queue, project=project, select=select, place=place, cpus_per_node=cpus_per_node, ssh=ssh, nic=nic,
-        port=port, rendezvous_host=rendezvous_host, runtime="apptainer",
-    )  # fmt: skip
-    _launch("pbs", recipe, data, run, overrides, settings_file, init, job, dry_run, spec)
 
 
-@launch_app.command("mpi", context_settings=OVERRIDES)
-@takes_settings()
+@_launcher("mpi")
 def launch_mpi(
-    recipe: RecipeName, data: Data, run: Run, overrides: Overrides, hostfile: Hostfile = "",
-    settings_file: SettingsFile = None, init: Init = None, job: JobFolder = None, dry_run: DryRun = False,
-    nodes: ListedNodes = 0, gpus_per_node: Gpus = 0, procs_per_node: Procs = 0,
-    time: Time = "", warning: SaveBefore = "2m",
-    mpirun: Annotated[str, typer.Option("--mpirun", help="the mpirun command")] = "mpirun",
-    python: Python = "", container: Container = "", mounts: Mounts = "",
-    nic: Nic = "", port: Port = 0, rendezvous_host: RendezvousHost = "",
-    repeats: Repeats = 1, restarts: Restarts = 0, preflight: Preflight = True,
-) -> None:  # fmt: skip
+    hostfile: Hostfile = "",
+    nodes: ListedNodes = 0,
+    mpirun: Annotated[str, Option(help="the mpirun command")] = "mpirun",
+) -> None:
     """Run a job whose ranks mpirun starts; they communicate over torch.distributed.
 
     Example: bertrain launch mpi bert-base-phase1 --data data --run runs/base --nodes 2 --procs-per-node 4
     """
-    spec = JobSpec(
-        gpus_per_node=gpus_per_node, procs_per_node=procs_per_node, time=time, warning=warning, python=python,
-        container=container, mounts=mounts, repeats=repeats, restarts=restarts, preflight=preflight, nodes=nodes,
-        hostfile=hostfile, mpirun=mpirun, nic=nic, port=port, rendezvous_host=rendezvous_host, runtime="apptainer",
-    )  # fmt: skip
-    _launch("mpi", recipe, data, run, overrides, settings_file, init, job, dry_run, spec)
-
-
-def _launch(
-    launcher: Launcher, recipe: str, data: Path, run: Path, overrides: Overrides,
-    settings_file: Path | None, init: Path | None, job_folder: Path | None, dry_run: bool, spec: JobSpec,
-) -> None:  # fmt: skip
-    """Resolve the settings, write the job folder and submit the job."""
-    from bertrain.launch.scripts import job_script
-    from bertrain.launch.submit import submit_job
-
-    defaults = [("train.binding", "auto"), ("train.device", "cuda" if spec.gpus_per_node else "cpu")]
-    settings = config.resolve(recipe, [*defaults, *overrides], settings_file)
-    job = make_job(launcher, settings, data, run, spec=spec, folder=job_folder, init=str(init or ""))
-    if dry_run:
-        print(job_script(job))
-        return
-    print(f"job {job.folder}: {job.world} rank(s); follow it with `bertrain launch logs {job.folder}`", flush=True)
-    print(f"submitted as {submit_job(job, settings)}")
 
 
 @launch_app.command("worker", hidden=True)
@@ -229,9 +201,7 @@ def launch_preflight(job: Job, as_json: AsJson = False) -> None:
     found = preflight_job(job)
     if found is None:
         return
-    if as_json:
-        print(json.dumps(found.to_dict()))
-    else:
+    if not printed_json(found, as_json):
         print(found.text())
     found.refuse()
 
@@ -239,8 +209,8 @@ def launch_preflight(job: Job, as_json: AsJson = False) -> None:
 @launch_app.command("logs")
 def launch_logs(
     job: Job,
-    rank: Annotated[int | None, typer.Option(min=0, help="only this rank")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="wait for new lines until the job ends")] = False,
+    rank: Annotated[int | None, Option(min=0, help="only this rank")] = None,
+    follow: Annotated[bool, Option("--follow", help="wait for new lines until the job ends")] = False,
 ) -> None:
     """Print the output of a job's ranks; each line starts with its rank.
 
@@ -261,8 +231,7 @@ def launch_status(job: Job, as_json: AsJson = False) -> None:
     from bertrain.launch.submit import job_status
 
     status = job_status(job)
-    if as_json:
-        print(json.dumps(status))
+    if printed_json(status, as_json):
         return
     print(f"{status['job']} ({status['launcher']}): {status['state']}")
     for one in status["runs"]:

@@ -10,16 +10,11 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from bertrain import __version__
-from bertrain.base.errors import (
-    EXIT_LOST_RANK,
-    EXIT_USER_ERROR,
-    AgreedError,
-    LostRankError,
-    ReportedElsewhereError,
-    UserError,
-)
+from bertrain.base import errors
+from bertrain.base.errors import EXIT_USER_ERROR, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli.about import about_app
 from bertrain.cli.data import data_app
@@ -41,22 +36,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verbs in (train_app, tasks_app, reports_app, about_app):
+for verbs in (train_app, tasks_app, reports_app, about_app, data_app, weights_app, mlperf_app, profile_app, launch_app):
     app.add_typer(verbs)
-for name, group in {
-    "data": data_app,
-    "weights": weights_app,
-    "mlperf": mlperf_app,
-    "profile": profile_app,
-    "launch": launch_app,
-}.items():
-    app.add_typer(group, name=name)
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
-) -> None:
+def root(version: Annotated[bool, Option("--version", help="print the version and exit")] = False) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -92,13 +77,13 @@ def _run() -> None:
         print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
     except UserError as error:
-        is_reported_here = not isinstance(error, AgreedError) or is_first_rank()
-        if is_reported_here and not isinstance(error, ReportedElsewhereError):
+        is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
+        if is_reported_here and not isinstance(error, errors.ReportedElsewhereError):
             print(f"bertrain: {error} [{error.code}]", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
-    except LostRankError as error:
+    except errors.LostRankError as error:
         print(f"bertrain: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_LOST_RANK) from None
+        raise SystemExit(errors.EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from bertrain.base.errors import AgreedError, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
@@ -20,7 +19,9 @@ from bertrain.cli.options import (
     RankCount,
     RecipeName,
     SettingsFile,
+    new_app,
     prepare_process,
+    printed_json,
     takes_settings,
 )
 from bertrain.config import resolve as config
@@ -30,32 +31,23 @@ if TYPE_CHECKING:
     from bertrain.mlperf.check import SubmissionCheck
     from bertrain.mlperf.show import LogSummary
 
-mlperf_app = typer.Typer(
-    help="MLPerf: experiments that train to a target, their logs, and the official checks.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+mlperf_app = new_app("mlperf", "MLPerf: experiments that train to a target, their logs, and the official checks.")
 
 
 @mlperf_app.command("run", context_settings=OVERRIDES)
 @takes_settings(TRAINING_OPTIONS)
 def mlperf_run(
     recipe: RecipeName,
-    data: Annotated[
-        Path, typer.Option("--data", help="the data to train on; evaluate.data is the data to evaluate on")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="the folder for result_0.txt ..., to create or continue")],
+    data: Annotated[Path, Option("--data", help="the data to train on; evaluate.data is the data to evaluate on")],
+    out: Annotated[Path, Option("--out", help="the folder for result_0.txt ..., to create or continue")],
     overrides: Overrides,
-    nexp: Annotated[int, typer.Option(min=1, help="experiments; MLPerf requires 10")] = 10,
+    nexp: Annotated[int, Option(min=1, help="experiments; MLPerf requires 10")] = 10,
     init: InitialWeights = None,
     settings_file: SettingsFile = None,
     nproc: RankCount = 1,
-    attempts: Annotated[int, typer.Option(min=1, help="attempts at an experiment that crashes")] = 3,
-    only: Annotated[
-        str | None,
-        typer.Option(help="only this experiment (a number, or probe), in this process or torchrun's ranks"),
-    ] = None,
-    attempt: Annotated[int, typer.Option(min=1, help="with --only: the number of this attempt")] = 1,
+    attempts: Annotated[int, Option(min=1, help="attempts at an experiment that crashes")] = 3,
+    only: Annotated[str | None, Option(help="only this experiment (a number, or probe), in these processes")] = None,
+    attempt: Annotated[int, Option(min=1, help="with --only: the number of this attempt")] = 1,
 ) -> None:
     """Train to the target several times, each with a new seed; write MLPerf's logs and check them.
 
@@ -76,9 +68,8 @@ def mlperf_run(
         raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
     from bertrain.mlperf.run import run_experiments
 
-    _print_verdict(
-        run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts), as_json=False
-    )
+    checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
+    _print_verdict(checked, as_json=False)
 
 
 def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
@@ -96,12 +87,10 @@ def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int
 
 @mlperf_app.command("check")
 def mlperf_check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of result_*.txt")],
-    ruleset: Annotated[
-        list[str] | None, typer.Option(help="4.1.0 or 5.0.0, the last two of BERT; default: both")
-    ] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="a folder of result_*.txt")],
+    ruleset: Annotated[list[str] | None, Option(help="4.1.0 or 5.0.0, the last two of BERT; default: both")] = None,
     division: Annotated[
-        Literal["closed", "open"] | None, typer.Option(help="check as for this division; default: as the logs say")
+        Literal["closed", "open"] | None, Option(help="division to check for; default: the logs'")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,8 +108,7 @@ def mlperf_check(
 
 
 def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(asdict(checked)))
+    if printed_json(checked, as_json):
         return
     for one in checked.compliance:
         print(f"{Path(one.file).name}  rules {one.ruleset}: {'complies' if one.passes else 'does not comply'}")
@@ -133,9 +121,8 @@ def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
         against = "" if point.reference is None else f", the reference's {point.reference:,.0f}"
         mean = "" if point.samples is None else f" {point.samples:,.0f} samples{against};"
         scaling = f"; scores are multiplied by {point.scaling:.4f}" if point.passes and point.scaling > 1 else ""
-        print(
-            f"convergence, rules {ruleset}:{mean} {'accepted' if point.passes else 'refused'} ({point.words}){scaling}"
-        )
+        verdict = "accepted" if point.passes else "refused"
+        print(f"convergence, rules {ruleset}:{mean} {verdict} ({point.words}){scaling}")
     score = checked.score
     if checked.scaled_minutes is None:
         print(f"score: none, {score.converged} of {score.results} converged")
@@ -152,9 +139,9 @@ def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
 
 @mlperf_app.command("show")
 def mlperf_show(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="MLPerf logs of any submitter")],
-    plot: Annotated[Path | None, typer.Option(help="plot their accuracies into this .svg file")] = None,
-    ranks: Annotated[int, typer.Option(min=0, help="accelerators; 0: as many as wrote init_start")] = 0,
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="MLPerf logs of any submitter")],
+    plot: Annotated[Path | None, Option(help="plot their accuracies into this .svg file")] = None,
+    ranks: Annotated[int, Option(min=0, help="accelerators; 0: as many as wrote init_start")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Print time to train, samples to converge, accuracies and sequences per second of MLPerf logs of BERT.
@@ -170,10 +157,8 @@ def mlperf_show(
     if plot is not None:
         plot_logs(files, plot)
     if as_json:
-        for log in logs:
-            print(json.dumps(asdict(log)))
-        if score is not None:
-            print(json.dumps({"score": asdict(score)}))
+        for record in (*logs, *([{"score": score}] if score is not None else [])):
+            printed_json(record, as_json)
         return
     for log in logs:
         _describe(log, whole=len(logs) == 1)
@@ -206,7 +191,5 @@ def _describe(log: LogSummary, *, whole: bool) -> None:
     if whole:
         print(f"  {'samples':>12} {'seconds':>10} {'accuracy':>9} {'sequences/s':>12}")
         for one in log.evaluations:
-            print(
-                f"  {shown(one.samples, ','):>12} {one.seconds:>10,.1f} {one.accuracy:>9.5f} "
-                f"{shown(one.sequences_per_s, ',.1f'):>12}"
-            )
+            speed = shown(one.sequences_per_s, ",.1f")
+            print(f"  {shown(one.samples, ','):>12} {one.seconds:>10,.1f} {one.accuracy:>9.5f} {speed:>12}")

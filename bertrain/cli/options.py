@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import describe, parse_overrides
@@ -26,32 +28,22 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Overrides = list[tuple[str, str]]
 """Settings from the command line, such as ("train.max_steps", "200")."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-NewFolder = Annotated[Path, typer.Option("--out", help="the folder to create")]
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or a .toml file")]
-SettingsFile = Annotated[Path | None, typer.Option("--settings", help="a .toml file that overrides the recipe")]
+AsJson = Annotated[bool, Option("--json", help="print JSON")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
+NewFolder = Annotated[Path, Option("--out", help="the folder to create")]
+RecipeName = Annotated[str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file")]
+SettingsFile = Annotated[Path | None, Option("--settings", help="a .toml file that overrides the recipe")]
 InitialWeights = Annotated[
-    Path | None,
-    typer.Option("--init", help="initial weights: a run, or any weights that `bertrain weights show` reads"),
+    Path | None, Option("--init", help="initial weights: a run, or what `bertrain weights show` reads")
 ]
 KNOWN_WEIGHTS = "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, or a .pt, .bin or .safetensors file"
-AnyWeights = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGHTS)]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="newest, best, or the number of a step")]
+AnyWeights = Annotated[Path, Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGHTS)]
+Checkpoint = Annotated[str, Option("--checkpoint", help="newest, best, or the number of a step")]
 Device = Literal["auto", "cpu", "cuda"]
-RankCount = Annotated[int, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
-Restarts = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="restart all ranks after a crash or hang; give up after so many in a row without a new checkpoint",
-    ),
-]
+RankCount = Annotated[int, Option("--nproc", min=1, help="ranks to start on this machine")]
+Restarts = Annotated[int, Option(min=0, help="restarts after a crash or hang, in a row without a new checkpoint")]
 BatchSize = Annotated[
-    int,
-    typer.Option(
-        min=0, help="of a fine-tuned run: evaluation batch size; latency is reported per batch; 0: a large one"
-    ),
+    int, Option(min=0, help="of a fine-tuned run: evaluation batch size; latency is reported per batch; 0: a large one")
 ]
 
 
@@ -129,9 +121,9 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
 def _parameter(option: ShortOption) -> inspect.Parameter:
     """A short option as a parameter that typer understands."""
     help = f"{option.setting}: {option.help}"
-    annotation: Any = Annotated[str | None, typer.Option(option.option, metavar=option.metavar, help=help)]
+    annotation: Any = Annotated[str | None, Option(option.option, metavar=option.metavar, help=help)]
     if option.flag:
-        annotation = Annotated[bool, typer.Option(option.option, help=help)]
+        annotation = Annotated[bool, Option(option.option, help=help)]
     default = False if option.flag else None
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -146,10 +138,20 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     values = dict(long)
     for key, value in short:
         if values.setdefault(key, value) != value:
-            raise UserError(
-                "conflicting-options", f"{key} is given twice, as {values[key]} and as {value}; leave one of them out"
-            )
+            raise UserError("conflicting-options", f"{key} is given twice, as {values[key]} and as {value}; give one")
     return [*long, *short]
+
+
+def new_app(name: str | None = None, help: str | None = None, **options: Any) -> typer.Typer:
+    """An empty set of verbs; one with a `name` is a group of its own."""
+    return typer.Typer(name=name, help=help, no_args_is_help=name is not None, rich_markup_mode=None, **options)
+
+
+def printed_json(result: Any, as_json: bool) -> bool:
+    """Print a result as JSON if asked to, dataclasses by their fields; returns whether it did."""
+    if as_json:
+        print(json.dumps(result, default=asdict))
+    return as_json
 
 
 def prepare_process(train: TrainSettings) -> None:

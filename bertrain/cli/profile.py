@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from bertrain.base.machine import under_launcher
@@ -19,7 +17,9 @@ from bertrain.cli.options import (
     RankCount,
     RecipeName,
     SettingsFile,
+    new_app,
     prepare_process,
+    printed_json,
     start_ranks,
     takes_settings,
 )
@@ -35,16 +35,13 @@ class RunIsTheDefault(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-profile_app = typer.Typer(
+profile_app = new_app(
+    "profile",
+    "Profile training: steps, kernels, clocks and power; differences between devices; the roofline.",
     cls=RunIsTheDefault,
-    help="Profile training: steps, kernels, clocks and power; differences between devices; the roofline.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
-Sets = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="folders of `bertrain profile`, or runs made with --telemetry")
-]
+Sets = Annotated[list[Path], Argument(metavar="DIR...", help="folders of `bertrain profile`, or runs with --telemetry")]
 
 
 @profile_app.command("run", context_settings=OVERRIDES)
@@ -53,27 +50,16 @@ def profile_run(
     recipe: RecipeName,
     out: NewFolder,
     overrides: Overrides,
-    data: Annotated[
-        Path | None, typer.Option(help="data to compute; default: random examples of data.max_seq_length tokens")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="steps to time")] = 250,
-    warm_up_steps: Annotated[int, typer.Option(min=3, help="steps before the timed ones")] = 10,
-    repeat: Annotated[int, typer.Option(min=1, help="number of measurements, each from the beginning")] = 1,
-    each_gpu: Annotated[
-        bool, typer.Option("--each-gpu", help="measure each GPU of this machine alone, one after another")
-    ] = False,
-    cool_down: Annotated[float, typer.Option(min=0, help="seconds between two measurements")] = 0,
-    bins: Annotated[
-        int,
-        typer.Option(
-            min=0, help="bins (micro-batches of batch.token_budget tokens) of a rank in a step; 0: the recipe's step"
-        ),
-    ] = 1,
-    recorded_steps: Annotated[
-        int, typer.Option(min=1, help="steps after the timed ones whose kernels are recorded")
-    ] = 3,
-    telemetry_ms: Annotated[int, typer.Option(min=10, max=60_000, help="milliseconds between two samples")] = 50,
-    trace: Annotated[bool, typer.Option("--trace", help="keep a trace of the recorded steps, for Perfetto")] = False,
+    data: Annotated[Path | None, Option(help="data to compute; default: random, of data.max_seq_length tokens")] = None,
+    steps: Annotated[int, Option(min=2, help="steps to time")] = 250,
+    warm_up_steps: Annotated[int, Option(min=3, help="steps before the timed ones")] = 10,
+    repeat: Annotated[int, Option(min=1, help="number of measurements, each from the beginning")] = 1,
+    each_gpu: Annotated[bool, Option("--each-gpu", help="measure the GPUs of this machine one after another")] = False,
+    cool_down: Annotated[float, Option(min=0, help="seconds between two measurements")] = 0,
+    bins: Annotated[int, Option(min=0, help="bins (micro-batches) of a rank in a step; 0: the recipe's step")] = 1,
+    recorded_steps: Annotated[int, Option(min=1, help="steps after the timed ones whose kernels are recorded")] = 3,
+    telemetry_ms: Annotated[int, Option(min=10, max=60_000, help="milliseconds between two samples")] = 50,
+    trace: Annotated[bool, Option("--trace", help="keep a trace of the recorded steps, for Perfetto")] = False,
     settings_file: SettingsFile = None,
     nproc: RankCount = 1,
 ) -> None:
@@ -101,9 +87,7 @@ def profile_run(
 @profile_app.command("report")
 def profile_report(
     folders: Sets,
-    out: Annotated[
-        Path | None, typer.Option(help="the page to write; default: profile-report.html in the first folder")
-    ] = None,
+    out: Annotated[Path | None, Option(help="the page; default: profile-report.html in the first folder")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report how devices, nodes and repeats differ, what correlates with their times, and which are slow.
@@ -113,8 +97,7 @@ def profile_report(
     from bertrain.profiling.profile_report import profile_report as write_report
 
     path, found = write_report(folders, out=out)
-    if as_json:
-        print(json.dumps(asdict(found)))
+    if printed_json(found, as_json):
         return
     print(found.verdict)
     spread = f", {found.spread:.1%} between the whiskers of the devices" if len(found.devices) > 1 else ""
@@ -126,9 +109,7 @@ def profile_report(
 
 @profile_app.command("roofline")
 def profile_roofline(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="a folder of `bertrain profile`; its first set is shown")
-    ],
+    folder: Annotated[Path, Argument(metavar="DIR", help="a folder of `bertrain profile`; its first set is shown")],
     as_json: AsJson = False,
 ) -> None:
     """Print operations, bytes, lower bound, measured time and share of the bound for each part of the model.
@@ -139,8 +120,7 @@ def profile_roofline(
     from bertrain.profiling.roofline import table_text
 
     rows, facts = read_roofline(folder)
-    if as_json:
-        print(json.dumps({"ceilings": facts["ceilings"], "parts": [asdict(row) for row in rows]}))
+    if printed_json({"ceilings": facts["ceilings"], "parts": rows}, as_json):
         return
     ceilings = facts["ceilings"]
     print(

@@ -7,20 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from bertrain.base.logs import Level
-from bertrain.cli.options import AsJson, RunFolder
+from bertrain.cli.options import AsJson, RunFolder, new_app
 
-reports_app = typer.Typer(rich_markup_mode=None)
+reports_app = new_app()
 
 
 @reports_app.command("report")
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders; the others are compared with the first")
-    ],
-    out: Annotated[Path | None, typer.Option(help="the page to write; default: report.html in the first run")] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="run folders; the others are compared with the first")],
+    out: Annotated[Path | None, Option(help="the page to write; default: report.html in the first run")] = None,
 ) -> None:
     """Write one self-contained page about one run, or several side by side.
 
@@ -34,8 +32,8 @@ def report(
 @reports_app.command("watch")
 def watch(
     run: RunFolder,
-    once: Annotated[bool, typer.Option("--once", help="print the state once and exit, for scripts")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="seconds between two updates")] = 2.0,
+    once: Annotated[bool, Option("--once", help="print the state once and exit, for scripts")] = False,
+    every: Annotated[float, Option(min=0.1, help="seconds between two updates")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of a run on the terminal until it ends, from any machine that sees its folder.
@@ -53,10 +51,10 @@ def watch(
 @reports_app.command("logs")
 def logs(
     run: RunFolder,
-    rank: Annotated[int | None, typer.Option(min=0, help="only this rank; default: all, by time")] = None,
-    since: Annotated[str, typer.Option(metavar="TIME", help="only the last stretch of time, such as 10m")] = "",
-    level: Annotated[Level, typer.Option(help="the lowest level to show")] = "info",
-    follow: Annotated[bool, typer.Option("--follow", help="wait for new lines, until Ctrl-C")] = False,
+    rank: Annotated[int | None, Option(min=0, help="only this rank; default: all, by time")] = None,
+    since: Annotated[str, Option(metavar="TIME", help="only the last stretch of time, such as 10m")] = "",
+    level: Annotated[Level, Option(help="the lowest level to show")] = "info",
+    follow: Annotated[bool, Option("--follow", help="wait for new lines, until Ctrl-C")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the logs of a run's ranks: console lines, warnings, and how each rank started and ended.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.isa import cap_isa
@@ -26,37 +25,39 @@ from bertrain.cli.options import (
     RunFolder,
     SettingsFile,
     latency_text,
+    new_app,
     prepare_process,
+    printed_json,
     start_ranks,
     takes_settings,
 )
 
-tasks_app = typer.Typer(rich_markup_mode=None)
+tasks_app = new_app()
 
 
 @tasks_app.command("finetune", context_settings=OVERRIDES)
 @takes_settings((*TRAINING_OPTIONS, *TASK_OPTIONS))
 def finetune(
     task: Annotated[
-        str, typer.Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1, squad/v2.0, xnli, classify")
+        str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify")
     ],
-    data: Annotated[Path, typer.Option(help="the folder with the task's files")],
-    run: Annotated[Path, typer.Option(help="the run folder to create or continue")],
+    data: Annotated[Path, Option(help="the folder with the task's files")],
+    run: Annotated[Path, Option(help="the run folder to create or continue")],
     overrides: Overrides,
     init: InitialWeights = None,
     do: Annotated[
         Literal["train", "predict"],
-        typer.Option(
+        Option(
             help="train: train and score; predict: then also write predictions for the unlabeled part, or else the "
             "held-out part, into RUN/predictions"
         ),
     ] = "train",
-    recipe: Annotated[str, typer.Option(help="a recipe's name, or a .toml file; default: the task's")] = "",
+    recipe: Annotated[str, Option(help="a recipe's name, or a .toml file; default: the task's")] = "",
     settings_file: SettingsFile = None,
-    seeds: Annotated[str, typer.Option(help="several runs, such as 1,2,3, with mean and deviation")] = "",
+    seeds: Annotated[str, Option(help="several runs, such as 1,2,3, with mean and deviation")] = "",
     nproc: RankCount = 1,
     restarts: Restarts = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune weights for a task, and score them; any setting can be given as --section.field VALUE.
@@ -103,10 +104,7 @@ def finetune(
                 )
                 for place in places[one["task"]]
             }
-    if not is_first_rank():
-        return
-    if as_json:
-        print(json.dumps(shown))
+    if not is_first_rank() or printed_json(shown, as_json):
         return
     for one in shown:
         for result in one.get("predictions", {}).values():
@@ -129,11 +127,11 @@ def parse_seeds(text: str) -> list[int]:
 @takes_settings(TASK_OPTIONS)
 def predict(
     run: RunFolder,
-    data: Annotated[Path, typer.Option(help="the folder or file with the examples to predict")],
-    out: Annotated[Path, typer.Option(help="the folder to write the predictions to")],
+    data: Annotated[Path, Option(help="the folder or file with the examples to predict")],
+    out: Annotated[Path, Option(help="the folder to write the predictions to")],
     overrides: Overrides,
     checkpoint: Checkpoint = "newest",
-    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
+    device: Annotated[Device, Option(help="auto: a GPU if there is one")] = "auto",
     batch_size: BatchSize = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -146,9 +144,7 @@ def predict(
     from bertrain.training.predict import predict as predict_task
 
     result = predict_task(run, data, out, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
-    if as_json and is_first_rank():
-        print(json.dumps(result))
-    elif is_first_rank():
+    if is_first_rank() and not printed_json(result, as_json):
         show_predictions(result)
 
 
@@ -160,16 +156,11 @@ def show_predictions(result: dict[str, Any]) -> None:
 
 @tasks_app.command("score")
 def score(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="squad/v1.1 or squad/v2.0")],
-    data: Annotated[Path, typer.Option(help="the file of questions and answers, such as dev-v1.1.json")],
-    predictions: Annotated[Path, typer.Option(help="the file of predictions: answers by question id, in JSON")],
-    null_odds: Annotated[
-        Path | None,
-        typer.Option(help="squad/v2.0: the file of scores for no answer by question id, to find thresholds"),
-    ] = None,
-    null_threshold: Annotated[
-        float, typer.Option(help="with --null-odds: above it a prediction counts as no answer; 1 as in SQuAD's script")
-    ] = 1.0,
+    task: Annotated[str, Argument(metavar="TASK", help="squad/v1.1 or squad/v2.0")],
+    data: Annotated[Path, Option(help="the file of questions and answers, such as dev-v1.1.json")],
+    predictions: Annotated[Path, Option(help="the file of predictions: answers by question id, in JSON")],
+    null_odds: Annotated[Path | None, Option(help="squad/v2.0: a file of no-answer scores by question id")] = None,
+    null_threshold: Annotated[float, Option(help="--null-odds above it count as no answer; 1 as in SQuAD's")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Score a file of predictions by the official rules of its task, to the last digit.
@@ -179,8 +170,7 @@ def score(
     from bertrain.tasks.score import score as score_predictions
 
     metrics = score_predictions(task, data, predictions, null_odds=null_odds, null_threshold=null_threshold)
-    if as_json:
-        print(json.dumps(metrics))
+    if printed_json(metrics, as_json):
         return
     for name, value in metrics.items():
         print(f"{name}: {value}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank, under_launcher
@@ -30,18 +29,18 @@ from bertrain.cli.options import (
     RunFolder,
     SettingsFile,
     latency_text,
+    new_app,
     prepare_process,
+    printed_json,
     start_ranks,
     takes_settings,
 )
 from bertrain.config import resolve as config
 from bertrain.config.settings import Settings
 
-train_app = typer.Typer(rich_markup_mode=None)
+train_app = new_app()
 
-DataFolder = Annotated[
-    Path, typer.Option("--data", help="a folder made by `bertrain data prepare`, or one of HDF5 or TFRecord files")
-]
+DataFolder = Annotated[Path, Option("--data", help="a folder of `bertrain data prepare`, or of HDF5 or TFRecord files")]
 
 
 @train_app.command("pretrain", context_settings=OVERRIDES)
@@ -50,18 +49,16 @@ def pretrain(
     recipe: RecipeName,
     data: DataFolder,
     overrides: Overrides,
-    run: Annotated[Path | None, typer.Option(help="the run folder to create or continue")] = None,
+    run: Annotated[Path | None, Option(help="the run folder to create or continue")] = None,
     settings_file: SettingsFile = None,
     init: InitialWeights = None,
     nproc: RankCount = 1,
     restarts: Restarts = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved run and stop")] = False,
-    benchmark: Annotated[
-        bool, typer.Option("--benchmark", help="time some steps, print the metrics, keep nothing")
-    ] = False,
-    benchmark_steps: Annotated[int, typer.Option(min=2, help="steps that --benchmark times")] = 100,
-    warm_up_steps: Annotated[int, typer.Option(min=0, help="steps before the timed ones")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="with --benchmark: print JSON")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
+    benchmark: Annotated[bool, Option("--benchmark", help="time some steps, print the metrics, keep nothing")] = False,
+    benchmark_steps: Annotated[int, Option(min=2, help="steps that --benchmark times")] = 100,
+    warm_up_steps: Annotated[int, Option(min=0, help="steps before the timed ones")] = 10,
+    as_json: Annotated[bool, Option("--json", help="with --benchmark: print JSON")] = False,
 ) -> None:
     """Pre-train BERT; any setting can be given as --section.field VALUE.
 
@@ -82,16 +79,11 @@ def pretrain(
     if benchmark:
         given = [option for option, value in {"--run": run, "--init": init, "--restarts": restarts}.items() if value]
         if given:
-            raise UserError(
-                "conflicting-options",
-                f"--benchmark keeps nothing and starts with new weights; leave {given[0]} out",
-            )
+            raise UserError("conflicting-options", f"--benchmark keeps nothing and starts anew; leave {given[0]} out")
         _benchmark(resolved, data, nproc, steps=benchmark_steps, warm_up=warm_up_steps, as_json=as_json)
         return
     if run is None:
-        raise UserError(
-            "missing-option", "--run is missing: the folder this run is kept in, for example --run runs/first"
-        )
+        raise UserError("missing-option", "--run is missing: the folder of this run, for example --run runs/first")
     from bertrain.training import start as training
 
     if (nproc > 1 or restarts) and not under_launcher():
@@ -106,10 +98,7 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
     from bertrain.training.benchmark import benchmark as measure
 
     metrics = measure(settings, data, steps=steps, warm_up=warm_up)
-    if not is_first_rank():
-        return
-    if as_json:
-        print(json.dumps(metrics))
+    if not is_first_rank() or printed_json(metrics, as_json):
         return
     phases = "  ".join(f"{name} {ms:.2f}" for name, ms in metrics["phase_ms"].items())
     print(f"{metrics['computing_with']} on {metrics['device']}, {metrics['ranks']} rank(s)")
@@ -124,7 +113,7 @@ def resume(
     run: RunFolder,
     overrides: Overrides,
     from_step: Annotated[
-        int | None, typer.Option(min=0, help="go back to the checkpoint of this step; later ones are moved aside")
+        int | None, Option(min=0, help="go back to this step's checkpoint, moving later ones aside")
     ] = None,
     nproc: RankCount = 1,
     restarts: Restarts = 0,
@@ -157,12 +146,12 @@ def evaluate(
     overrides: Overrides,
     data: Annotated[
         Path | None,
-        typer.Option(help="prepared data; of a fine-tuned run, a folder of its task (default: the one it trained on)"),
+        Option(help="prepared data; of a fine-tuned run, a folder of its task (default: the one it trained on)"),
     ] = None,
     checkpoint: Checkpoint = "newest",
-    max_examples: Annotated[int, typer.Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    max_examples: Annotated[int, Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
     batch_size: BatchSize = 0,
-    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one")] = "auto",
+    device: Annotated[Device, Option(help="auto: a GPU if there is one")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Print loss and accuracy of a run on held-out data, or the metrics of a fine-tuned run's task.
@@ -180,8 +169,7 @@ def evaluate(
 
         if max_examples:
             raise UserError(
-                "pretraining-only",
-                "--max-examples is for pre-training; a task is always scored on its whole held-out part",
+                "pretraining-only", "--max-examples is for pre-training; a task scores its held-out part whole"
             )
         result = evaluate_task(run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
     else:
@@ -193,10 +181,7 @@ def evaluate(
         if task_options:
             raise UserError("finetuning-only", f"{task_options[0]} is for fine-tuned runs, and {run} was pre-trained")
         result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
-    if not is_first_rank():
-        return
-    if as_json:
-        print(json.dumps(result))
+    if not is_first_rank() or printed_json(result, as_json):
         return
     print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
     if "latency_ms_p50" in result:
@@ -206,21 +191,18 @@ def evaluate(
 @train_app.command("fill-mask")
 def fill_mask(
     source: AnyWeights,
-    sentences: Annotated[list[str], typer.Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
-    top: Annotated[int, typer.Option(min=1, help="guesses for each mask")] = 5,
+    sentences: Annotated[list[str], Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
+    top: Annotated[int, Option(min=1, help="guesses for each mask")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Predict the masked words of a sentence.
 
     Example: bertrain fill-mask runs/tiny "the capital of france is [MASK] ."
     """
-    from dataclasses import asdict
-
     from bertrain.tasks.fill_mask import fill_mask as fill
 
     filled = fill(source, sentences, top=top)
-    if as_json:
-        print(json.dumps([[[asdict(guess) for guess in mask] for mask in masks] for masks in filled]))
+    if printed_json(filled, as_json):
         return
     for sentence, masks in zip(sentences, filled, strict=True):
         print(sentence)

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from bertrain.cli.options import KNOWN_WEIGHTS, AnyWeights, AsJson, Checkpoint, NewFolder
+from bertrain.cli.options import KNOWN_WEIGHTS, AnyWeights, AsJson, Checkpoint, NewFolder, new_app, printed_json
 
-weights_app = typer.Typer(
-    help="Weights in and out: Hugging Face, TensorFlow 1, NVIDIA.", no_args_is_help=True, rich_markup_mode=None
-)
+weights_app = new_app("weights", "Weights in and out: Hugging Face, TensorFlow 1, NVIDIA.")
 
 
 @weights_app.command("import")
 def weights_import(
     source: AnyWeights,
     out: NewFolder,
-    config: Annotated[
-        Path | None, typer.Option(help="the model's bert_config.json; default: the one beside the weights")
-    ] = None,
-    vocab: Annotated[
-        Path | None, typer.Option(help="its vocabulary; default: the vocab.txt or tokenizer.json beside them")
-    ] = None,
-    pad_vocab_to: Annotated[
-        int, typer.Option(help="round the rows of the word embeddings up to a multiple of 1, 8 or 64")
-    ] = 1,
+    config: Annotated[Path | None, Option(help="the model's bert_config.json; default: beside the weights")] = None,
+    vocab: Annotated[Path | None, Option(help="vocabulary; default: vocab.txt or tokenizer.json beside them")] = None,
+    pad_vocab_to: Annotated[int, Option(help="pad the rows of the word embeddings to a multiple of 1, 8 or 64")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Convert weights into a Hugging Face folder, which every verb here and other programs read.
@@ -43,8 +35,7 @@ def weights_import(
     from bertrain.weights.export import import_weights
 
     done = import_weights(source, out, config=config, vocab=vocab, pad_vocab_to=pad_vocab_to)
-    if as_json:
-        print(json.dumps(asdict(done)))
+    if printed_json(done, as_json):
         return
     step = "" if done.global_step is None else f" at step {done.global_step:,}"
     print(f"{done.folder}: {done.taken} tensors of {done.origin} ({done.kind}){step}")
@@ -60,9 +51,7 @@ def weights_import(
         kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
         print(f"  skipped, not weights: {kinds} (each by its name with --json)")
     if done.lower_case is None:
-        print(
-            "  no vocabulary beside the weights (vocab.txt or tokenizer.json) and no --vocab: no tokenizer was written"
-        )
+        print("  no vocab.txt or tokenizer.json beside the weights and no --vocab: no tokenizer was written")
     else:
         print(f"  the vocabulary is {'uncased' if done.lower_case else 'cased'}")
 
@@ -71,12 +60,9 @@ def weights_import(
 def weights_export(
     source: AnyWeights,
     out: NewFolder,
-    to: Annotated[str, typer.Option(help="the format: huggingface or nvidia")] = "huggingface",
+    to: Annotated[str, Option(help="the format: huggingface or nvidia")] = "huggingface",
     pad_vocab_to: Annotated[
-        int | None,
-        typer.Option(
-            help="round the rows of the word embeddings up to a multiple of 1, 8 or 64; default: 8 for nvidia, else 1"
-        ),
+        int | None, Option(help="pad the vocabulary to a multiple of 1, 8 or 64; default: 8 for nvidia, else 1")
     ] = None,
     checkpoint: Checkpoint = "newest",
 ) -> None:
@@ -106,8 +92,7 @@ def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
     from bertrain.weights.inspect import show_weights
 
     shown = show_weights(source)
-    if as_json:
-        print(json.dumps(asdict(shown)))
+    if printed_json(shown, as_json):
         return
     for tensor in shown.tensors:
         shape = "x".join(map(str, tensor.shape)) or "1"
@@ -125,11 +110,9 @@ def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
 
 @weights_app.command("compare")
 def weights_compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help=KNOWN_WEIGHTS)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="the same")],
-    tolerance: Annotated[
-        float, typer.Option(help="largest difference between two values that count as the same")
-    ] = 0.0,
+    a: Annotated[Path, Argument(metavar="A", help=KNOWN_WEIGHTS)],
+    b: Annotated[Path, Argument(metavar="B", help="the same")],
+    tolerance: Annotated[float, Option(help="largest difference between two values that count as the same")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Compare weights tensor by tensor, in any format; exit code 0 if they are the same, 1 if not.
@@ -140,9 +123,7 @@ def weights_compare(
 
     compared = compare_weights(a, b, tolerance=tolerance)
     same = is_same(compared)
-    if as_json:
-        print(json.dumps({"same": same, "tensors": [asdict(tensor) for tensor in compared]}))
-    else:
+    if not printed_json({"same": same, "tensors": compared}, as_json):
         others = [tensor for tensor in compared if tensor.verdict != "equal"]
         for tensor in others:
             sizes = (
@@ -151,7 +132,6 @@ def weights_compare(
                 else f", at most {tensor.largest_absolute:.3g} apart, {tensor.largest_relative:.3g} of the value"
             )
             print(f"{tensor.name}: {tensor.verdict}{sizes}")
-        print(
-            f"{len(compared) - len(others)} of {len(compared)} tensors are equal; {'the same' if same else 'different'}"
-        )
+        verdict = "the same" if same else "different"
+        print(f"{len(compared) - len(others)} of {len(compared)} tensors are equal; {verdict}")
     raise typer.Exit(0 if same else 1)

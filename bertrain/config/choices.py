@@ -26,3 +26,5 @@ Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-p
 """Formats that `data convert` writes."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
 """Policies that deal the examples of a step into bins."""
+EngineName = Literal["fused", "compiled", "plain"]
+"""The engines that compute a step (`training/engine.py`), fastest first."""

@@ -54,9 +54,7 @@ def load_recipe(name: str) -> list[Recipe]:
     """A recipe, by its name or its .toml file, and the recipes it builds on; the most basic one comes first."""
     recipe = _find(name)
     if recipe.points:
-        raise UserError(
-            "recipe-of-several", f"{name} is the base of several recipes; choose one of {', '.join(recipe.points)}"
-        )
+        raise UserError("recipe-of-several", f"{name} is the base of several; choose one: {', '.join(recipe.points)}")
     chain = [recipe]
     while chain[0].base:
         base = _find_base(chain[0])
@@ -104,24 +102,16 @@ def _parse(name: str, content: dict[str, Any], points: tuple[str, ...] = ()) -> 
     for key, value in described.items():
         if not isinstance(value, str):
             raise UserError("invalid-value", f"{name}: {key} is text, not {value!r}")
-    return Recipe(
-        name=name,
-        settings=content,
-        about=described["about"].strip(),
-        group=described["group"],
-        base=described["base"],
-        points=points,
-    )
+    return Recipe(name=name, settings=content, points=points, **described | {"about": described["about"].strip()})
 
 
 def _find(name: str) -> Recipe:
     if name.endswith(".toml"):
         return _parse(name, read_toml(read_text(Path(name), "recipe"), name))
     if name not in _shipped():
+        suggestion = nearest(name, recipe_names())
         raise UserError(
-            "unknown-recipe",
-            f"no recipe named {name!r}{nearest(name, recipe_names())}; `bertrain recipes --all` lists all recipes, or "
-            "give a .toml file",
+            "unknown-recipe", f"no recipe {name!r}{suggestion}; see `bertrain recipes --all`, or give a .toml file"
         )
     return _shipped()[name]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.config.recipe import load_recipe, read_text, read_toml
+from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -37,18 +37,14 @@ BERT_CONFIG_KEYS = {
 
 
 def resolve(
-    recipe: str,
-    overrides: list[tuple[str, str]] | None = None,
-    settings_file: str | Path | None = None,
+    recipe: str, overrides: list[tuple[str, str]] | None = None, settings_file: str | Path | None = None
 ) -> Settings:
     """One `Settings` from a recipe (a name or a TOML file), a settings file over it, and overrides over both.
 
     `overrides` are pairs such as ("model.nsp", "false"). Raises UserError for a setting that is unknown, has the wrong
     type, is out of range or contradicts another.
     """
-    values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    for layer in load_recipe(recipe):
-        _overlay(values, layer.settings, layer.name)
+    values = _join_layers(load_recipe(recipe))
     if settings_file is not None:
         path = Path(settings_file)
         _overlay(values, read_toml(read_text(path, "settings"), str(path)), str(path))
@@ -91,15 +87,12 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
     words = iter(arguments)
     for word in words:
         if not word.startswith("--") or len(word) == 2:
-            raise UserError(
-                "unknown-option", f"{word!r} is neither an option nor a setting of the form --section.field VALUE"
-            )
+            raise UserError("unknown-option", f"{word!r} is neither an option nor a setting: --section.field VALUE")
         key, equals, value = word[2:].partition("=")
         if not equals:
-            following = next(words, None)
-            if following is None or following.startswith("--"):
+            value = next(words, "--")
+            if value.startswith("--"):
                 raise UserError("missing-value", f"--{key} has no value after it")
-            value = following
         pairs.append((key, value))
     return pairs
 
@@ -120,14 +113,18 @@ def _write_toml(sections: dict[str, dict[str, Any]]) -> str:
 def flatten_recipe(name: str) -> str:
     """A recipe as one TOML file with everything it builds on; a comment names its bases."""
     *bases, recipe = layers = load_recipe(name)
-    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for layer in layers:
-        _overlay(values, layer.settings, layer.name)
     comments = recipe.about.splitlines()
     if bases:
         comments.append(f"Builds on {', '.join(base.name for base in reversed(bases))}.")
     text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
-    return text + "\n" + _write_toml({section: fields for section, fields in values.items() if fields})
+    return text + "\n" + _write_toml({section: fields for section, fields in _join_layers(layers).items() if fields})
+
+
+def _join_layers(layers: list[Recipe]) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for layer in layers:
+        _overlay(values, layer.settings, layer.name)
+    return values
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
@@ -166,18 +163,12 @@ def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(section: str | None = None) -> list[dict[str, Any]]:
-    """Every setting, or those of one section: name, default, help, and whether it shapes the training or is
-    experimental."""
+    """Every setting, or those of one section: name, default, help, shapes_training and experimental."""
     if section is not None and section not in SECTIONS:
         raise UserError("unknown-section", f"no section named {section!r}{nearest(section, list(SECTIONS))}")
     return [
-        {
-            "name": f"{part}.{item.name}",
-            "default": item.default,
-            "help": item.metadata["help"],
-            "shapes_training": item.metadata["shapes_training"],
-            "experimental": item.metadata["experimental"],
-        }
+        {"name": f"{part}.{item.name}", "default": item.default}
+        | {key: item.metadata[key] for key in ("help", "shapes_training", "experimental")}
         for part, kind in SECTIONS.items()
         if section in (None, part)
         for item in dataclasses.fields(kind)
@@ -205,10 +196,8 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict) or "hidden_size" not in raw:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
     if raw.get("hidden_act", "gelu") != "gelu":
-        raise UserError(
-            "unsupported-activation",
-            f"{path} (model.config) asks for the activation {raw['hidden_act']!r}; only 'gelu' is supported",
-        )
+        activation = raw["hidden_act"]
+        raise UserError("unsupported-activation", f"{path} (model.config) has activation {activation!r}, not 'gelu'")
     return {ours: raw[theirs] for theirs, ours in BERT_CONFIG_KEYS.items() if theirs in raw}
 
 
@@ -221,9 +210,8 @@ def _overlay(values: dict[str, dict[str, Any]], layer: dict[str, Any], origin: s
     """Override `values` by the settings of one source; its model.config (a bert_config.json) yields to its others."""
     for section, fields in layer.items():
         if section not in SECTIONS:
-            raise UserError(
-                "unknown-section", f"{origin} has an unknown section {section!r}{nearest(section, list(SECTIONS))}"
-            )
+            suggestion = nearest(section, list(SECTIONS))
+            raise UserError("unknown-section", f"{origin} has an unknown section {section!r}{suggestion}")
         if not isinstance(fields, dict):
             raise UserError("invalid-value", f"{origin}: {section} is a section, written [{section}]")
         if section == "model" and fields.get("config"):

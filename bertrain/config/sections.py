@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_slice
-from bertrain.config.choices import MASK_PROBABILITY, PACKING, PolicyName, StepPacking
+from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, StepPacking
 
 
 def setting(
     default: Any,
     help: str,
     *,
-    minimum: float | None = None,
-    maximum: float | None = None,
+    min: float | None = None,
+    max: float | None = None,
     shapes_training: bool = True,
     experimental: bool = False,
 ) -> Any:
@@ -27,15 +27,13 @@ def setting(
     A setting that shapes the training is fixed once a run has begun. An experimental one is for benchmarks and
     comparisons: it works, but `bertrain settings` shows it only with --all.
     """
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum}
-    return field(
-        default=default, metadata=metadata | {"shapes_training": shapes_training, "experimental": experimental}
-    )
+    flags = {"shapes_training": shapes_training, "experimental": experimental}
+    return field(default=default, metadata={"help": help, "minimum": min, "maximum": max} | flags)
 
 
-def changeable(default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
+def changeable(default: Any, help: str, *, min: float | None = None, max: float | None = None) -> Any:
     """A setting that does not shape the training: a resumed run may change it."""
-    return setting(default, help, minimum=minimum, maximum=maximum, shapes_training=False)
+    return setting(default, help, min=min, max=max, shapes_training=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +41,30 @@ class ModelSettings:
     """The network. The defaults are BERT-Base, uncased."""
 
     config: str = setting("", "path of a bert_config.json that describes the model; other model settings override it")
-    vocab_size: int = setting(30522, "words in the vocabulary", minimum=6)
-    hidden_size: int = setting(768, "width of the encoder", minimum=1)
-    num_layers: int = setting(12, "encoder layers", minimum=1)
-    num_heads: int = setting(12, "attention heads; must divide hidden_size", minimum=1)
-    intermediate_size: int = setting(3072, "width of the feed-forward layer", minimum=1)
-    max_positions: int = setting(512, "position embeddings: the longest sequence, in tokens", minimum=3)
-    num_segments: int = setting(2, "segment (token type) embeddings", minimum=2)
-    hidden_dropout: float = setting(0.1, "dropout after embeddings and each dense layer", minimum=0, maximum=0.99)
-    attention_dropout: float = setting(0.1, "dropout on attention probabilities", minimum=0, maximum=0.99)
-    initializer_range: float = setting(0.02, "standard deviation of the truncated normal for weights", minimum=0)
+    vocab_size: int = setting(30522, "words in the vocabulary", min=6)
+    hidden_size: int = setting(768, "width of the encoder", min=1)
+    num_layers: int = setting(12, "encoder layers", min=1)
+    num_heads: int = setting(12, "attention heads; must divide hidden_size", min=1)
+    intermediate_size: int = setting(3072, "width of the feed-forward layer", min=1)
+    max_positions: int = setting(512, "position embeddings: the longest sequence, in tokens", min=3)
+    num_segments: int = setting(2, "segment (token type) embeddings", min=2)
+    hidden_dropout: float = setting(0.1, "dropout after embeddings and each dense layer", min=0, max=0.99)
+    attention_dropout: float = setting(0.1, "dropout on attention probabilities", min=0, max=0.99)
+    initializer_range: float = setting(0.02, "standard deviation of the truncated normal for weights", min=0)
     initial_heads: Literal["random", "neighbours"] = setting(
         "random",
         "initialization of a new model's attention. random: as BERT; neighbours: heads of the first layer start by "
         "attending to the adjacent words, which saves the first millions of tokens",
     )
-    layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", minimum=0)
+    layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "train next-sentence prediction besides masked words")
     head: Literal["pretrain", "classify", "regress", "span"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; regress: a number "
         "for each text; span: begin and end of an answer in the text. Fine-tuning sets it from the task",
     )
-    num_labels: int = setting(2, "classify: number of classes", minimum=2)
-    head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", minimum=0, maximum=0.99)
+    num_labels: int = setting(2, "classify: number of classes", min=2)
+    head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", min=0, max=0.99)
     pad_vocab_to: Literal[1, 8, 64] = setting(
         1, "round the rows of the word embeddings up to a multiple of this (tensor cores want 8 or 64); adds no word"
     )
@@ -84,7 +82,7 @@ class ModelSettings:
         if self.hidden_size % self.num_heads:
             raise UserError(
                 "indivisible-heads",
-                f"model.hidden_size {self.hidden_size} is not a multiple of model.num_heads {self.num_heads}",
+                f"model.num_heads {self.num_heads} does not divide model.hidden_size {self.hidden_size}",
             )
         return self
 
@@ -93,15 +91,13 @@ class ModelSettings:
 class DataSettings:
     """How examples become model input. The data folder itself is --data."""
 
-    max_seq_length: int = setting(128, "longest example in tokens, [CLS] and [SEP] included", minimum=5)
-    max_predictions: int = setting(20, "most masked words in one example", minimum=1)
-    mask_probability: float = setting(
-        MASK_PROBABILITY, "share of an example's tokens that are predicted", minimum=0.001, maximum=0.5
-    )
+    max_seq_length: int = setting(128, "longest example in tokens, [CLS] and [SEP] included", min=5)
+    max_predictions: int = setting(20, "most masked words in one example", min=1)
+    mask_probability: float = setting(MASK_PROBABILITY, "share of tokens that are predicted", min=0.001, max=0.5)
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     slice: str = setting("", "part of the rows to train on, in file order, such as 0:0.9; empty: all")
     vocab: str = changeable(
-        "", "vocabulary file of HDF5 or TFRecord data; empty: the vocab.txt beside it, or BERT's uncased one"
+        "", "vocabulary file of HDF5 or TFRecord data; empty: vocab.txt beside it, or BERT's uncased"
     )
     verify: Literal["hash", "size"] = changeable(
         "hash", "check of each data file at the start. hash: its SHA-256; size: only its size (faster on terabytes)"
@@ -119,21 +115,19 @@ class TaskSettings:
 
     name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli or classify; empty: pre-training")
     on_error: Literal["stop", "skip"] = setting(
-        "stop",
-        "a damaged row of the data. stop: refuse the file, naming the line; skip: leave the row out and count it",
+        "stop", "a damaged row of the data. stop: refuse the file, naming the line; skip: omit and count it"
     )
     text: str = setting("text", "classify: column of the text")
     text_pair: str = setting("", "classify: column of a second text; empty: none")
     label: str = setting("label", "classify: column of the label")
     target: Literal["class", "number"] = setting("class", "classify: labels are classes, or numbers (regression)")
     languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
-    doc_stride: int = setting(128, "squad: tokens from the start of one window of a long text to the next", minimum=1)
-    max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", minimum=1)
-    max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", minimum=1)
-    n_best: int = changeable(20, "squad: candidate answers to keep for each question", minimum=1)
+    doc_stride: int = setting(128, "squad: tokens from the start of one window of a long text to the next", min=1)
+    max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
+    max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
+    n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)
     null_threshold: float = changeable(
-        0.0,
-        "squad/v2.0: predict no answer where the score of no answer exceeds the best answer's score by more than this",
+        0.0, "squad/v2.0: predict no answer where its score exceeds the best answer's by more than this"
     )
 
 
@@ -144,13 +138,13 @@ class BatchSettings:
     A bin is one micro-batch of a device: whole examples one after another, without padding between them.
     """
 
-    sequences: int = setting(0, "examples in a step; 0: batch.tokens sets the size of a step", minimum=0)
-    tokens: int = setting(0, "most real tokens in a step; 0: batch.sequences sets the size of a step", minimum=0)
+    sequences: int = setting(0, "examples in a step; 0: batch.tokens sets the size of a step", min=0)
+    tokens: int = setting(0, "most real tokens in a step; 0: batch.sequences sets the size of a step", min=0)
     token_budget: int = setting(
         4096,
         "tokens in a bin (the micro-batch of a device): more need more memory and run faster. Another value changes "
         "only the dropout masks. 0: in fine-tuning, enough for most steps of the data",
-        minimum=0,
+        min=0,
     )
     policy: PolicyName = setting(
         "budget",
@@ -160,19 +154,14 @@ class BatchSettings:
         experimental=True,
     )
     group_size: int = setting(
-        0,
-        "policy exchange: ranks that share their examples; must divide the number of ranks; 0: all ranks",
-        minimum=0,
-        experimental=True,
+        0, "policy exchange: ranks that share examples, a divisor of all; 0: all", min=0, experimental=True
     )
-    packing: StepPacking = setting(
-        PACKING, "policy packed: longest pack first or shortest pack first", experimental=True
-    )
+    packing: StepPacking = setting(PACKING, "policy packed: longest or shortest pack first", experimental=True)
     auto: bool = changeable(
-        False, "set token_budget to the largest that fits into the device's memory, at most a rank's share of a step"
+        False, "set token_budget to the largest that fits into memory, at most a rank's share of a step"
     )
     bin_sequences: int = setting(
-        0, "most examples in a bin; 0: 1.5 times as many as fit on average", minimum=0, experimental=True
+        0, "most examples in a bin; 0: 1.5 times what fits on average", min=0, experimental=True
     )
 
 
@@ -181,19 +170,14 @@ class OptimizerSettings:
     """The optimizer and gradient clipping."""
 
     name: Literal["lamb", "adamw", "madgrad", "acclip"] = setting("lamb", "the optimizer")
-    learning_rate: float = setting(4e-4, "base learning rate, scaled by the schedule", minimum=0)
-    beta1: float = setting(0.9, "decay of the first moment; madgrad: momentum", minimum=0, maximum=0.999999)
+    learning_rate: float = setting(4e-4, "base learning rate, scaled by the schedule", min=0)
+    beta1: float = setting(0.9, "decay of the first moment; madgrad: momentum", min=0, max=0.999999)
     beta2: float = setting(
-        0.999,
-        "decay of the second moment; acclip: also of its clipping threshold; madgrad: unused",
-        minimum=0,
-        maximum=0.999999,
+        0.999, "decay of the second moment, and of acclip's clipping threshold; madgrad: unused", min=0, max=0.999999
     )
-    epsilon: float = setting(
-        1e-6, "added to the square root of the second moment; madgrad: to its cube root", minimum=1e-12
-    )
-    weight_decay: float = setting(0.01, "decoupled weight decay; not applied to biases and LayerNorm", minimum=0)
-    clip_norm: float = setting(1.0, "clip gradients to this norm; 0: no clipping", minimum=0)
+    epsilon: float = setting(1e-6, "added to the square root (madgrad: cube root) of the second moment", min=1e-12)
+    weight_decay: float = setting(0.01, "decoupled weight decay; not applied to biases and LayerNorm", min=0)
+    clip_norm: float = setting(1.0, "clip gradients to this norm; 0: no clipping", min=0)
     clipping: Literal["global", "local", "bucket"] = setting(
         "global",
         "gradient that is clipped. global: the sum over all ranks; local: each rank's gradient before the sum; bucket: "
@@ -201,14 +185,9 @@ class OptimizerSettings:
         "the number of ranks",
     )
     layer_decay: float = setting(
-        1.0,
-        "learning rate of a layer as a multiple of the layer above it; the heads have the full rate; 1: all the same",
-        minimum=0.01,
-        maximum=1,
+        1.0, "learning rate of a layer as a multiple of the one above it, from the heads down", min=0.01, max=1
     )
-    frozen_layers: int = setting(
-        0, "freeze the embeddings and this many of the first layers; 0: train everything", minimum=0
-    )
+    frozen_layers: int = setting(0, "freeze the embeddings and the first so many layers; 0: train everything", min=0)
     sharded: bool = changeable(False, "shard the optimizer state over the ranks (as ZeRO stage 1)")
 
 
@@ -216,15 +195,12 @@ class OptimizerSettings:
 class ScheduleSettings:
     """Learning-rate schedule: linear warm-up, then decay."""
 
-    warmup_steps: int = setting(0, "steps of linear warm-up", minimum=0)
+    warmup_steps: int = setting(0, "steps of linear warm-up", min=0)
     warmup_share: float = setting(
-        0.0,
-        "warm-up as a share of train.max_steps; the decay then starts where the warm-up ends; 0: use warmup_steps",
-        minimum=0,
-        maximum=0.99,
+        0.0, "warm-up as a share of train.max_steps, then the decay; 0: use warmup_steps", min=0, max=0.99
     )
     start_warmup_step: int = setting(
-        0, "step at which the line of the warm-up is 0; negative: training starts part of the way up", maximum=0
+        0, "step at which the line of the warm-up is 0; negative: training starts part of the way up", max=0
     )
     decay: Literal["polynomial", "linear", "square-root", "cosine", "constant"] = setting(
         "polynomial",
@@ -235,38 +211,30 @@ class ScheduleSettings:
         0,
         "step from which the decay counts; the base rate holds until then. 0: as MLPerf's reference, where the rate "
         "drops onto the decay curve when the warm-up ends; the last step of the warm-up: no drop",
-        minimum=0,
+        min=0,
     )
-    decay_steps: int = setting(0, "step at which the decay ends; 0: train.max_steps", minimum=0)
-    power: float = setting(1.0, "exponent of the polynomial decay", minimum=0)
-    floor: float = setting(0.0, "share of the base rate at which the decay ends", minimum=0, maximum=1)
+    decay_steps: int = setting(0, "step at which the decay ends; 0: train.max_steps", min=0)
+    power: float = setting(1.0, "exponent of the polynomial decay", min=0)
+    floor: float = setting(0.0, "share of the base rate at which the decay ends", min=0, max=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """Length, precision and hardware of the run."""
 
-    max_steps: int = setting(1000, "optimizer steps", minimum=1)
-    epochs: float = setting(
-        0.0, "fine-tuning: passes over the data, from which max_steps follows; 0: use max_steps", minimum=0
-    )
-    max_samples: int = changeable(
-        0, "stop after this many examples, if max_steps is not reached first; 0: no limit", minimum=0
-    )
+    max_steps: int = setting(1000, "optimizer steps", min=1)
+    epochs: float = setting(0.0, "fine-tuning: passes over the data, which set max_steps; 0: use max_steps", min=0)
+    max_samples: int = changeable(0, "stop after this many examples, unless max_steps comes first; 0: no limit", min=0)
     max_time: str = changeable(
-        "",
-        "stop after this much training time, such as 20m or 1h30m, if max_steps is not reached first; empty: no limit",
+        "", "stop after this training time, such as 1h30m, unless max_steps comes first; empty: no limit"
     )
     budget: str = setting(
         "",
-        "training time, such as 20m, that the whole schedule fits into: the speed of the first steps sets max_steps; "
-        "empty: use max_steps",
+        "time, such as 20m, for the whole schedule: the speed of the first steps sets max_steps; empty: use max_steps",
     )
     skip_steps: str = changeable("", "steps to skip with their examples, such as 1200-1210,1300; the first step is 1")
     seed: int = setting(
-        1,
-        "seed of example order, masks, dropout and initial weights; -1: draw one from the system when the run starts",
-        minimum=-1,
+        1, "seed of example order, masks, dropout and initial weights; -1: draw one at the start", min=-1
     )
     device: Literal["auto", "cpu", "cuda"] = changeable("auto", "device to train on; auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16", "fp8"] = setting(
@@ -283,22 +251,22 @@ class TrainSettings:
         "activations that the backward pass recomputes to save memory. selective: the cheap ones (GELU, dropout, "
         "LayerNorm, attention probabilities); full: all but each layer's input. Gradients stay the same",
     )
-    kernels: Literal["auto", "plain"] = changeable(
-        "auto", "auto: fused kernels where they run (Triton on a GPU, AMX on a CPU); plain: PyTorch alone"
+    kernels: Literal["auto", EngineName] = changeable(
+        "auto",
+        "the engine that computes a step. fused: bertrain's kernels (Triton on a GPU, AMX on a CPU); compiled: "
+        "torch.compile with PyTorch's attention, on any CUDA GPU; plain: PyTorch alone; auto: the first that runs",
     )
     deterministic: bool = setting(
-        False, "make a run that is killed and resumed bitwise equal to an uninterrupted one; may be slower"
+        False, "a run that is killed and resumed is bitwise equal to an uninterrupted one; slower"
     )
-    threads: int = changeable(0, "CPU threads per rank; 0: the cores divided by the ranks of this machine", minimum=0)
+    threads: int = changeable(0, "CPU threads per rank; 0: the cores divided by the ranks of this machine", min=0)
     binding: Literal["none", "auto"] = changeable(
         "auto",
-        "pin each rank to cores. auto: those closest to its GPU, or an equal share, within one NUMA node if possible; "
-        "none: no pinning",
+        "pin each rank to cores. auto: those closest to its GPU, or an equal share, of one NUMA node if possible; none",
     )
     backend: Literal["auto", "gloo", "nccl", "mpi", "ccl"] = changeable(
         "auto",
-        "torch.distributed backend. auto: nccl where each rank has a GPU of its own, else gloo; mpi, ccl (oneCCL): "
-        "where PyTorch was built with them",
+        "torch.distributed backend. auto: nccl where each rank has a GPU, else gloo; mpi, ccl: if PyTorch has them",
     )
     allocator: Literal["auto", "jemalloc", "tcmalloc", "system"] = changeable(
         "auto",
@@ -306,12 +274,9 @@ class TrainSettings:
         "system's, tuned to keep the memory of a step for the next one",
     )
     openmp: Literal["auto", "intel", "gnu"] = changeable(
-        "auto",
-        "OpenMP runtime on a CPU. auto, gnu: the one that comes with PyTorch; intel: Intel's or LLVM's, if installed",
+        "auto", "OpenMP runtime on a CPU. auto, gnu: PyTorch's own; intel: Intel's or LLVM's, if installed"
     )
-    bucket_mb: int = setting(
-        25, "size in MB of the buckets in which gradients are summed over ranks", minimum=1, experimental=True
-    )
+    bucket_mb: int = setting(25, "MB of a bucket in which gradients are summed over ranks", min=1, experimental=True)
     hang_timeout: str = changeable(
         "10m",
         "stop the run and name the rank that hangs if no rank makes progress for this long; at least 10m while "
@@ -321,13 +286,10 @@ class TrainSettings:
         "reset", "with --init RUN: optimizer state. reset: zero moments; keep: those of that run"
     )
     init_positions: Literal["same", "extend"] = setting(
-        "same",
-        "with --init: position embeddings. same: their number must be equal; extend: initialize those that are missing",
+        "same", "with --init: position embeddings. same: equally many; extend: initialize the missing ones"
     )
     max_skipped_steps: int = changeable(
-        10,
-        "stop the run after this many steps in a row with a non-finite loss or gradient (none is applied)",
-        minimum=1,
+        10, "stop after this many steps in a row without a finite loss and gradient; none is applied", min=1
     )
 
 
@@ -341,26 +303,16 @@ class EvaluateSettings:
         "interval between evaluations. every: every_samples; mlperf: 0.05 (230.23 B + 3,000,000) examples, rounded "
         "down to a multiple of 25,000, where B is mlperf.global_batch_size or else batch.sequences",
     )
-    every_samples: int = changeable(0, "evaluate after each so many training examples; 0: only at the end", minimum=0)
-    every_epochs: float = changeable(
-        0.0, "fine-tuning: evaluate after each so many epochs; 0: use every_samples", minimum=0
-    )
+    every_samples: int = changeable(0, "evaluate after each so many training examples; 0: only at the end", min=0)
+    every_epochs: float = changeable(0.0, "fine-tuning: evaluate every so many epochs; 0: use every_samples", min=0)
     batch_size: int = changeable(
-        0,
-        "fine-tuning: evaluation batch size; latency is reported per batch; 0: a large one, for throughput",
-        minimum=0,
+        0, "fine-tuning: evaluation batch size; latency is reported per batch; 0: a large one", min=0
     )
     target_accuracy: float = changeable(
-        0.0,
-        "stop once the masked-word accuracy (0 to 1) or the task's main metric reaches this; 0: no target",
-        minimum=0,
-        maximum=100,
+        0.0, "stop once the masked-word accuracy (0 to 1) or the task's main metric reaches it; 0: no", min=0, max=100
     )
     max_examples: int = changeable(
-        10000,
-        "pre-training: examples to evaluate on, evenly strided; 0: all. A task is always scored on its whole held-out "
-        "part",
-        minimum=0,
+        10000, "pre-training: examples to evaluate on, evenly strided; 0: all, as a task always does", min=0
     )
 
 
@@ -369,37 +321,33 @@ class CheckpointSettings:
     """When to save, and which checkpoints to keep."""
 
     enabled: bool = changeable(True, "save checkpoints; false: none, not even at the end")
-    every_steps: int = changeable(500, "save every so many steps, and always at the end; 0: not by steps", minimum=0)
-    every_samples: int = changeable(0, "save after each so many training examples; 0: not by examples", minimum=0)
-    every_minutes: float = changeable(0.0, "save every so many minutes; 0: not by time", minimum=0)
+    every_steps: int = changeable(500, "save every so many steps, and always at the end; 0: not by steps", min=0)
+    every_samples: int = changeable(0, "save after each so many training examples; 0: not by examples", min=0)
+    every_minutes: float = changeable(0.0, "save every so many minutes; 0: not by time", min=0)
     first_after_samples: int = changeable(
-        0, "save nothing before this many training examples, except at the end; 0: from the start", minimum=0
+        0, "save nothing before this many training examples, except at the end; 0: from the start", min=0
     )
     keep_best: bool = changeable(
         False,
         "also save and keep the checkpoint with the best masked-word accuracy or main metric of the task; a fine-tuned "
         "run then reports the metrics of that checkpoint",
     )
-    keep: int = changeable(3, "checkpoints to keep; at least 2, since the newest may be damaged", minimum=2)
+    keep: int = changeable(3, "checkpoints to keep; at least 2, since the newest may be damaged", min=2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """What the console and the logs show. metrics.jsonl always holds every step."""
 
-    every_steps: int = changeable(10, "steps between two console lines", minimum=1)
+    every_steps: int = changeable(10, "steps between two console lines", min=1)
     level: Literal["quiet", "normal", "verbose"] = changeable("normal", "how much the console shows")
-    style: Literal["auto", "bar", "lines"] = changeable(
-        "auto", "progress bar or lines; auto: a bar on a terminal, lines elsewhere"
-    )
+    style: Literal["auto", "bar", "lines"] = changeable("auto", "progress bar or lines; auto: a bar on a terminal")
     straggler_factor: float = changeable(
-        1.3, "warn of a rank whose time per token is this many times the median of all ranks; 0: never", minimum=0
+        1.3, "warn of a rank whose time per token is this many times the median of all ranks; 0: never", min=0
     )
     tensorboard: bool = changeable(True, "write TensorBoard events into the run folder")
-    telemetry: bool = changeable(
-        False, "sample clocks, power, temperature, memory and energy of each rank's device into telemetry.csv"
-    )
-    telemetry_ms: int = changeable(100, "milliseconds between two samples of telemetry", minimum=10, maximum=60_000)
+    telemetry: bool = changeable(False, "sample clocks, power, temperature, memory and energy into telemetry.csv")
+    telemetry_ms: int = changeable(100, "milliseconds between two samples of telemetry", min=10, max=60_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,13 +359,10 @@ class MlperfSettings:
     platform: str = changeable("", "platform in the logs; empty: device of rank 0 and number of ranks")
     status: Literal["onprem", "cloud", "research"] = changeable("research", "availability in the logs")
     global_batch_size: int = changeable(
-        0, "nominal sequences in a step, if batch.tokens lets their number vary; 0: batch.sequences", minimum=0
+        0, "nominal sequences in a step, if batch.tokens lets their number vary; 0: batch.sequences", min=0
     )
     clear_cache: bool = changeable(True, "drop the page cache before each experiment, where that is permitted")
     probe_accuracy: float = changeable(
-        0.0,
-        "masked-word accuracy that the weights of --init must have before training; 0: do not check",
-        minimum=0,
-        maximum=1,
+        0.0, "masked-word accuracy that the weights of --init must have; 0: do not check", min=0, max=1
     )
-    probe_tolerance: float = changeable(0.002, "largest accepted difference from probe_accuracy", minimum=0, maximum=1)
+    probe_tolerance: float = changeable(0.002, "largest accepted difference from probe_accuracy", min=0, max=1)

@@ -11,34 +11,17 @@ from typing import Any, get_type_hints
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_duration, parse_slice, parse_steps
-from bertrain.config.sections import (
-    BatchSettings,
-    CheckpointSettings,
-    DataSettings,
-    EvaluateSettings,
-    LogSettings,
-    MlperfSettings,
-    ModelSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    TaskSettings,
-    TrainSettings,
-)
-
-__all__ = [
-    "BatchSettings",
-    "CheckpointSettings",
-    "DataSettings",
-    "EvaluateSettings",
-    "LogSettings",
-    "MlperfSettings",
-    "ModelSettings",
-    "OptimizerSettings",
-    "ScheduleSettings",
-    "Settings",
-    "TaskSettings",
-    "TrainSettings",
-]
+from bertrain.config.sections import BatchSettings as BatchSettings
+from bertrain.config.sections import CheckpointSettings as CheckpointSettings
+from bertrain.config.sections import DataSettings as DataSettings
+from bertrain.config.sections import EvaluateSettings as EvaluateSettings
+from bertrain.config.sections import LogSettings as LogSettings
+from bertrain.config.sections import MlperfSettings as MlperfSettings
+from bertrain.config.sections import ModelSettings as ModelSettings
+from bertrain.config.sections import OptimizerSettings as OptimizerSettings
+from bertrain.config.sections import ScheduleSettings as ScheduleSettings
+from bertrain.config.sections import TaskSettings as TaskSettings
+from bertrain.config.sections import TrainSettings as TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,89 +62,66 @@ class Settings:
         self._check_optimizer()
         self._check_evaluation()
         if self.checkpoint.keep_best and not self.checkpoint.enabled:
-            raise UserError(
-                "conflicting-settings",
-                "checkpoint.keep_best is set, but checkpoint.enabled is false, which keeps none; choose one",
-            )
-        if 0 < self.log.straggler_factor <= 1:
-            raise UserError(
-                "out-of-range",
-                f"log.straggler_factor is {self.log.straggler_factor}; it must be more than 1, or 0 for no warning",
-            )
+            raise UserError("conflicting-settings", "checkpoint.keep_best needs checkpoint.enabled; set that to true")
+        factor = self.log.straggler_factor
+        if 0 < factor <= 1:
+            raise UserError("out-of-range", f"log.straggler_factor is {factor}; make it more than 1, or 0: no warning")
         return self
 
     def refuse_unsettled_task(self) -> None:
         """Refuse to pre-train with a task: its model and its length are not resolved."""
-        if self.task.name and self.model.head == "pretrain":
+        task = self.task.name
+        if task and self.model.head == "pretrain":
             raise UserError(
-                "task-in-pretraining",
-                f"task.name is {self.task.name}, and pre-training has no task; fine-tune with `bertrain finetune "
-                f"{self.task.name}`, or leave task.name out",
+                "task-in-pretraining", f"pre-training has no task.name {task}; `bertrain finetune {task}`, or omit it"
             )
 
     def _check_pretraining(self) -> None:
         """Refuse settings of fine-tuning."""
-        if self.model.head != "pretrain":
-            raise UserError(
-                "finetuning-only", f"model.head {self.model.head} is for fine-tuning, and task.name names no task"
-            )
-        for name, value in (
-            ("train.epochs", self.train.epochs),
-            ("evaluate.every_epochs", self.evaluate.every_epochs),
-            ("evaluate.batch_size", self.evaluate.batch_size),
-        ):
-            if value:
-                raise UserError(
-                    "finetuning-only", f"{name} is for fine-tuning; pre-training is measured in steps and samples"
-                )
+        head = self.model.head
+        if head != "pretrain":
+            raise UserError("finetuning-only", f"model.head {head} is for fine-tuning, and task.name names no task")
+        for section, name in (("train", "epochs"), ("evaluate", "every_epochs"), ("evaluate", "batch_size")):
+            if getattr(getattr(self, section), name):
+                raise UserError("finetuning-only", f"{section}.{name} is for fine-tuning; use steps or samples")
 
     def _check_lengths(self) -> None:
-        data, longest = self.data, self.data.max_seq_length
-        parse_slice(data.slice)
-        if longest > self.model.max_positions:
+        parse_slice(self.data.slice)
+        longest, positions = self.data.max_seq_length, self.model.max_positions
+        if longest > positions:
             raise UserError(
-                "sequence-too-long",
-                f"data.max_seq_length {longest} is more than model.max_positions {self.model.max_positions}",
+                "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}"
             )
-        if data.max_predictions >= longest and not self.task.name:
+        masked = self.data.max_predictions
+        if masked >= longest and not self.task.name:
             raise UserError(
-                "too-many-predictions",
-                f"data.max_predictions {data.max_predictions} leaves no context in data.max_seq_length {longest}",
+                "too-many-predictions", f"data.max_predictions {masked} fills data.max_seq_length {longest}"
             )
-        if self.task.name.startswith("squad/") and longest < self.task.max_query_length + 4:
-            raise UserError(
-                "query-too-long",
-                f"task.max_query_length {self.task.max_query_length} leaves no room for a text beside a question in "
-                f"data.max_seq_length {longest}",
-            )
+        question = self.task.max_query_length
+        if self.task.name.startswith("squad/") and longest < question + 4:
+            raise UserError("query-too-long", f"task.max_query_length {question} fills data.max_seq_length {longest}")
 
     def _check_batch(self) -> None:
         batch, longest = self.batch, self.data.max_seq_length
         if bool(batch.sequences) == bool(batch.tokens):
             given = "both are" if batch.sequences else "neither is"
-            raise UserError(
-                "step-size", f"a step is measured by batch.sequences or by batch.tokens, and {given} set; set one"
-            )
+            raise UserError("step-size", f"batch.sequences or batch.tokens measures a step; {given} set; set one")
         if batch.token_budget < longest and (batch.token_budget or not self.task.name):
             raise UserError(
-                "bin-too-small",
-                f"batch.token_budget {batch.token_budget} cannot hold one example of data.max_seq_length {longest}",
+                "bin-too-small", f"batch.token_budget {batch.token_budget} is below data.max_seq_length {longest}"
             )
         if 0 < batch.tokens < longest:
-            raise UserError(
-                "step-too-small",
-                f"batch.tokens {batch.tokens} cannot hold one example of data.max_seq_length {longest}",
-            )
+            raise UserError("step-too-small", f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}")
         if batch.group_size and batch.policy != "exchange":
             raise UserError(
                 "conflicting-settings",
-                f"batch.group_size {batch.group_size} is for batch.policy exchange, and the policy is {batch.policy}",
+                f"batch.group_size {batch.group_size} is for policy exchange, not {batch.policy}",
             )
-        if batch.sequences and self.mlperf.global_batch_size not in (0, batch.sequences):
+        nominal = self.mlperf.global_batch_size
+        if batch.sequences and nominal not in (0, batch.sequences):
             raise UserError(
                 "conflicting-settings",
-                f"a step has exactly batch.sequences {batch.sequences}, and mlperf.global_batch_size "
-                f"{self.mlperf.global_batch_size} says otherwise; leave it out",
+                f"mlperf.global_batch_size {nominal} is not batch.sequences {batch.sequences}; omit it",
             )
 
     def _check_run_length(self) -> None:
@@ -169,49 +129,30 @@ class Settings:
         parse_steps(train.skip_steps, "train.skip_steps")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(train, name), f"train.{name}")
-        if not train.budget:
-            return
-        if train.epochs:
-            raise UserError(
-                "conflicting-settings",
-                f"train.budget {train.budget} and train.epochs {train.epochs:g} both set the run's length; set "
-                "--train.epochs 0 or leave the budget out",
-            )
-        if schedule.warmup_share:
-            raise UserError(
-                "conflicting-settings",
-                f"train.budget {train.budget} sets the number of steps only during the run; set schedule.warmup_steps "
-                "instead of schedule.warmup_share",
-            )
-        if schedule.decay_steps:
-            raise UserError(
-                "conflicting-settings",
-                f"train.budget {train.budget} sets where the decay ends; leave schedule.decay_steps "
-                f"{schedule.decay_steps} out",
-            )
-
-    def _check_optimizer(self) -> None:
-        optimizer = self.optimizer
-        for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
-            if optimizer.name not in ("lamb", "adamw") and getattr(optimizer, name) != default:
+        for name, value, advice in (
+            ("train.epochs", train.epochs, "set --train.epochs 0"),
+            ("schedule.warmup_share", schedule.warmup_share, "set schedule.warmup_steps instead"),
+            ("schedule.decay_steps", schedule.decay_steps, "leave schedule.decay_steps out"),
+        ):
+            if train.budget and value:
                 raise UserError(
                     "conflicting-settings",
-                    f"optimizer.{name} is for lamb and adamw, and optimizer.name is {optimizer.name}",
+                    f"{name} {value:g} conflicts with train.budget, which sets the steps; {advice}",
                 )
-        if optimizer.frozen_layers > self.model.num_layers:
-            raise UserError(
-                "out-of-range",
-                f"optimizer.frozen_layers {optimizer.frozen_layers} is more than model.num_layers "
-                f"{self.model.num_layers}",
-            )
+
+    def _check_optimizer(self) -> None:
+        optimizer, layers = self.optimizer, self.model.num_layers
+        for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
+            if optimizer.name not in ("lamb", "adamw") and getattr(optimizer, name) != default:
+                raise UserError("conflicting-settings", f"optimizer.{name} is for lamb and adamw, not {optimizer.name}")
+        frozen = optimizer.frozen_layers
+        if frozen > layers:
+            raise UserError("out-of-range", f"optimizer.frozen_layers {frozen} is more than model.num_layers {layers}")
 
     def _check_evaluation(self) -> None:
         evaluate = self.evaluate
         if self.task.name and evaluate.data:
-            raise UserError(
-                "pretraining-only",
-                "evaluate.data is for pre-training; a task is evaluated on its held-out part, in --data",
-            )
+            raise UserError("pretraining-only", "evaluate.data is for pre-training; a task is evaluated on its --data")
         for name, is_set in (
             ("evaluate.every_samples", evaluate.every_samples > 0),
             ("evaluate.target_accuracy", evaluate.target_accuracy > 0),
@@ -219,9 +160,7 @@ class Settings:
             ("checkpoint.keep_best", self.checkpoint.keep_best),
         ):
             if is_set and not self.evaluates:
-                raise UserError(
-                    "no-evaluation-data", f"{name} is set, but evaluate.data names no folder to evaluate on"
-                )
+                raise UserError("no-evaluation-data", f"{name} is set, but evaluate.data names no folder")
         if evaluate.rule == "mlperf" and (evaluate.every_samples or not self.nominal_sequences):
             raise UserError(
                 "conflicting-settings",
@@ -241,33 +180,18 @@ def _check_schedule(schedule: ScheduleSettings) -> None:
     if schedule.warmup_share and (schedule.warmup_steps or schedule.start_warmup_step or schedule.decay_start):
         raise UserError(
             "conflicting-settings",
-            "schedule.warmup_share says where the warm-up ends and the decay begins; leave warmup_steps, "
-            "start_warmup_step and decay_start out",
+            "schedule.warmup_share ends the warm-up; leave warmup_steps, start_warmup_step and decay_start out",
         )
-    warmup_end = schedule.warmup_steps + schedule.start_warmup_step
-    if 0 < schedule.decay_steps < warmup_end:
+    warmup_end, decay_end = schedule.warmup_steps + schedule.start_warmup_step, schedule.decay_steps
+    if 0 < decay_end < warmup_end:
         raise UserError(
-            "conflicting-settings",
-            f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {schedule.decay_steps}, where the "
-            "decay has ended",
+            "conflicting-settings", f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {decay_end}"
         )
-    if 0 < schedule.decay_steps <= schedule.decay_start:
-        raise UserError(
-            "conflicting-settings",
-            f"schedule.decay_steps {schedule.decay_steps} is where the decay ends, and schedule.decay_start "
-            f"{schedule.decay_start} where it begins; make the first the larger one",
-        )
+    if 0 < decay_end <= schedule.decay_start:
+        raise UserError("conflicting-settings", f"schedule.decay_start must be below schedule.decay_steps {decay_end}")
     for name in ("decay_start", "decay_steps", "floor"):
         if schedule.decay == "constant" and getattr(schedule, name):
-            raise UserError(
-                "conflicting-settings",
-                f"schedule.{name} {getattr(schedule, name)} is for a rate that falls, and schedule.decay is constant; "
-                f"set --schedule.{name} 0 or another decay",
-            )
+            raise UserError("conflicting-settings", f"schedule.decay constant has no {name}; set --schedule.{name} 0")
     exponent = {"polynomial": schedule.power, "square-root": 0.5}.get(schedule.decay, 1.0)
     if schedule.power not in (1.0, exponent):
-        raise UserError(
-            "conflicting-settings",
-            f"schedule.power {schedule.power} is for schedule.decay polynomial, and the decay is {schedule.decay}; set "
-            "--schedule.power 1 beside it",
-        )
+        raise UserError("conflicting-settings", f"schedule.decay {schedule.decay} has no power; set --schedule.power 1")

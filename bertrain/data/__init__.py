@@ -1,7 +1,7 @@
 """Text to batches, in four stages. Each is a folder that imports only those before it.
 
 text       download      files over HTTP, resumed and verified
-           extract       dumps, archives and tables to plain text: streams -> records -> parsing (wikipedia, sentences)
+           extract       dumps, archives and tables to plain text: streams -> records -> parsing (wikipedia)
            documents     plain text to lines and documents
            vocabulary, tokenizer, vocabulary_training    words to token ids
            processes, progress    worker pools and progress output
@@ -11,7 +11,7 @@ formats    block         examples in flat arrays, which every reader returns and
            layouts, hdf5, ragged, tfrecord, index, foreign    folders of other systems
            source        `open_data`: any of these as a DataSource
            convert, pack, inspect, verify    the commands on data folders
-prepare    examples, assembly    documents to pairs or full sentences, and to rows of tokens
+prepare    examples      documents to pairs or full sentences, and to rows of tokens
            reference     the same, exactly as MLPerf's reference script
            units, engines, prepare    in parallel and resumable, to a prepared folder
 feed       batching      steps, bins and layouts from lengths alone

@@ -58,6 +58,24 @@ class LambBuffers(NamedTuple):
     second_moments: Tensor
 
 
+class LambScalars(NamedTuple):
+    """Scalars of one step, float32 tensors of one element on the device."""
+
+    learning_rate: Tensor
+    clip: Tensor  # factor on the gradients
+    apply: Tensor  # 0 leaves everything unchanged
+    step: Tensor  # 1 for the first
+
+
+class LambConstants(NamedTuple):
+    """Hyperparameters that are the same in every step."""
+
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+
+
 @dataclass(frozen=True)
 class Cast:
     """The FP8 format and scale of a kernel's result, and the buffer for the largest magnitude that each program saw."""

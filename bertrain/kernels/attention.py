@@ -20,6 +20,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import cpu
 from bertrain.kernels.arguments import AttentionPlan, Cast, Dropout, Fp8Rows
@@ -44,7 +45,7 @@ TILE = 64
 CHUNK = 32
 
 
-def ragged_attention_plain(qkv: torch.Tensor, cu_seqlens: torch.Tensor, dropout: Dropout) -> torch.Tensor:
+def ragged_attention_plain(qkv: Tensor, cu_seqlens: Tensor, dropout: Dropout) -> Tensor:
     """The specification: one sequence at a time, in differentiable PyTorch."""
     num_heads, head_dim = qkv.shape[2:]
     boundaries = cu_seqlens.tolist()
@@ -432,7 +433,7 @@ CONFIGS_UNLIMITED = {name: config._replace(registers=None) for name, config in C
 CONFIGS_FLOAT32 = {name: config._replace(stages=1) for name, config in CONFIGS_UNLIMITED.items()}
 
 
-def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> Any:
+def _descriptor(tensor: Tensor, block_rows: int, block_columns: int) -> Any:
     """Describe blocks of a matrix to the copy engine; rows past its end read as zero."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -440,7 +441,7 @@ def _descriptor(tensor: torch.Tensor, block_rows: int, block_columns: int) -> An
 
 
 def _launch(
-    kernel: Any, config: _Config, arguments: tuple, qkv: torch.Tensor, num_tiles: int, p: float, **extra: Any
+    kernel: Any, config: _Config, arguments: tuple, qkv: Tensor, num_tiles: int, p: float, **extra: Any
 ) -> None:
     num_heads, head_dim = qkv.shape[2:]
     keep = attention_threshold(p)
@@ -451,18 +452,15 @@ def _launch(
     )  # fmt: skip
 
 
-def _config(qkv: torch.Tensor, kernel: str) -> _Config:
+def _config(qkv: Tensor, kernel: str) -> _Config:
     if qkv.dtype == torch.float32:
         return CONFIGS_FLOAT32[kernel]
     return (CONFIGS if qkv.shape[3] <= 64 else CONFIGS_UNLIMITED)[kernel]
 
 
 @on_cpu(cpu.plan_attention)
-def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> AttentionPlan:
-    """List the tiles of a batch on its device, longest sequences first; once per batch, for every layer.
-
-    The number of entries follows from the shapes alone, so that the host does not wait.
-    """
+def plan_attention(cu_seqlens: Tensor, num_tokens: int) -> AttentionPlan:
+    """List the tiles of a batch, longest sequences first. Shapes alone fix their number: the host does not wait."""
     num_sequences = cu_seqlens.numel() - 1
     capacity = num_tokens // TILE + num_sequences
     tiles = torch.empty(capacity, 4, dtype=torch.int32, device=cu_seqlens.device)
@@ -474,8 +472,8 @@ def plan_attention(cu_seqlens: torch.Tensor, num_tokens: int) -> AttentionPlan:
 
 @on_cpu(cpu.ragged_attention_forward)
 def ragged_attention_forward(
-    qkv: torch.Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
-) -> tuple[torch.Tensor, torch.Tensor, Fp8Rows | None]:
+    qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
+) -> tuple[Tensor, Tensor, Fp8Rows | None]:
     """Softmax attention within each sequence of a batch: out [T, H, D], the log-sums for the backward (with space for
     the deltas), and out in FP8 [T, H D] if `cast`.
 
@@ -498,16 +496,16 @@ def ragged_attention_forward(
 
 @on_cpu(cpu.ragged_attention_backward)
 def ragged_attention_backward(
-    qkv: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    dout: torch.Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    dout: Tensor,
     plan: AttentionPlan,
     dropout: Dropout,
     cast: Cast | None = None,
     *,
     full: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, Fp8Rows | None]:
+) -> tuple[Tensor, Tensor, Fp8Rows | None]:
     """The gradient dqkv [T, 3, H, D], its partial sums [n, 2, H D] for the biases of queries and of values, and dqkv
     in FP8 [T, 3 H D]. dqkv comes in the dtype of qkv if `full`, and in FP8 if `cast`.
 
@@ -536,6 +534,6 @@ def ragged_attention_backward(
     return dqkv, partials, None if cast is None else dqkv8
 
 
-def _tiles(plan: AttentionPlan) -> torch.Tensor:
+def _tiles(plan: AttentionPlan) -> Tensor:
     assert plan.tiles is not None, "the plan was made for C kernels"
     return plan.tiles

@@ -85,12 +85,6 @@ def _cuda_available(index: int) -> tuple[bool, str]:
 
 
 @functools.cache
-def _multiprocessors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def num_multiprocessors(device: torch.device) -> int:
     """Number of multiprocessors, which sizes a persistent grid (2 under the interpreter)."""
-    if device.type != "cuda":
-        return 2
-    return _multiprocessors(device.index if device.index is not None else torch.cuda.current_device())
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

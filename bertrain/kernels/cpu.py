@@ -5,6 +5,7 @@ They compute in bf16; FP8 (`cast`) is for GPUs. Signatures and results are those
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from bertrain.kernels.arguments import (
     Fp8Copy,
     Fp8Rows,
     LambBuffers,
+    LambConstants,
+    LambScalars,
     NormParameters,
 )
 from bertrain.kernels.cpu_library import DOUBLE, FLOAT, INT, LONG, SEED, UINT32, call, thread_count
@@ -37,19 +40,11 @@ def _check(cast: Cast | None, *tensors: Tensor) -> None:
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors), "the C kernels compute in bf16"
 
 
-def _row_dropout(dropout: Dropout) -> tuple[Any, Any, Any]:
-    return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(dropout_threshold(dropout.p))
-
-
-def _attention_dropout(dropout: Dropout) -> tuple[Any, Any, Any]:
-    return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(attention_threshold(dropout.p))
-
-
-# --- products, attention ------------------------------------------------------------------------------------------
+def _dropout(dropout: Dropout, threshold: Callable[[float], int] = dropout_threshold) -> tuple[Any, Any, Any]:
+    return SEED(int(dropout.seed)), LONG(dropout.site), UINT32(threshold(dropout.p))
 
 
 def weight_gradient(dy: Tensor, x: Tensor, gradient: Tensor, *, accumulate: bool) -> None:
-    """dy' x into float32 [N, K], of bf16 [T, N] and [T, K]."""
     _check(None, dy, x)
     (tokens, rows), columns = dy.shape, x.shape[1]
     sizes = LONG(rows), LONG(columns), LONG(tokens)
@@ -64,12 +59,12 @@ def plan_attention(cu_seqlens: Tensor, num_tokens: int) -> AttentionPlan:
 def ragged_attention_forward(
     qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
-    """out [T, H, D] and the log-sums [H, T] to base 2, of qkv [T, 3, H, D]."""
     _check(cast, qkv)
     tokens, _, heads, size = qkv.shape
     out, sums = qkv.new_empty(tokens, heads, size), torch.empty(heads, tokens)
     shape = LONG(len(plan.cu_seqlens) - 1), LONG(heads), LONG(size)
-    call("attention_forward", qkv, plan.cu_seqlens, *shape, out, sums, LONG(tokens), *_attention_dropout(dropout))
+    numbers = LONG(tokens), *_dropout(dropout, attention_threshold)
+    call("attention_forward", qkv, plan.cu_seqlens, *shape, out, sums, *numbers)
     return out, sums, None
 
 
@@ -84,37 +79,25 @@ def ragged_attention_backward(
     *,
     full: bool = True,
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
-    """dqkv, and partial sums [sequences, 2, H D] of its rows, of queries and of values."""
     _check(cast, qkv, out, dout)
     tokens, _, heads, size = qkv.shape
     num_sequences = len(plan.cu_seqlens) - 1
     dqkv, partials = torch.empty_like(qkv), torch.empty(num_sequences, 3, heads * size)
     shape = LONG(num_sequences), LONG(heads), LONG(size)
-    call(
-        "attention_backward", qkv, plan.cu_seqlens, *shape, out, sums, dout, dqkv, partials, LONG(tokens),
-        *_attention_dropout(dropout),
-    )  # fmt: skip
+    numbers = LONG(tokens), *_dropout(dropout, attention_threshold)
+    call("attention_backward", qkv, plan.cu_seqlens, *shape, out, sums, dout, dqkv, partials, *numbers)
     return dqkv, partials[:, ::2], None
 
 
-# --- between products ---------------------------------------------------------------------------------------------
-
-
 def dropout_add_layernorm_forward(
-    x: Tensor,
-    residual: Tensor,
-    parameters: NormParameters,
-    dropout: Dropout,
-    eps: float,
-    cast: Cast | None = None,
+    x: Tensor, residual: Tensor, parameters: NormParameters, dropout: Dropout, eps: float, cast: Cast | None = None
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
-    """LayerNorm(residual + dropout(x + bias)), and mean and 1 / deviation of each row."""
     _check(cast, x, residual)
     rows, width = x.shape
     y, statistics = torch.empty_like(x), torch.empty(rows, 2)
     bias, weight, ln_bias = parameters
     shape = LONG(rows), LONG(width), FLOAT(eps)
-    call("norm_forward", x, bias, residual, weight, ln_bias, y, statistics, *shape, *_row_dropout(dropout))
+    call("norm_forward", x, bias, residual, weight, ln_bias, y, statistics, *shape, *_dropout(dropout))
     return y, statistics, None
 
 
@@ -130,21 +113,18 @@ def dropout_add_layernorm_backward(
     *,
     full: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Fp8Rows | None]:
-    """Gradients of x and of the residual, and partial sums [n, 3, N]."""
     _check(cast, dy, x, residual)
     rows, width = x.shape
     dx, dresidual, partials = torch.empty_like(x), torch.empty_like(x), _partials(3, width)
-    call(
-        "norm_backward", dy, second, x, parameters.bias, residual, parameters.weight, statistics, dx, dresidual,
-        partials, LONG(rows), LONG(width), *_row_dropout(dropout),
-    )  # fmt: skip
+    numbers = LONG(rows), LONG(width), *_dropout(dropout)
+    bias, weight, _ = parameters
+    call("norm_backward", dy, second, x, bias, residual, weight, statistics, dx, dresidual, partials, *numbers)
     return dx, dresidual, partials, None
 
 
 def bias_gelu_forward(
     x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
 ) -> tuple[Tensor, Fp8Copy | None]:
-    """GELU(x + bias)."""
     _check(cast, x)
     y = torch.empty_like(x)
     call("gelu_forward", x, bias, y, LONG(x.shape[0]), LONG(x.shape[1]))
@@ -154,7 +134,6 @@ def bias_gelu_forward(
 def bias_gelu_backward(
     dy: Tensor, x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
 ) -> tuple[Tensor, Fp8Copy | None, Tensor]:
-    """Gradient of x, and partial sums [n, 1, N] of the bias gradient."""
     _check(cast, dy, x)
     dx, partials = torch.empty_like(x), _partials(1, x.shape[1])
     call("gelu_backward", dy, x, bias, dx, partials, LONG(x.shape[0]), LONG(x.shape[1]))
@@ -178,18 +157,14 @@ def row_sum(x: Tensor) -> Tensor:
     return total
 
 
-# --- embeddings, loss, optimizer -----------------------------------------------------------------------------------
-
-
 def embed_forward(
     tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The embedded rows, and mean and 1 / deviation of each."""
     _check(None, tables.words)
     rows, width = len(ids.words), tables.words.shape[1]
     y, statistics = tables.words.new_empty(rows, width), torch.empty(rows, 2)
     shape = LONG(rows), LONG(width), FLOAT(eps)
-    call("embed_forward", *tables, *ids, weight, ln_bias, y, statistics, *shape, *_row_dropout(dropout))
+    call("embed_forward", *tables, *ids, weight, ln_bias, y, statistics, *shape, *_dropout(dropout))
     return y, statistics
 
 
@@ -202,19 +177,15 @@ def embed_backward(
     statistics: Tensor,
     dropout: Dropout,
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of each row's sum in float32, and partial sums [n, 4, N]."""
     _check(None, dy, second, tables.words)
     rows, width = dy.shape
     dsum, partials = torch.empty(rows, width), _partials(4, width)
-    call(
-        "embed_backward", dy, second, *tables, *ids, weight, statistics, dsum, partials, LONG(rows), LONG(width),
-        *_row_dropout(dropout),
-    )  # fmt: skip
+    numbers = LONG(rows), LONG(width), *_dropout(dropout)
+    call("embed_backward", dy, second, *tables, *ids, weight, statistics, dsum, partials, *numbers)
     return dsum, partials
 
 
 def position_gradient(dsum: Tensor, cu_seqlens: Tensor, out: Tensor, *, accumulate: bool) -> None:
-    """Add the rows of each position to `out`."""
     if not accumulate:
         out.zero_()
     starts = cu_seqlens.long()
@@ -228,7 +199,6 @@ def word_gradient(dsum: Tensor, ids: Tensor, out: Tensor) -> None:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled loss and number of correct predictions; overwrites `logits` with their gradient."""
     _check(None, logits)
     rows, width = logits.shape
     losses, corrects = torch.empty(rows), torch.empty(rows)
@@ -238,22 +208,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, scale: Tensor
 
 
 def lamb_update(
-    buffers: LambBuffers,
-    chunks: Tensor,
-    chunk_size: int,
-    clip: Tensor,
-    step: Tensor,
-    *,
-    weight_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
+    buffers: LambBuffers, chunks: Tensor, chunk_size: int, scalars: LambScalars, constants: LambConstants
 ) -> Tensor:
     """Update the moments and write the update over the gradient; squares [chunks, 2] of weights and updates."""
     squares = torch.empty(len(chunks), 2)
-    corrections = (FLOAT(1 / (1 - beta ** step.item())) for beta in (beta1, beta2))
+    weight_decay, beta1, beta2, eps = constants
+    corrections = (FLOAT(1 / (1 - beta ** scalars.step.item())) for beta in (beta1, beta2))
     # The betas are float64, since 1 - beta loses half its digits in float32.
-    numbers = FLOAT(float(clip)), FLOAT(weight_decay), DOUBLE(beta1), DOUBLE(beta2), FLOAT(eps), *corrections
+    numbers = FLOAT(float(scalars.clip)), FLOAT(weight_decay), DOUBLE(beta1), DOUBLE(beta2), FLOAT(eps), *corrections
     call("lamb_update", *buffers, chunks, LONG(len(chunks)), LONG(chunk_size), squares, *numbers)
     return squares
 

@@ -28,7 +28,6 @@ FLAGS = (
 )
 FLOAT, DOUBLE, LONG, INT = ctypes.c_float, ctypes.c_double, ctypes.c_long, ctypes.c_int
 UINT32, SEED = ctypes.c_uint32, ctypes.c_int64
-DONE = 0
 
 
 class UnavailableError(Exception):
@@ -124,7 +123,7 @@ def call(name: str, *arguments: Any) -> None:
     # For PyTorch's profiler, this is an operator like any other, with the sizes of its tensors.
     with _RecordFunctionFast(f"_{name}", [one for one in arguments if isinstance(one, Tensor)]):
         code = getattr(_load()[0], name)(*values)
-    if code != DONE:
+    if code != 0:
         raise MemoryError(f"the kernel {name} cannot allocate its working memory")
 
 

@@ -9,6 +9,7 @@ of predictions of the whole step) is known before the pass, so the gradient need
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import IGNORED, cpu
 from bertrain.kernels.arithmetic import KERNEL_LOG2_E, exp2
@@ -18,8 +19,8 @@ BLOCK, WARPS = 4096, 8  # measured on an H200
 
 
 def cross_entropy_plain(
-    logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, scale: torch.Tensor | float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, labels: Tensor, vocab_size: int, scale: Tensor | float
+) -> tuple[Tensor, Tensor]:
     """The specification: scaled sum of losses, and number of labels whose logit is the (first) largest."""
     real = logits[:, :vocab_size].float()
     total = torch.nn.functional.cross_entropy(real, labels, ignore_index=IGNORED, reduction="sum")
@@ -105,9 +106,7 @@ def _rows_kernel(
 
 
 @on_cpu(cpu.cross_entropy)
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return (scale * sum of losses, number of correct predictions) and overwrite `logits` with their gradient.
 
     logits [P, V] contiguous, in any float dtype; columns from vocab_size on are padding and get gradient 0.

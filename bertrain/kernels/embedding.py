@@ -8,21 +8,17 @@ it; a word's comes from PyTorch, whose sort-based sum is deterministic too.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import cpu
 from bertrain.kernels.arguments import Dropout, EmbeddingIds, EmbeddingTables
 from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
-from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
+from bertrain.kernels.random import load_stream_key, row_constants, rows_keep, rows_keep_mask
 
 
 def embed_plain(
-    tables: EmbeddingTables,
-    ids: EmbeddingIds,
-    weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    dropout: Dropout,
-    eps: float,
-) -> torch.Tensor:
+    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
+) -> Tensor:
     """The specification, in the dtype of the tables."""
     words, positions, segments = (table[numbers] for numbers, table in zip(ids, tables, strict=True))
     total = words + positions + segments
@@ -130,41 +126,31 @@ def _position_kernel(
     tl.store(place, total, mask=inside)
 
 
-def _constants(width: int, p: float) -> dict:
-    columns = 1 << (width - 1).bit_length()
-    return {"N": width, "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
-
-
 @on_cpu(cpu.embed_forward)
 def embed_forward(
-    tables: EmbeddingTables,
-    ids: EmbeddingIds,
-    weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    dropout: Dropout,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
+) -> tuple[Tensor, Tensor]:
     """The embedded rows in the dtype of `tables.words`, and mean and 1 / deviation of each for the backward."""
     num_rows, width = ids.words.numel(), tables.words.shape[1]
     y = torch.empty(num_rows, width, dtype=tables.words.dtype, device=tables.words.device)
     statistics = torch.empty(num_rows, 2, dtype=torch.float32, device=y.device)
     _embed_forward_kernel[(num_rows,)](
         *tables, *ids, weight, ln_bias, y, statistics, dropout.seed, dropout.site, eps,
-        **_constants(width, dropout.p), num_warps=4,
+        **row_constants(width, dropout.p), num_warps=4,
     )  # fmt: skip
     return y, statistics
 
 
 @on_cpu(cpu.embed_backward)
 def embed_backward(
-    dy: torch.Tensor,
-    second: torch.Tensor,
+    dy: Tensor,
+    second: Tensor,
     tables: EmbeddingTables,
     ids: EmbeddingIds,
-    weight: torch.Tensor,
-    statistics: torch.Tensor,
+    weight: Tensor,
+    statistics: Tensor,
     dropout: Dropout,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Gradient of each row's sum [T, N] and partial column sums [n, 4, N], all in float32.
 
     The incoming gradient is dy + second. The partial sums are for LayerNorm's weight and bias and for segments 0 and 1.
@@ -175,13 +161,13 @@ def embed_backward(
     partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=dy.device)
     _embed_backward_kernel[(num_programs,)](
         dy, second, *tables, *ids, weight, statistics, dsum, partials, dropout.seed, dropout.site, num_rows,
-        **_constants(width, dropout.p), num_warps=4,
+        **row_constants(width, dropout.p), num_warps=4,
     )  # fmt: skip
     return dsum, partials
 
 
 @on_cpu(cpu.position_gradient)
-def position_gradient(dsum: torch.Tensor, cu_seqlens: torch.Tensor, out: torch.Tensor, *, accumulate: bool) -> None:
+def position_gradient(dsum: Tensor, cu_seqlens: Tensor, out: Tensor, *, accumulate: bool) -> None:
     """Sum the rows of each position into `out`, the float32 gradient of all positions."""
     width = dsum.shape[1]
     grid = (out.shape[0], -(-width // 256))
@@ -191,6 +177,6 @@ def position_gradient(dsum: torch.Tensor, cu_seqlens: torch.Tensor, out: torch.T
 
 
 @on_cpu(cpu.word_gradient)
-def word_gradient(dsum: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
+def word_gradient(dsum: Tensor, ids: Tensor, out: Tensor) -> None:
     """Add the rows of each word to `out`, the float32 gradient of all words."""
     out.add_(torch.ops.aten.embedding_dense_backward(dsum, ids, len(out), -1, False))

@@ -7,6 +7,7 @@ E4M3 (up to 448) holds weights and activations, E5M2 (up to 57,344) gradients, w
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels.arguments import Cast, Fp8Copy, Fp8Rows
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY
@@ -15,7 +16,7 @@ from bertrain.kernels.backend import jit, num_multiprocessors, tl
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
-def empty_rows(like: torch.Tensor, cast: Cast | None, num_programs: int) -> Fp8Rows:
+def empty_rows(like: Tensor, cast: Cast | None, num_programs: int) -> Fp8Rows:
     """Allocate the FP8 result of a kernel; without `cast`, return a placeholder that the kernel does not touch."""
     if cast is None:
         return Fp8Rows(like, like)
@@ -23,12 +24,12 @@ def empty_rows(like: torch.Tensor, cast: Cast | None, num_programs: int) -> Fp8R
     return Fp8Rows(torch.empty(like.shape, dtype=cast.dtype, device=like.device), peaks)
 
 
-def limit_and_scale(cast: Cast | None, placeholder: torch.Tensor) -> tuple[float, torch.Tensor]:
+def limit_and_scale(cast: Cast | None, placeholder: Tensor) -> tuple[float, Tensor]:
     """The format's largest number and the scale; without `cast`, 0 and a tensor that the kernel does not read."""
     return (0.0, placeholder) if cast is None else (LARGEST[cast.dtype], cast.scale)
 
 
-def empty_both_ways(like: torch.Tensor, cast: Cast) -> Fp8Copy:
+def empty_both_ways(like: Tensor, cast: Cast) -> Fp8Copy:
     """Allocate the FP8 copies of a matrix."""
     num_rows, width = like.shape
     return Fp8Copy(
@@ -36,7 +37,7 @@ def empty_both_ways(like: torch.Tensor, cast: Cast) -> Fp8Copy:
     )
 
 
-def cast_plain(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast_plain(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The specification: scaled, clamped to the format's range, rounded to nearest."""
     limit = LARGEST[dtype]
     return (values.float() * scale).clamp(-limit, limit).to(dtype)
@@ -185,7 +186,7 @@ def grid_of(num_rows: int, width: int, rows: int, columns: int, num_programs: in
     return across, max(1, min(num_programs // across, -(-num_rows // rows)))
 
 
-def cast_both_ways(values: torch.Tensor, cast: Cast, out: Fp8Copy | None = None) -> Fp8Copy:
+def cast_both_ways(values: Tensor, cast: Cast, out: Fp8Copy | None = None) -> Fp8Copy:
     """Cast a matrix [T, N], T a multiple of 16, to FP8, as it is and transposed."""
     num_rows, width = values.shape
     out = empty_both_ways(values, cast) if out is None else out
@@ -283,7 +284,7 @@ class Scales:
     def cast(self, site: int) -> Cast:
         return Cast(self.formats[site], self.scale[site : site + 1], self._partials[site])
 
-    def inverse(self, site: int) -> torch.Tensor | None:
+    def inverse(self, site: int) -> Tensor | None:
         """The factor from FP8 back to values, a scalar on the device; None before `ready`."""
         return self._inverse[site, 0] if self.ready else None
 
@@ -291,7 +292,7 @@ class Scales:
         """Reduce the magnitudes that the kernels of a bin, or of the matrices, have recorded."""
         _collect_kernel[(len(self.formats),)](self._partials, self.largest, BLOCK=PROGRAMS)
 
-    def load(self, scale: torch.Tensor) -> None:
+    def load(self, scale: Tensor) -> None:
         """Restore the scales of a checkpoint."""
         self.scale.copy_(scale)
         self._inverse.copy_((1 / self.scale)[:, None])

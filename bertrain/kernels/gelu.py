@@ -12,6 +12,7 @@ inside the two curves, and load the next tiles while they compute one.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import cpu
 from bertrain.kernels.arguments import Cast, Fp8Copy
@@ -29,7 +30,7 @@ from bertrain.kernels.fp8 import (
 )
 
 
-def bias_gelu_plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def bias_gelu_plain(x: Tensor, bias: Tensor) -> Tensor:
     """The specification, in the dtype of its inputs."""
     return torch.nn.functional.gelu(x + bias)
 
@@ -158,12 +159,9 @@ BACKWARD_FP8 = (8, 128, 8, 2, 3)
 
 @on_cpu(cpu.bias_gelu_forward)
 def bias_gelu_forward(
-    x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None, *, full: bool = True
-) -> tuple[torch.Tensor, Fp8Copy | None]:
-    """GELU(x + bias) of rows [T, N], computed in float32: in the dtype of x if `full`, and in FP8 if `cast`.
-
-    With `cast`, T is a multiple of 16.
-    """
+    x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
+) -> tuple[Tensor, Fp8Copy | None]:
+    """GELU(x + bias) of rows [T, N]: in the dtype of x if `full`, in FP8 if `cast` (then T is a multiple of 16)."""
     num_rows, width = x.shape
     y = torch.empty_like(x) if full else x
     if cast is None:
@@ -183,8 +181,8 @@ def bias_gelu_forward(
 
 @on_cpu(cpu.bias_gelu_backward)
 def bias_gelu_backward(
-    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, cast: Cast | None = None, *, full: bool = True
-) -> tuple[torch.Tensor, Fp8Copy | None, torch.Tensor]:
+    dy: Tensor, x: Tensor, bias: Tensor, cast: Cast | None = None, *, full: bool = True
+) -> tuple[Tensor, Fp8Copy | None, Tensor]:
     """Gradient of x, in the dtype of x if `full` and in FP8 if `cast`; partial sums [n, 1, N] of the bias gradient."""
     num_rows, width = x.shape
     dx = torch.empty_like(x) if full else x

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import cpu
-from bertrain.kernels.arguments import LambBuffers
+from bertrain.kernels.arguments import LambBuffers, LambConstants, LambScalars
 from bertrain.kernels.backend import jit, on_cpu, tl
 
 CHUNK = 4096  # elements per program; a chunk belongs to one tensor
+DEFAULTS = LambConstants()
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class LambTable:
     """The chunks of each tensor; built once per model."""
 
     parts: tuple[Part, ...]
-    chunks: torch.Tensor  # [num_chunks, 4] int64: first element, end of part, decay, tensor number
-    tensors: torch.Tensor  # [num_tensors, 4] int64: first chunk, end of chunks, adapt, unused
-    rates: torch.Tensor  # [num_tensors] float32: factor on the learning rate of each
+    chunks: Tensor  # [num_chunks, 4] int64: first element, end of part, decay, tensor number
+    tensors: Tensor  # [num_tensors, 4] int64: first chunk, end of chunks, adapt, unused
+    rates: Tensor  # [num_tensors] float32: factor on the learning rate of each
     aligned: bool  # whether every part starts and ends at a multiple of 16 elements, so that loads can be wide
 
     @staticmethod
@@ -68,25 +70,16 @@ class LambTable:
 
 
 def lamb_step_plain(
-    buffers: LambBuffers,
-    table: LambTable,
-    learning_rate: torch.Tensor,
-    clip: torch.Tensor,
-    apply: torch.Tensor,
-    step: torch.Tensor,
-    *,
-    weight_decay: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    buffers: LambBuffers, table: LambTable, scalars: LambScalars, constants: LambConstants = DEFAULTS
 ) -> None:
     """The specification; like the kernels, it leaves the update before the trust ratio in `buffers.gradients`."""
-    if apply.item() == 0:
+    if scalars.apply.item() == 0:
         return
     parameters, gradients, first_moments, second_moments = buffers
-    correction1 = 1 - beta1 ** step.item()
-    correction2 = 1 - beta2 ** step.item()
-    gradients.mul_(clip.to(gradients.dtype))
+    weight_decay, beta1, beta2, eps = constants
+    correction1 = 1 - beta1 ** scalars.step.item()
+    correction2 = 1 - beta2 ** scalars.step.item()
+    gradients.mul_(scalars.clip.to(gradients.dtype))
     first_moments.lerp_(gradients, 1 - beta1)
     second_moments.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
     gradients.copy_((first_moments / correction1) / ((second_moments / correction2).sqrt() + eps))
@@ -97,7 +90,7 @@ def lamb_step_plain(
         ratio = weights.norm() / update.norm()
         if not part.adapt or weights.norm() == 0 or update.norm() == 0:
             ratio = torch.ones_like(ratio)
-        weights.sub_(update * (learning_rate.to(ratio.dtype) * part.rate * ratio))
+        weights.sub_(update * (scalars.learning_rate.to(ratio.dtype) * part.rate * ratio))
 
 
 @jit
@@ -189,28 +182,20 @@ def _lamb_apply_kernel(
 def _lamb_step_in_c(
     buffers: LambBuffers,
     table: LambTable,
-    learning_rate: torch.Tensor,
-    clip: torch.Tensor,
-    apply: torch.Tensor,
-    step: torch.Tensor,
+    scalars: LambScalars,
+    constants: LambConstants = DEFAULTS,
     *,
-    weight_decay: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
-    copy: torch.Tensor | None = None,
-    sum_over_ranks: Callable[[torch.Tensor], None] = lambda squares: None,
+    copy: Tensor | None = None,
+    sum_over_ranks: Callable[[Tensor], None] = lambda squares: None,
 ) -> None:
-    if apply.item() == 0:
+    if scalars.apply.item() == 0:
         return
-    partials = cpu.lamb_update(
-        buffers, table.chunks, CHUNK, clip, step, weight_decay=weight_decay, beta1=beta1, beta2=beta2, eps=eps
-    )
+    partials = cpu.lamb_update(buffers, table.chunks, CHUNK, scalars, constants)
     squares = torch.zeros(table.tensors.shape[0], 2).index_add_(0, table.chunks[:, 3], partials)
     sum_over_ranks(squares)
     norms = squares.sqrt()
     usable = (table.tensors[:, 2] != 0) & (norms > 0).all(1)
-    rates = learning_rate * table.rates * torch.where(usable, norms[:, 0] / norms[:, 1], 1.0)
+    rates = scalars.learning_rate * table.rates * torch.where(usable, norms[:, 0] / norms[:, 1], 1.0)
     cpu.lamb_apply(buffers.parameters, buffers.gradients, copy, table.chunks, CHUNK, rates)
 
 
@@ -218,25 +203,16 @@ def _lamb_step_in_c(
 def lamb_step(
     buffers: LambBuffers,
     table: LambTable,
-    learning_rate: torch.Tensor,
-    clip: torch.Tensor,
-    apply: torch.Tensor,
-    step: torch.Tensor,
+    scalars: LambScalars,
+    constants: LambConstants = DEFAULTS,
     *,
-    weight_decay: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
-    copy: torch.Tensor | None = None,
-    sum_over_ranks: Callable[[torch.Tensor], None] = lambda squares: None,
+    copy: Tensor | None = None,
+    sum_over_ranks: Callable[[Tensor], None] = lambda squares: None,
 ) -> None:
-    """One LAMB step in place; the update overwrites `buffers.gradients`.
-
-    learning_rate, clip (the factor on the gradients), apply (0 leaves everything unchanged) and step (1 for the
-    first) are float32 tensors of one element on the device. `copy`, if given, receives the new weights in its own
-    dtype in the same pass.
-    """
+    """One LAMB step in place, which also writes the weights to `copy`; the update overwrites `buffers.gradients`."""
     parameters = buffers.parameters
+    learning_rate, clip, apply, step = scalars
+    weight_decay, beta1, beta2, eps = constants
     num_chunks, num_tensors = table.chunks.shape[0], table.tensors.shape[0]
     # Zero if the step is not applied or a tensor has no part here, since ranks add these sums.
     partials = torch.zeros(num_chunks, 2, dtype=torch.float32, device=parameters.device)

@@ -8,23 +8,18 @@ output of one product and the input of another), so that it needs only two more 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import cpu
 from bertrain.kernels.arguments import Cast, Dropout, Fp8Rows, NormParameters
 from bertrain.kernels.backend import jit, num_multiprocessors, on_cpu, tl
 from bertrain.kernels.fp8 import empty_rows, limit_and_scale, quantize, widen
-from bertrain.kernels.random import dropout_threshold, load_stream_key, rows_keep, rows_keep_mask
+from bertrain.kernels.random import load_stream_key, row_constants, rows_keep, rows_keep_mask
 
 
 def dropout_add_layernorm_plain(
-    x: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    dropout: Dropout,
-    eps: float,
-) -> torch.Tensor:
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
+) -> Tensor:
     """The specification, in the dtype of its inputs."""
     hidden = x + bias
     if dropout.p > 0:
@@ -165,20 +160,10 @@ FORWARD_FP8 = (1, 4, 6, 3)
 BACKWARD = (1, 4, 4, 3)
 
 
-def _constants(x: torch.Tensor, p: float) -> dict:
-    columns = 1 << (x.shape[1] - 1).bit_length()
-    return {"N": x.shape[1], "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
-
-
 @on_cpu(cpu.dropout_add_layernorm_forward)
 def dropout_add_layernorm_forward(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    parameters: NormParameters,
-    dropout: Dropout,
-    eps: float,
-    cast: Cast | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, Fp8Rows | None]:
+    x: Tensor, residual: Tensor, parameters: NormParameters, dropout: Dropout, eps: float, cast: Cast | None = None
+) -> tuple[Tensor, Tensor, Fp8Rows | None]:
     """LayerNorm(residual + dropout(x + bias)) of rows [T, N], computed in float32.
 
     Returns the result in the dtype of x, mean and 1 / deviation of each row for the backward, and the result in FP8
@@ -195,24 +180,24 @@ def dropout_add_layernorm_forward(
     _norm_forward_kernel[(num_programs,)](
         x, bias, residual, weight, ln_bias, y, y8.rows, scale, y8.peaks, statistics, dropout.seed, dropout.site,
         num_rows, eps,
-        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **_constants(x, dropout.p),
+        ROWS=rows, STAGES=stages, LIMIT=limit, num_warps=warps, **row_constants(x.shape[1], dropout.p),
     )  # fmt: skip
     return y, statistics, None if cast is None else y8
 
 
 @on_cpu(cpu.dropout_add_layernorm_backward)
 def dropout_add_layernorm_backward(
-    dy: torch.Tensor,
-    second: torch.Tensor | None,
-    x: torch.Tensor,
-    residual: torch.Tensor,
+    dy: Tensor,
+    second: Tensor | None,
+    x: Tensor,
+    residual: Tensor,
     parameters: NormParameters,
-    statistics: torch.Tensor,
+    statistics: Tensor,
     dropout: Dropout,
     cast: Cast | None = None,
     *,
     full: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Fp8Rows | None]:
+) -> tuple[Tensor, Tensor, Tensor, Fp8Rows | None]:
     """Gradients of x and of the residual, partial sums [n, 3, N] of `parameters`, and the gradient of x in FP8.
 
     The incoming gradient is dy, or dy + second: the sum takes no pass of its own. The gradient of x comes in the dtype
@@ -229,6 +214,6 @@ def dropout_add_layernorm_backward(
         dy, dy if second is None else second, x, parameters.bias, residual, parameters.weight, statistics,
         dx, dx8.rows, scale, dx8.peaks, dresidual, partials, dropout.seed, dropout.site, num_rows,
         ROWS=rows, STAGES=stages, PAIR=second is not None, FULL=full, LIMIT=limit, num_warps=warps,
-        **_constants(x, dropout.p),
+        **row_constants(x.shape[1], dropout.p),
     )  # fmt: skip
     return dx, dresidual, partials, None if cast is None else dx8

@@ -18,6 +18,7 @@ The first half of this file is PyTorch in int64 arithmetic, the second half the 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels.backend import jit, tl
 
@@ -46,7 +47,13 @@ def attention_threshold(p: float) -> int:
     return max(1, round((1 - p) * 2**15)) if p > 0 else 0
 
 
-def _mix32(x: torch.Tensor) -> torch.Tensor:
+def row_constants(width: int, p: float) -> dict:
+    """Compile-time arguments of the row-wise kernels, for rows of `width` columns."""
+    columns = 1 << (width - 1).bit_length()
+    return {"N": width, "COLUMNS": columns, "THRESHOLD": dropout_threshold(p), "INVERSE_KEEP": 1 / (1 - p)}
+
+
+def _mix32(x: Tensor) -> Tensor:
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & MASK32
     x = x ^ (x >> 15)
@@ -54,9 +61,7 @@ def _mix32(x: torch.Tensor) -> torch.Tensor:
     return x ^ (x >> 16)
 
 
-def _words(
-    key: torch.Tensor, row: torch.Tensor, column: torch.Tensor, which: torch.Tensor, multipliers: tuple[int, ...]
-) -> torch.Tensor:
+def _words(key: Tensor, row: Tensor, column: Tensor, which: Tensor, multipliers: tuple[int, ...]) -> Tensor:
     x = (key + row * ROW_STEP + column * GOLDEN) & MASK32
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & MASK32
@@ -67,28 +72,26 @@ def _words(
     return (x * multiplier) & MASK32
 
 
-def _group(position: torch.Tensor) -> torch.Tensor:
+def _group(position: Tensor) -> Tensor:
     """Number of the group of a position, its neighbor, and both + 8."""
     return ((position >> 1) & 3) + (position >> 4) * 4
 
 
-def stream_key(seed: torch.Tensor, site: int) -> torch.Tensor:
+def stream_key(seed: Tensor, site: int) -> Tensor:
     """Fold a 64-bit seed tensor of one element and a call site into a 32-bit key (as int64)."""
     seed = seed.reshape(()).to(torch.int64)
     low, high = seed & MASK32, (seed >> 32) & MASK32
     return _mix32(_mix32((low + site * GOLDEN) & MASK32) ^ high)
 
 
-def rows_keep_mask(seed: torch.Tensor, site: int, num_rows: int, num_columns: int, p: float) -> torch.Tensor:
+def rows_keep_mask(seed: Tensor, site: int, num_rows: int, num_columns: int, p: float) -> Tensor:
     """Keep-mask [num_rows, num_columns] of the row-wise kernels."""
     rows = torch.arange(num_rows, device=seed.device)[:, None]
     columns = torch.arange(num_columns, device=seed.device)[None, :]
     return _words(stream_key(seed, site), rows, columns >> 2, columns & 3, MULTIPLIERS) >= dropout_threshold(p)
 
 
-def attention_keep_mask(
-    seed: torch.Tensor, site: int, num_heads: int, sequence_start: int, length: int, p: float
-) -> torch.Tensor:
+def attention_keep_mask(seed: Tensor, site: int, num_heads: int, sequence_start: int, length: int, p: float) -> Tensor:
     """Keep-mask [num_heads, length, length] of the attention within one sequence that starts at a given row."""
     heads = torch.arange(num_heads, device=seed.device)
     key = (stream_key(seed, site) + sequence_start * GOLDEN + heads * ROW_STEP) & MASK32

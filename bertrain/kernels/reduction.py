@@ -1,15 +1,19 @@
-"""Second stage of a column sum: adds the partial sums of many programs in a fixed order.
+"""Float32 gradients of parameters: sums over tokens, and matrix products; also products of FP8 operands.
 
 Each program of a kernel that sums over tokens (gradients of biases and of LayerNorm's parameters) writes a partial row.
-Adding them here, and not with atomics, makes two runs bitwise equal.
+`column_sums` adds them in a fixed order, not with atomics, so that two runs are bitwise equal.
+
+Triton's interpreter runs on a CPU, where PyTorch multiplies neither FP8 nor 16 bits into float32: there, operands are
+converted to float32 first.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bertrain.kernels import cpu
-from bertrain.kernels.backend import jit, on_cpu, tl
+from bertrain.kernels.backend import INTERPRETED, jit, on_cpu, tl
 
 
 @jit
@@ -39,11 +43,8 @@ def _column_sum_kernel(
 
 
 @on_cpu(cpu.column_sums)
-def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate: bool = False) -> None:
-    """Sum float32 partials [num_partials, k, width] over the first dimension into k float32 rows, k at most 4.
-
-    `accumulate` adds to what the rows hold. The order of addition is fixed.
-    """
+def column_sums(partials: Tensor, outs: list[Tensor], *, accumulate: bool = False) -> None:
+    """Sum float32 partials [n, k, width] in a fixed order into k float32 rows, k at most 4, or add them to these."""
     num_rows, count, width = partials.shape
     rows = [*outs, outs[0], outs[0], outs[0]][:4]
     grid = ((width + 15) // 16, count)
@@ -53,14 +54,56 @@ def column_sums(partials: torch.Tensor, outs: list[torch.Tensor], *, accumulate:
 
 
 @on_cpu(cpu.row_sum)
-def row_sum(x: torch.Tensor) -> torch.Tensor:
+def row_sum(x: Tensor) -> Tensor:
     """The sum of 16-bit rows in float32."""
     return x.sum(0, dtype=torch.float32)
 
 
-def write_gradient(into: torch.Tensor, value: torch.Tensor, accumulate: bool) -> None:
+def write_gradient(into: Tensor, value: Tensor, accumulate: bool) -> None:
     """Write a gradient, or add it to the values in `into`."""
     if accumulate:
         into.add_(value)
     else:
         into.copy_(value)
+
+
+@on_cpu(cpu.weight_gradient)
+def weight_gradient(dy: Tensor, x: Tensor, gradient: Tensor, *, accumulate: bool) -> None:
+    """Write dy' x to `gradient` [N, K] in float32, or add it; dy [T, N] and x [T, K] have 16 bits."""
+    if INTERPRETED:
+        write_gradient(gradient, dy.t().float() @ x.float(), accumulate)
+    elif accumulate:
+        torch.addmm(gradient, dy.t(), x, out_dtype=torch.float32, out=gradient)
+    else:
+        torch.mm(dy.t(), x, out_dtype=torch.float32, out=gradient)
+
+
+def fp8_product(
+    x: Tensor, x_inverse_scale: Tensor, matrix: Tensor, matrix_inverse_scale: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """x matrix' + bias in bf16, of FP8 [T, K] and [N, K]."""
+    if INTERPRETED:
+        product = (x.float() * x_inverse_scale) @ (matrix.float() * matrix_inverse_scale).t()
+        return product if bias is None else product + bias
+    return torch._scaled_mm(
+        x, matrix.t(), x_inverse_scale, matrix_inverse_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def fp8_weight_gradient(
+    dy_columns: Tensor, dy_inverse_scale: Tensor, x_columns: Tensor, x_inverse_scale: Tensor, gradient: Tensor,
+    *, accumulate: bool,
+) -> None:  # fmt: skip
+    """The same as `weight_gradient`, of FP8 operands that are transposed: dy' [N, T] and x' [K, T]."""
+    if INTERPRETED:
+        wide = dy_columns.float() * dy_inverse_scale, x_columns.float() * x_inverse_scale
+        write_gradient(gradient, wide[0] @ wide[1].t(), accumulate)
+        return
+    # The sum over all tokens is long: use_fast_accum would keep it in fewer bits than float32.
+    out = torch.empty_like(gradient) if accumulate else gradient
+    torch._scaled_mm(
+        dy_columns, x_columns.t(), dy_inverse_scale, x_inverse_scale,
+        out_dtype=torch.float32, use_fast_accum=False, out=out,
+    )  # fmt: skip
+    if accumulate:
+        gradient.add_(out)

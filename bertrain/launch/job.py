@@ -94,10 +94,7 @@ class JobSpec:
         """Refuse options that contradict each other or that no script can hold; returns itself."""
         if bool(self.gpus_per_node) == bool(self.procs_per_node):
             given = "both are" if self.gpus_per_node else "neither is"
-            raise UserError(
-                "ranks-per-node",
-                f"--gpus-per-node or --procs-per-node sets the ranks of a node; {given} given; give one",
-            )
+            raise UserError("ranks-per-node", f"{given} given of --gpus-per-node and --procs-per-node; give one")
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):
                 refuse_line_breaks(f"--{name.replace('_', '-')}", value)
@@ -107,26 +104,16 @@ class JobSpec:
             _check_command(f"--{name}", getattr(self, name))
         seconds = {name: parse_time(getattr(self, name), f"--{name}") for name in ("time", "warning")}
         if self.time and seconds["time"] <= seconds["warning"]:
-            raise UserError(
-                "time-too-short",
-                f"--time {self.time} must be longer than --warning {self.warning}, which comes before its end",
-            )
+            raise UserError("time-too-short", f"--time {self.time} must be longer than --warning {self.warning}")
         if self.gres and not self.gpus_per_node and "gpu" in self.gres:
-            raise UserError(
-                "gpus-without-ranks",
-                f"--gres {self.gres} requests GPUs, but --procs-per-node starts ranks without; give --gpus-per-node",
-            )
+            raise UserError("gpus-without-ranks", f"--gres {self.gres} requests GPUs; give --gpus-per-node for them")
         if self.runtime == "pyxis" and self.container and launcher != "slurm":
-            raise UserError(
-                "wrong-container-runtime",
-                f"pyxis is a plugin of Slurm; with `launch {launcher}` use --runtime apptainer",
-            )
+            raise UserError("wrong-container-runtime", "pyxis is a plugin of Slurm; elsewhere use --runtime apptainer")
         if launcher == "ssh" and not self.hostfile:
             raise UserError("missing-hostfile", "give --hostfile, with one host per line, such as `node1 slots=8`")
         if launcher == "local" and self.nodes > 1:
             raise UserError(
-                "too-many-nodes",
-                f"`launch local` runs on this machine only, but --nodes is {self.nodes}; use ssh, slurm, pbs or mpi",
+                "too-many-nodes", f"--nodes is {self.nodes}, but `launch local` has one; use ssh, slurm, pbs, mpi"
             )
         return self
 
@@ -181,9 +168,7 @@ def refuse_line_breaks(option: str, value: str) -> None:
 
 def refuse_quotation_marks(option: str, value: str) -> None:
     if '"' in value:
-        raise UserError(
-            "quotation-mark", f"{option} {value} contains a quotation mark, which no scheduler accepts there"
-        )
+        raise UserError("quotation-mark", f"{option} {value} contains a quotation mark, which no scheduler accepts")
 
 
 def _check_command(option: str, value: str) -> None:
@@ -215,9 +200,7 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
     except OSError as error:
         raise UserError("missing-hostfile", f"cannot read {path} (--hostfile): {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(
-            "damaged-hostfile", f"{path} (--hostfile) is not text; give one host per line, such as `node1 slots=8`"
-        ) from None
+        raise UserError("damaged-hostfile", f"{path} (--hostfile) is not text") from None
     hosts = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -226,8 +209,7 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
         found = re.fullmatch(r"(?:slots=([1-9]\d*))?", " ".join(words[1:]), re.ASCII)
         if found is None or not re.fullmatch(r"[\w.:@\[\]-]+", words[0]) or words[0].startswith("-"):
             raise UserError(
-                "damaged-hostfile",
-                f"{path}, line {number}, is {line.strip()!r}; give a host and its ranks, such as `node1 slots=8`",
+                "damaged-hostfile", f"{path}, line {number}, is {line.strip()!r}; write it as `node1 slots=8`"
             )
         hosts.append(Host(name=words[0], slots=int(found[1] or ranks_per_node)))
     repeated = [name for name, count in Counter(host.name for host in hosts).items() if count > 1]
@@ -249,12 +231,11 @@ def code_version() -> dict[str, str]:
 
 
 def _commit(package: Path) -> str:
-    if not (package.parent / ".git").exists():
-        return ""
-
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", package.parent, *words], capture_output=True, text=True, check=True).stdout
 
+    if not (package.parent / ".git").exists():
+        return ""
     try:
         changes = " and changes" if git("status", "--porcelain", "-uno").strip() else ""
         return git("rev-parse", "--short", "HEAD").strip() + changes
@@ -280,9 +261,7 @@ def make_job(
 ) -> Job:
     """Describe a job, checked, with every path absolute; writes nothing."""
     if launcher not in get_args(Launcher):
-        raise UserError(
-            "unknown-launcher", f"there is no launcher {launcher!r}; choose one of {', '.join(get_args(Launcher))}"
-        )
+        raise UserError("unknown-launcher", f"no launcher {launcher!r}; use one of {', '.join(get_args(Launcher))}")
     spec = spec.check(launcher)
     hosts = read_hostfile(Path(spec.hostfile), spec.ranks_per_node, spec.nodes) if spec.hostfile else ()
     spec = dataclasses.replace(spec, nodes=len(hosts) or spec.nodes or 1)
@@ -320,11 +299,9 @@ def _refuse_existing(folder: Path) -> None:
 def write_job(job: Job, settings: Settings, script: str) -> None:
     """Write the job folder, whole or not at all."""
     _refuse_existing(job.folder)
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "command": ["bertrain", *job.command(1 if job.spec.repeats > 1 else 0)],
-    }
-    content |= {key: value for key, value in dataclasses.asdict(job).items() if key != "folder"}
+    command = ["bertrain", *job.command(1 if job.spec.repeats > 1 else 0)]
+    content = {"schema_version": SCHEMA_VERSION, "command": command} | dataclasses.asdict(job)
+    del content["folder"]
     with new_folder(job.folder) as partial:
         (partial / JOB).write_text(json.dumps(content, indent=1) + "\n")
         (partial / RECIPE).write_text(f"# Resolved for the run {job.run}\n\n" + to_toml(settings))

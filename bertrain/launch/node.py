@@ -14,20 +14,13 @@ import threading
 from pathlib import Path
 
 from bertrain.base.errors import EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
+from bertrain.launch import rendezvous
 from bertrain.launch.job import Job
 from bertrain.launch.local import code_after_signal, describe_failure, run_agent
-from bertrain.launch.rendezvous import (
-    join_rendezvous,
-    node_and_count,
-    publish_endpoint,
-    torchrun_variables_from_mpi,
-    wait_for_endpoint,
-)
 
 PREFLIGHT, TRAINING = "preflight", "training"
 """The stages of a job."""
 SIGNALS_FROM_STDIN = "BERTRAIN_SIGNALS_FROM_STDIN"
-IGNORED_BY_TEE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def run_node(job: Job, stage: str) -> int:
@@ -37,20 +30,19 @@ def run_node(job: Job, stage: str) -> int:
 
     if SIGNALS_FROM_STDIN in os.environ:
         threading.Thread(target=_receive_signals, daemon=True).start()
-    node, nodes = node_and_count(os.environ)
+    node, nodes = rendezvous.node_and_count(os.environ)
     slots = int(os.environ.get("BERTRAIN_SLOTS", job.spec.ranks_per_node))
     name = f"node {node} ({platform.node()})"
     try:
-        rendezvous = join_rendezvous(start_folder(), node, nodes, host=rendezvous_host(job), port=job.spec.port)
+        host, port = rendezvous_host(job), job.spec.port
+        joined = rendezvous.join_rendezvous(start_folder(), node, nodes, host=host, port=port)
         command = ["-m", "bertrain", "launch", "worker", "rank", str(job.folder), stage]
-        code, failed = run_agent(slots, command, rendezvous)
+        code, failed = run_agent(slots, command, joined)
     except SignalException as caught:
         return code_after_signal(caught.sigval)
     except DistError as error:
-        raise UserError(
-            "rendezvous-failed",
-            f"{name} did not connect to the other {nodes - 1} node(s): {str(error).splitlines()[0]}",
-        ) from None
+        reason = str(error).splitlines()[0]
+        raise UserError("rendezvous-failed", f"{name} did not connect to the other {nodes - 1}: {reason}") from None
     if code in (0, EXIT_USER_ERROR, EXIT_REQUEUE):
         return code
     if set(failed.values()) <= {EXIT_LOST_RANK, -signal.SIGTERM}:
@@ -84,15 +76,15 @@ def exec_rank(job: Job, stage: str) -> None:
     """Replace this process with a rank of the job; does not return."""
     folder = start_folder()
     if job.launcher == "mpi":  # overrides what a batch script around mpirun has set
-        os.environ |= torchrun_variables_from_mpi(os.environ) or {"RANK": ""}
+        os.environ |= rendezvous.torchrun_variables_from_mpi(os.environ) or {"RANK": ""}
     if not os.environ.get("RANK"):
         raise UserError("not-a-rank", "this process is not a rank: neither torchrun nor mpirun started it")
     rank = int(os.environ["RANK"])
     if job.launcher == "mpi":
         if rank == 0:
-            host, port = publish_endpoint(folder, host=rendezvous_host(job), port=job.spec.port)
+            host, port = rendezvous.publish_endpoint(folder, host=rendezvous_host(job), port=job.spec.port)
         else:
-            host, port = wait_for_endpoint(folder, rank, is_listening=False)
+            host, port = rendezvous.wait_for_endpoint(folder, rank, is_listening=False)
         os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     for name in ("BERTRAIN_FAILED", "BERTRAIN_REPEAT"):
         if not os.environ.get(name):
@@ -106,7 +98,8 @@ def exec_rank(job: Job, stage: str) -> None:
 
 def _copy_output_to(path: Path) -> None:
     """Copy the output of this process to a file with `tee`, which ignores signals sent to the whole job."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_BY_TEE}
+    ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
     try:
         tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE)
     finally:

@@ -13,7 +13,7 @@ import platform
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -73,16 +73,11 @@ class Preflight:
         lines += [] if self.refusals else ["pre-flight: fit to train"]
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def refuse(self) -> None:
         """Raise if the nodes are not fit to train."""
         if self.refusals:
-            raise AgreedError(
-                "preflight-failed",
-                f"the pre-flight found {len(self.refusals)} reason(s) not to train: {self.refusals[0]}",
-            )
+            count = len(self.refusals)
+            raise AgreedError("preflight-failed", f"{count} reason(s) not to train, the first: {self.refusals[0]}")
 
 
 def preflight_job(folder: str | Path) -> Preflight | None:
@@ -183,9 +178,8 @@ def _exchange(own_facts: Facts, ranks: Ranks) -> list[Facts]:
 
 
 def _from_json(content: dict[str, Any]) -> Facts:
-    gpus = tuple(machine.Gpu(**gpu) for gpu in content["gpus"])
-    lists: dict[str, Any] = {name: tuple(content[name]) for name in ("foreign", "on_gpus")}
-    return Facts(**content | lists | {"gpus": gpus})
+    content |= {name: tuple(content[name]) for name in ("foreign", "on_gpus")}
+    return Facts(**content | {"gpus": tuple(machine.Gpu(**gpu) for gpu in content["gpus"])})
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -243,14 +237,9 @@ def _median_seconds(action: Callable[[], object], device: torch.device) -> float
 def compare(facts: Sequence[Facts], links: Sequence[Link], job: Job, settings: Settings) -> tuple[list[str], list[str]]:
     """Reasons not to train, and warnings: a sentence each."""
     nodes = [one for one in facts if one.is_first_of_node]
-    refusals = [
-        *_version_refusals(facts),
-        *_data_refusals(nodes),
-        *_gpu_refusals(facts, settings),
-        *_disk_refusals(nodes, settings),
-    ]
-    warnings = [*_code_warnings(nodes, job), *_clock_warnings(facts), *_node_warnings(nodes), *_link_warnings(links)]
-    return refusals, warnings
+    gpus = _gpu_refusals(facts, nodes) if settings.train.device == "cuda" else ()
+    refusals = [*_differences(facts, nodes), *gpus, *_disk_refusals(nodes, settings)]
+    return refusals, [*_job_warnings(facts, job), *_node_warnings(nodes), *_link_warnings(links)]
 
 
 def _name(one: Facts) -> str:
@@ -261,45 +250,34 @@ def _ranks_of_node(node: Facts, facts: Sequence[Facts]) -> list[Facts]:
     return [one for one in facts if (one.node, one.host) == (node.node, node.host)]
 
 
-def _version_refusals(facts: Sequence[Facts]) -> list[str]:
+def _differences(facts: Sequence[Facts], nodes: Sequence[Facts]) -> list[str]:
+    """Refuse nodes that have other versions or other data than the first."""
     first = facts[0]
-    differences = [
+    versions = [
         f"{_name(one)} has {package} {version}, but {_name(first)} has {first.versions.get(package)}; install the same "
         "version on all nodes"
         for one in facts[1:]
         for package, version in one.versions.items()
         if version != first.versions.get(package)
     ]
-    return list(dict.fromkeys(differences))  # the ranks of a node find the same
-
-
-def _data_refusals(nodes: Sequence[Facts]) -> list[str]:
-    found = [f"{_name(one)}: {one.data_problem}" for one in nodes if one.data_problem]
+    problems = [f"{_name(one)}: {one.data_problem}" for one in nodes if one.data_problem]
     readable = [one for one in nodes if one.data]
-    found += [
+    data = [
         f"{_name(one)} has other data than {_name(readable[0])} under the same path; copy the same to all nodes"
         for one in readable
         if one.data != readable[0].data
     ]
-    return found
+    return [*dict.fromkeys(versions), *problems, *data]  # the ranks of a node find the same versions
 
 
-def _gpu_refusals(facts: Sequence[Facts], settings: Settings) -> list[str]:
-    if settings.train.device != "cuda":
-        return []
-    found = []
-    for one in (one for one in facts if one.is_first_of_node):
+def _gpu_refusals(facts: Sequence[Facts], nodes: Sequence[Facts]) -> Iterator[str]:
+    for one in nodes:
         ranks = len(_ranks_of_node(one, facts))
         if one.gpus_seen < ranks:
-            found.append(
-                f"{_name(one)} has {one.gpus_seen} GPU(s) for {ranks} rank(s); lower --gpus-per-node, or request more"
-            )
-        found += [
-            f"{_name(one)}: GPU {gpu.number} has {gpu.errors} uncorrected memory error(s)"
-            for gpu in one.gpus
-            if gpu.errors
-        ]
-    return found
+            yield f"{_name(one)} has {one.gpus_seen} GPU(s) for {ranks} rank(s); lower --gpus-per-node, or request more"
+        for gpu in one.gpus:
+            if gpu.errors:
+                yield f"{_name(one)}: GPU {gpu.number} has {gpu.errors} uncorrected memory error(s)"
 
 
 def _disk_refusals(nodes: Sequence[Facts], settings: Settings) -> list[str]:
@@ -307,48 +285,36 @@ def _disk_refusals(nodes: Sequence[Facts], settings: Settings) -> list[str]:
     checkpoint = 12 * count_parameters(settings.model)[0] if settings.checkpoint.enabled else 0
     first = nodes[0]  # only the first rank writes
     if first.disk_free < 2 * checkpoint:
-        found.append(
-            f"{_name(first)} has {first.disk_free / GIB:.2f} GiB free at {first.run_place}, but two checkpoints take "
-            f"{2 * checkpoint / GIB:.2f}; free some space"
-        )
+        free, needed = first.disk_free / GIB, 2 * checkpoint / GIB
+        found.append(f"{_name(first)} has {free:.2f} GiB free at {first.run_place}; two checkpoints take {needed:.2f}")
     return found
 
 
-def _code_warnings(nodes: Sequence[Facts], job: Job) -> list[str]:
-    written = f"{job.code['version']} (files {job.code['files'][:12]})"
-    now = nodes[0].versions["bertrain"]
-    return [] if now == written else [f"the job was written by bertrain {written}, but this is {now}"]
-
-
-def _clock_warnings(facts: Sequence[Facts]) -> list[str]:
+def _job_warnings(facts: Sequence[Facts], job: Job) -> Iterator[str]:
+    written, now = f"{job.code['version']} (files {job.code['files'][:12]})", facts[0].versions["bertrain"]
+    if now != written:
+        yield f"the job was written by bertrain {written}, but this is {now}"
     slow, fast = min(facts, key=lambda one: one.clock), max(facts, key=lambda one: one.clock)
     skew = fast.clock - slow.clock
-    if skew < MAX_CLOCK_SKEW_S:
-        return []
-    return [f"the clocks of {_name(slow)} and {_name(fast)} differ by {skew:.1f} s; times in logs will not agree"]
+    if skew >= MAX_CLOCK_SKEW_S:
+        yield f"the clocks of {_name(slow)} and {_name(fast)} differ by {skew:.1f} s; times in logs will not agree"
 
 
-def _node_warnings(nodes: Sequence[Facts]) -> list[str]:
-    found = []
+def _node_warnings(nodes: Sequence[Facts]) -> Iterator[str]:
     hosts = {one.host for one in nodes}
     for one in nodes:
         if one.foreign:
-            found.append(f"{_name(one)}: other processes are busy: {', '.join(one.foreign[:5])}")
+            yield f"{_name(one)}: other processes are busy: {', '.join(one.foreign[:5])}"
         if one.on_gpus:
-            found.append(f"{_name(one)}: other processes use its GPUs: {', '.join(one.on_gpus[:5])}")
+            yield f"{_name(one)}: other processes use its GPUs: {', '.join(one.on_gpus[:5])}"
         if one.memory_free < LOW_MEMORY:
-            found.append(f"{_name(one)} has only {one.memory_free / GIB:.1f} GiB of memory free")
+            yield f"{_name(one)} has only {one.memory_free / GIB:.1f} GiB of memory free"
         if one.is_loopback and len(hosts) > 1:
-            found.append(
-                f"{_name(one)} resolves its own name to a loopback address, which others cannot reach; give --nic"
-            )
-    return found
+            yield f"{_name(one)} resolves its own name to a loopback address, which others cannot reach; give --nic"
 
 
 def _link_warnings(links: Sequence[Link]) -> list[str]:
-    if len(links) < 3:
-        return []
-    median = statistics.median(link.gb_per_s for link in links)
+    median = statistics.median(link.gb_per_s for link in links) if len(links) > 2 else 0.0
     return [
         f"the link {link.hosts[0]} to {link.hosts[1]} has {link.gb_per_s:.2f} GB/s; the median is {median:.2f}"
         for link in links

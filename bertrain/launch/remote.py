@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from bertrain.base.errors import EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
 from bertrain.launch.job import Host, Job, read_hostfile
@@ -57,13 +57,11 @@ class Connection:
 
     def send_signal(self, name: str) -> None:
         """Send a signal's name to the node; does nothing if the connection is closed."""
-        stdin: IO[bytes] | None = self.process.stdin
+        stdin = self.process.stdin
         assert stdin is not None
-        try:
+        with suppress(BrokenPipeError, ValueError):
             stdin.write(f"{name}\n".encode())
             stdin.flush()
-        except (BrokenPipeError, ValueError):
-            return
 
     def finish(self) -> None:
         """Print the rest of the output, after the process has ended."""
@@ -138,11 +136,8 @@ def _report_lost_host(connection: Connection) -> None:
     problem = "could not start Python; is --python installed on every host?"
     if code == SSH_FAILED:
         problem = "could not be reached over ssh, or was lost"
-    print(
-        f"bertrain: host {connection.host.name} {problem} (exit code {code}; see the line above)",
-        file=sys.stderr,
-        flush=True,
-    )
+    sentence = f"bertrain: host {connection.host.name} {problem} (exit code {code}; see the line above)"
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def combine_exit_codes(codes: list[int], stage: str) -> int:

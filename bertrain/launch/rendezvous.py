@@ -55,22 +55,19 @@ def publish_endpoint(folder: Path, *, host: str = "", port: int = 0) -> tuple[st
     try:
         socket.getaddrinfo(host, None)
     except OSError:
-        raise UserError(
-            "unresolved-host", f"the first node cannot resolve its own name {host!r}; name it with --rendezvous-host"
-        ) from None
+        raise UserError("unresolved-host", f"the first node cannot resolve {host!r}; give --rendezvous-host") from None
     try:
         port = free_port(port)
     except OSError as error:
         raise UserError(
             "port-in-use",
-            f"cannot listen on port {port} (--port) of {host}: {error.strerror}; choose another, or leave it out",
+            f"cannot listen on port {port} (--port) of {host}: {error.strerror}; choose another",
         ) from None
     try:
         write_atomically(folder / ENDPOINT, json.dumps({"host": host, "port": port}))
     except OSError as error:
         raise UserError(
-            "cannot-write",
-            f"cannot write {folder / ENDPOINT}: {error.strerror}; free some space, or choose another --job",
+            "cannot-write", f"cannot write {folder / ENDPOINT}: {error.strerror}; free some space, or change --job"
         ) from None
     return host, port
 
@@ -85,8 +82,8 @@ def wait_for_endpoint(
         if time.monotonic() > deadline:
             raise UserError(
                 "rendezvous-timeout",
-                f"node {node} ({platform.node()}) waited {timeout_s:.0f} s for the first node to write {path}; the "
-                "first node did not start, or not all nodes share the file system of this folder (--job)",
+                f"node {node} ({platform.node()}) waited {timeout_s:.0f} s for {path}; the first node did not start, "
+                "or not all nodes share the file system of this folder (--job)",
             )
         os.listdir(folder)  # makes a network file system refresh its cache
         time.sleep(0.1)
@@ -105,16 +102,14 @@ def _wait_for_listener(host: str, port: int, node: int, deadline: float) -> None
         except socket.gaierror:
             raise UserError(
                 "unresolved-host",
-                f"node {node} ({platform.node()}) cannot resolve {host!r}, the name of the first node; give one that "
-                "all nodes can resolve with --rendezvous-host",
+                f"node {node} ({platform.node()}) cannot resolve {host!r}; name the first node with --rendezvous-host",
             ) from None
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
                     "unreachable-node",
                     f"node {node} ({platform.node()}) cannot reach the first node at {host}:{port}: "
-                    f"{error.strerror or error}; it may have failed, or a firewall blocks the port (choose one with "
-                    "--port)",
+                    f"{error.strerror or error}; it may have failed, or a firewall blocks the port (see --port)",
                 ) from None
         time.sleep(0.2)
 

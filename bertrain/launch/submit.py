@@ -42,8 +42,7 @@ def submit_job(job: Job, settings: Settings) -> str:
     program = "bash" if in_place and job.launcher != "mpi" else program
     if shutil.which(program) is None:
         raise UserError(
-            "missing-program",
-            f"`launch {job.launcher}` needs {program}, which is not on the PATH; --dry-run shows the job without it",
+            "missing-program", f"{program} is not on the PATH, and `launch {job.launcher}` needs it; or try --dry-run"
         )
     write_job(job, settings, job_script(job))
     path = job.folder / SCRIPT
@@ -56,20 +55,12 @@ def submit_job(job: Job, settings: Settings) -> str:
     command = ["sbatch", "--parsable", str(path)] if job.launcher == "slurm" else ["qsub", str(path)]
     done = _run(command)
     if done.returncode:
-        raise UserError(
-            "job-refused",
-            f"{program} refused the job in {job.folder}: {_one_line(done.stderr) or f'exit code {done.returncode}'}; "
-            f"fix it and submit it from there ({program} {shlex.quote(str(path))}), or remove the folder",
-        )
+        reason = _one_line(done.stderr) or f"exit code {done.returncode}"
+        raise UserError("job-refused", f"{program} refused {path}: {reason}; edit and submit it, or remove its folder")
     number = done.stdout.strip().partition(";")[0]
     with open(job.folder / SUBMITTED, "a") as file:
         file.write(f"{number}\n")
     return number
-
-
-def _job_numbers(job: Job) -> list[str]:
-    path = job.folder / SUBMITTED
-    return path.read_text().split() if path.is_file() else []
 
 
 def _outputs(job: Job) -> list[Path]:
@@ -77,8 +68,7 @@ def _outputs(job: Job) -> list[Path]:
     return sorted(job.folder.glob("repeat-*")) or [job.folder]
 
 
-def _events(folder: Path) -> list[str]:
-    path = folder / EVENTS
+def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
@@ -89,26 +79,20 @@ def job_status(folder: str | Path) -> dict[str, Any]:
     for output in _outputs(job):
         repeat = int(output.name.partition("-")[2]) if output != job.folder else 0
         run = Path(job.run_of(repeat))
-        last_event = (_events(output) or [""])[-1]
-        runs.append({"repeat": repeat, "run": str(run), "last_event": last_event, "step": _last_step(run)})
+        last_event = (_lines(output / EVENTS) or [""])[-1]
+        newest = last_record(run / "metrics.jsonl", StepRecord)
+        step = newest.step if newest else 0
+        runs.append({"repeat": repeat, "run": str(run), "last_event": last_event, "step": step})
     return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "runs": runs}
-
-
-def _last_step(run: Path) -> int:
-    """The newest step in the metrics of a run; 0 where there is none."""
-    newest = last_record(run / "metrics.jsonl", StepRecord)
-    return newest.step if newest else 0
 
 
 def _state(job: Job) -> str:
     """The state as the scheduler reports it; without one, by the process that runs the script."""
-    numbers = _job_numbers(job)
+    numbers = _lines(job.folder / SUBMITTED)
     if job.launcher == "slurm" and numbers:
         asked = _run(["squeue", "--noheader", "--format=%T", f"--jobs={numbers[-1]}"])
         if asked.returncode and "Invalid job id" not in asked.stderr:  # printed for jobs that ended long ago
-            raise UserError(
-                "unknown-job-state", f"squeue cannot report the state of job {numbers[-1]}: {_one_line(asked.stderr)}"
-            )
+            raise UserError("unknown-job-state", f"squeue failed for job {numbers[-1]}: {_one_line(asked.stderr)}")
         return " ".join(sorted(set(asked.stdout.split()))) or _state_by_events(job)
     if job.launcher == "pbs" and numbers:
         found = re.search(r"job_state = (\w)", _run(["qstat", "-f", numbers[-1]]).stdout)
@@ -136,9 +120,10 @@ def _one_line(text: str) -> str:
 
 def _state_by_events(job: Job) -> str:
     """The state of a job that is not running, by the last events of its script."""
-    lasts = [events[-1] for output in _outputs(job) if (events := _events(output))]
+    lasts = [events[-1] for output in _outputs(job) if (events := _lines(output / EVENTS))]
     if not lasts:
-        return "GONE: the scheduler does not know it, and it never started" if _job_numbers(job) else "NOT STARTED"
+        is_submitted = bool(_lines(job.folder / SUBMITTED))
+        return "GONE: the scheduler does not know it, and it never started" if is_submitted else "NOT STARTED"
     codes = [found[1] for last in lasts if (found := re.search(r"ended with exit code (\d+)$", last))]
     if len(codes) < len(lasts):
         return "GONE: its script noted no end"
@@ -152,7 +137,7 @@ def _state_by_events(job: Job) -> str:
 def _process(job: Job) -> tuple[str, int] | None:
     """The host and process number of the script's last start."""
     for output in reversed(_outputs(job)):
-        for line in reversed(_events(output)):
+        for line in reversed(_lines(output / EVENTS)):
             if found := re.search(r" started on (\S+) as process (\d+)", line):
                 return found[1], int(found[2])
     return None
@@ -168,7 +153,7 @@ def _is_script(process: int, job: Job) -> bool:
 def cancel_job(folder: str | Path) -> str:
     """Stop a job; its ranks save first, if the scheduler gives them time. Returns a line that says what was done."""
     job = read_job(folder)
-    numbers = _job_numbers(job)
+    numbers = _lines(job.folder / SUBMITTED)
     if job.launcher in ALLOCATIONS and numbers:
         command = ["scancel" if job.launcher == "slurm" else "qdel", numbers[-1]]
         done = _run(command)
@@ -192,7 +177,7 @@ def job_logs(folder: str | Path, *, rank: int | None = None, follow: bool = Fals
     job = read_job(folder)
     seen: dict[Path, int] = {}
     while True:
-        is_over = not follow or _is_over(job)
+        is_over = not follow or _state(job).startswith(("DONE", "ENDED", "GONE"))
         for output in _outputs(job):
             starts = sorted((output / "logs").glob("start-*"))
             followed = {path.parent for path in seen} | set(starts[-1:])
@@ -218,8 +203,3 @@ def _new_lines(path: Path, seen: dict[Path, int], output: Path, is_over: bool) -
     repeat = f"{output.name} " if output.name.startswith("repeat-") else ""
     for line in text.decode(errors="replace").splitlines():
         yield f"[{repeat}{name}] {line}"
-
-
-def _is_over(job: Job) -> bool:
-    """Whether the job has ended, so that no more output comes."""
-    return _state(job).startswith(("DONE", "ENDED", "GONE"))

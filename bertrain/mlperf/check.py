@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,10 +18,8 @@ from bertrain.mlperf.log import TOKEN, Log, read_log, require_library, result_fi
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
 
 RULESETS = ("4.1.0", "5.0.0")
-NUM_RESULTS = 10
-"""Results in a submission of BERT."""
-MAX_FAILED = 1
-"""Results that may fail to converge; they count as the slowest."""
+NUM_RESULTS, MAX_FAILED = 10, 1
+"""Results in a submission of BERT, and those that may fail to converge; they count as the slowest."""
 
 Division = Literal["closed", "open"]
 
@@ -39,14 +39,10 @@ class Convergence:
     """The samples to converge, which must not be far fewer than the reference's."""
 
     passes: bool
-    words: str
-    """The checker's message: a reference point was found, interpolated, or is missing."""
-    samples: float | None
-    """Olympic mean of the results."""
-    reference: float | None
-    """Mean of the reference at this batch size, interpolated between two points where needed."""
-    scaling: float
-    """The factor of the score if the run converged slightly faster than the reference."""
+    words: str  # the checker's message: a reference point was found, interpolated, or is missing
+    samples: float | None  # Olympic mean of the results
+    reference: float | None  # mean of the reference at this batch size, interpolated between two points where needed
+    scaling: float  # the factor of the score if the run converged slightly faster than the reference
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,7 @@ class SubmissionCheck:
     compliance: tuple[Compliance, ...]
     seeds_pass: bool
     seed_complaints: tuple[str, ...]
-    convergence: dict[str, Convergence]
-    """By ruleset; empty in the open division, which has no such rule."""
+    convergence: dict[str, Convergence]  # by ruleset; empty in the open division, which has no such rule
     score: Score
     scaled_minutes: float | None
 
@@ -74,11 +69,8 @@ def check_results(
     `division` checks them as results of that division, whatever they say. Writes nothing.
     """
     require_library()
-    unknown = set(rulesets) - set(RULESETS)
-    if unknown:
-        raise UserError(
-            "unknown-ruleset", f"there is no ruleset {min(unknown)} for BERT; choose {' or '.join(RULESETS)}"
-        )
+    if unknown := set(rulesets) - set(RULESETS):
+        raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {' or '.join(RULESETS)}")
     files = result_files(folder)
     entries = [read_log(file) for file in files]
     for log in entries:
@@ -86,18 +78,12 @@ def check_results(
     logs = [summarize_log(log) for log in entries]
     named = {log.division for log in logs} if division is None else {division}
     if len(named) > 1:
-        raise UserError(
-            "mixed-divisions",
-            f"the results in {folder} are of different divisions ({', '.join(sorted(map(str, named)))}); choose one "
-            "with --division",
-        )
+        divisions = ", ".join(sorted(map(str, named)))
+        raise UserError("mixed-divisions", f"{folder} has results of {divisions}; choose one division with --division")
     (chosen,) = named
     with _sanitized_copies(files, division) as copies:
-        compliance = [
-            _check_compliance(copy, log, ruleset)
-            for ruleset in rulesets
-            for copy, log in zip(copies, logs, strict=True)
-        ]
+        pairs = list(zip(copies, logs, strict=True))
+        compliance = [_check_compliance(copy, log, ruleset) for ruleset in rulesets for copy, log in pairs]
         seed_complaints = _check_seeds(copies, rulesets[-1])
         convergence = {ruleset: _check_convergence(copies, logs, ruleset) for ruleset in rulesets if chosen == "closed"}
     score = score_runs(logs)
@@ -120,11 +106,9 @@ def check_results(
 def _refuse_unknown_names(log: Log) -> None:
     """Refuse unknown benchmarks and divisions: the official checker opens files by these names and runs them."""
     for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
-        for entry in log.all(key):
-            if entry.value not in known:
-                raise UserError(
-                    "unknown-submission", f"{log.path} has the {key} {entry.value!r}; supported: {' or '.join(known)}"
-                )
+        unknown = [entry.value for entry in log.all(key) if entry.value not in known]
+        if unknown:
+            raise UserError("unknown-submission", f"{log.path} has {key} {unknown[0]!r}; use {' or '.join(known)}")
 
 
 def _list_objections(
@@ -167,9 +151,6 @@ def _explain(point: Convergence) -> str:
     )
 
 
-# --- the official checkers ------------------------------------------------------------------------------
-
-
 def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
     from mlperf_logging.compliance_checker import mlp_compliance
 
@@ -177,17 +158,13 @@ def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
     with _captured_logs():
         mlp_compliance.enqueued_configs.clear()  # left over from an interrupted check
         checker.check_file(str(copy), f"training_{ruleset}/common.yaml")
-    complaints = [_shorten(text) for text in (*checker.overwritable.values(), *checker.not_overwritable)]
+    complaints = []
+    for text in (*checker.overwritable.values(), *checker.not_overwritable):
+        first, *dump = text.replace(TOKEN, "").splitlines()
+        complaints.append("; ".join([first, *(line for line in dump if line.startswith("failed test"))]))
     if log.unreadable_lines:
         complaints.append(f"{log.unreadable_lines} line(s) are truncated or not JSON")
     return Compliance(log.file, ruleset, not complaints, tuple(complaints))
-
-
-def _shorten(complaint: str) -> str:
-    """A complaint without the dump of the checker's state."""
-    lines = complaint.replace(TOKEN, "").splitlines()
-    tests = [line for line in lines if line.startswith("failed test")]
-    return "; ".join([lines[0], *tests])
 
 
 def _check_seeds(files: Sequence[Path], ruleset: str) -> list[str]:
@@ -195,13 +172,14 @@ def _check_seeds(files: Sequence[Path], ruleset: str) -> list[str]:
 
     from mlperf_logging.package_checker.seed_checker import SeedChecker
 
-    with _captured_logs() as messages, warnings.catch_warnings():
+    with _captured_logs() as records, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about runs with several seeds, which are allowed
         passes = SeedChecker(ruleset).check_seeds([str(file) for file in files])
     if passes:
         return []
     folder = f"{files[0].parent}/"
-    return [line.replace(folder, "") for text in messages for line in text.splitlines() if "seed" in line.lower()]
+    lines = [line for record in records for line in record.getMessage().splitlines()]
+    return [line.replace(folder, "") for line in lines if "seed" in line.lower()]
 
 
 def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], ruleset: str) -> Convergence:
@@ -236,20 +214,15 @@ def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], rulese
 
 
 @contextmanager
-def _captured_logs() -> Iterator[list[str]]:
-    """Capture the messages that the checkers log, whatever the logging settings, instead of printing them."""
-    messages: list[str] = []
-
-    class CapturingHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
+def _captured_logs() -> Iterator[list[logging.LogRecord]]:
+    """Capture the records that the checkers log, whatever the logging settings, instead of printing them."""
+    handler = BufferingHandler(capacity=sys.maxsize)
     root, disabled = logging.getLogger(), logging.root.manager.disable
     handlers, level = root.handlers[:], root.level
-    root.handlers[:] = [CapturingHandler()]
+    root.handlers[:] = [handler]
     logging.disable(logging.NOTSET)
     try:
-        yield messages
+        yield handler.buffer
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
@@ -263,12 +236,10 @@ def _sanitized_copies(files: Sequence[Path], division: Division | None) -> Itera
     Truncated lines are left out, since some checkers fail on them; `_check_compliance` counts them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        copies = []
-        for file in files:
+        copies = [Path(folder) / file.name for file in files]
+        for file, copy in zip(files, copies, strict=True):
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            copy = Path(folder) / file.name
             copy.write_text("".join(f"{_sanitize(line, division)}\n" for line in lines), encoding="utf-8")
-            copies.append(copy)
         yield copies
 
 

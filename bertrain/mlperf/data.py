@@ -16,6 +16,7 @@ import tarfile
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,37 +130,17 @@ def stages(
     training, evaluation = out / "arrow" / "training", out / "arrow" / "eval"
     sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
     sharding, picking = {"--shards": shards}, {"--eval-count": eval_count}
+    fixed = partial(convert, training, to="hdf5-fixed", shards=shards)
+    varlength = partial(convert, training, to="hdf5-varlength", shards=shards)
     made = [
         Stage("arrow/training", lambda place: prepare(parts, place, per_file=True, workers=workers, **settings), parts),
         Stage("hdf5/training", lambda place: _write_as_parts(training, place, parts), parts, needed=False),
-        Stage(
-            f"{sharded}_uncompressed",
-            lambda place: convert(training, place, to="hdf5-fixed", shards=shards),
-            parts,
-            sharding,
-            needed=False,
-        ),
-        Stage(
-            f"{sharded}_varlength",
-            lambda place: convert(training, place, to="hdf5-varlength", shards=shards),
-            parts,
-            sharding,
-        ),
+        Stage(f"{sharded}_uncompressed", fixed, parts, sharding, needed=False),
+        Stage(f"{sharded}_varlength", varlength, parts, sharding),
         Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards), parts, sharding),
         Stage("arrow/eval", lambda place: prepare([held_out], place, **settings), [held_out]),
-        Stage(
-            "hdf5/eval",
-            lambda place: _write_evaluation(evaluation, place, eval_count),
-            [held_out],
-            picking,
-            needed=False,
-        ),
-        Stage(
-            "hdf5/eval_varlength",
-            lambda place: _pick_evaluation(evaluation, place, eval_count),
-            [held_out],
-            picking,
-        ),
+        Stage("hdf5/eval", partial(_write_evaluation, evaluation, eval_count), [held_out], picking, needed=False),
+        Stage("hdf5/eval_varlength", partial(_pick_evaluation, evaluation, eval_count), [held_out], picking),
     ]
     if packed:
         packing: dict[str, Any] = {"to": "hdf5-packed", "packing": "nnlshp", "max_per_row": 3, "shards": shards}
@@ -191,9 +172,8 @@ def _check_record(place: Path, wanted: dict[str, Any]) -> None:
         raise UserError("unknown-stage", f"{place} exists, but has no record of its inputs; {remedy}") from None
     for option, value in wanted["options"].items():
         if options.get(option) != value:
-            raise UserError(
-                "other-stage", f"{place} was made with {option} {options.get(option)}, not {value}; {remedy}"
-            )
+            was = options.get(option)
+            raise UserError("other-stage", f"{place} was made with {option} {was}, not {value}; {remedy}")
     for name in sorted(inputs.keys() | wanted["inputs"].keys()):
         if inputs.get(name) != wanted["inputs"].get(name):
             raise UserError("other-stage", f"{place} was made from another {name}; {remedy}")
@@ -212,9 +192,7 @@ def _find_text(out: Path) -> list[Path]:
         raise UserError("missing-input", f"no part-00000-of-00500 and so on in {folder}; leave --skip-download out")
     expected = int(parts[0].name[-5:])
     if [path.name for path in parts] != [f"part-{number:05d}-of-{expected:05d}" for number in range(expected)]:
-        raise UserError(
-            "missing-input", f"{folder} contains {len(parts)} of {expected} parts of the text; fetch the rest"
-        )
+        raise UserError("missing-input", f"{folder} contains {len(parts)} of {expected} parts; fetch the rest")
     if not (folder / "eval.txt").is_file():
         raise UserError("missing-input", f"no eval.txt, the text for evaluation, in {folder}; put it there")
     return [*parts, folder / "eval.txt"]
@@ -273,7 +251,7 @@ def shuffled(count: int, seed: int) -> array[int]:
     return numbers
 
 
-def _write_evaluation(evaluation: Path, place: Path, count: int) -> None:
+def _write_evaluation(evaluation: Path, count: int, place: Path) -> None:
     """All examples of the held-out text in one file, and `count` evenly strided ones in another."""
     total = _count_rows(evaluation, count)
     picked = strided(total, count)
@@ -286,7 +264,7 @@ def _write_evaluation(evaluation: Path, place: Path, count: int) -> None:
     )
 
 
-def _pick_evaluation(evaluation: Path, place: Path, count: int) -> None:
+def _pick_evaluation(evaluation: Path, count: int, place: Path) -> None:
     order = strided(_count_rows(evaluation, count), count)
     convert_into(evaluation, place, to="hdf5-varlength", files=[(PICKED, count)], order=order)
 

@@ -19,7 +19,7 @@ from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, DivergedError, UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.machine import is_first_rank
-from bertrain.config.settings import OptimizerSettings, Settings
+from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.mlperf.log import ResultLog, require_library
 from bertrain.optim.schedules import in_steps
@@ -36,30 +36,18 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 def check_settings(settings: Settings) -> None:
     """Refuse settings that do not make an experiment."""
     if not settings.evaluate.data:
-        raise UserError(
-            "missing-evaluation-data",
-            "an experiment trains until it reaches a target on held-out data; give --evaluate.data DIR",
-        )
+        raise UserError("missing-evaluation-data", "the target is on held-out data; give --evaluate.data DIR")
     if not settings.nominal_sequences:
-        raise UserError(
-            "missing-batch-size", "the log needs a global batch size; set batch.sequences or mlperf.global_batch_size"
-        )
+        raise UserError("missing-batch-size", "set batch.sequences or mlperf.global_batch_size: the log needs it")
     for name in ("budget", "skip_steps"):
         if getattr(settings.train, name):
             raise UserError("setting-not-for-mlperf", f"an experiment cannot have train.{name}; leave it out")
-    if settings.mlperf.division == "open":
-        return
-    if settings.optimizer.name != "lamb":
+    optimizer, decay = settings.optimizer.name, settings.schedule.decay
+    if settings.mlperf.division == "closed" and (optimizer != "lamb" or decay in ("cosine", "constant")):
         raise UserError(
             "not-closed-division",
-            f"the closed division trains with LAMB, but optimizer.name is {settings.optimizer.name}; set "
-            "--mlperf.division open",
-        )
-    if settings.schedule.decay in ("cosine", "constant"):
-        raise UserError(
-            "not-closed-division",
-            f"the closed division's learning rate decays polynomially, but schedule.decay is "
-            f"{settings.schedule.decay}; set --mlperf.division open",
+            f"the closed division trains with LAMB and polynomial decay, but optimizer.name is {optimizer} and "
+            f"schedule.decay {decay}; set --mlperf.division open",
         )
 
 
@@ -84,12 +72,8 @@ def as_experiment(settings: Settings) -> Settings:
         evaluate = replace(evaluate, target_accuracy=TARGET)
     if not evaluate.every_samples:
         evaluate = replace(evaluate, rule="mlperf")
-    return replace(
-        settings,
-        train=replace(settings.train, seed=-1),
-        data=replace(settings.data, verify="size"),
-        evaluate=evaluate,
-    ).check()
+    train, data = replace(settings.train, seed=-1), replace(settings.data, verify="size")
+    return replace(settings, train=train, data=data, evaluate=evaluate).check()
 
 
 def attempt_folder(out: str | Path, number: int, attempt: int) -> Path:
@@ -171,10 +155,8 @@ class EventLogger(Events):
         self._state, self._target = state, settings.evaluate.target_accuracy
         if self._log is None:
             return
-        for key, value in submission(settings, state.ranks):
-            self._log.event(key, value)
-        self._log.event("seed", settings.train.seed)
-        for key, value in sizes(settings, loader, state.ranks.world):
+        submitted, seed = submission(settings, state.ranks), ("seed", settings.train.seed)
+        for key, value in [*submitted, seed, *sizes(settings, loader, state.ranks.world)]:
             self._log.event(key, value)
         for name in tensor_names(settings):
             self._log.event("weights_initialization", None, tensor=name)
@@ -231,9 +213,6 @@ class EventLogger(Events):
         self._log.event("tracked_stats", {"throughput": samples / max(seconds, 1e-9), "epoch_num": samples})
 
 
-# --- entries of the log -----------------------------------------------------------------------------------
-
-
 def submission(settings: Settings, ranks: Ranks) -> list[tuple[str, Any]]:
     """The submitter and the system."""
     from bertrain.run.folder import describe_environment
@@ -266,26 +245,21 @@ def sizes(settings: Settings, loader: Loader, world: int) -> list[tuple[str, Any
 def hyperparameters(settings: Settings) -> list[tuple[str, Any]]:
     """The optimizer and its schedule; the closed division knows LAMB's keys only."""
     optimizer, schedule = settings.optimizer, in_steps(settings.schedule, settings.train.max_steps)
+    prefix = f"opt_{optimizer.name}"
     power = 0.5 if schedule.decay == "square-root" else schedule.power
     return [
         ("opt_base_learning_rate", optimizer.learning_rate),
-        *_optimizer_entries(optimizer),
+        ("opt_name", optimizer.name),
+        (f"{prefix}_epsilon", optimizer.epsilon),
+        ("opt_epsilon", optimizer.epsilon),
+        (f"{prefix}_beta_1", optimizer.beta1),
+        (f"{prefix}_beta_2", optimizer.beta2),
+        (f"{prefix}_weight_decay{'_rate' if optimizer.name == 'lamb' else ''}", optimizer.weight_decay),
         ("opt_gradient_clip_norm", optimizer.clip_norm),
         ("opt_learning_rate_warmup_steps", schedule.warmup_steps),
         ("opt_lamb_learning_rate_decay_poly_power", power),
         ("start_warmup_step", schedule.start_warmup_step),
     ]
-
-
-def _optimizer_entries(optimizer: OptimizerSettings) -> list[tuple[str, Any]]:
-    if optimizer.name == "lamb":
-        names = ("opt_lamb_epsilon", "opt_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate")
-    else:
-        prefix = f"opt_{optimizer.name}"
-        names = (f"{prefix}_epsilon", "opt_epsilon", f"{prefix}_beta_1", f"{prefix}_beta_2", f"{prefix}_weight_decay")
-    epsilon = optimizer.epsilon
-    values = (epsilon, epsilon, optimizer.beta1, optimizer.beta2, optimizer.weight_decay)
-    return [("opt_name", optimizer.name), *zip(names, values, strict=True)]
 
 
 def tensor_names(settings: Settings) -> list[str]:
@@ -299,9 +273,6 @@ def tensor_names(settings: Settings) -> list[str]:
     return names
 
 
-# --- the initial weights ------------------------------------------------------------------------------------
-
-
 def probe_initial_weights(settings: Settings, init: str) -> float:
     """The masked-word accuracy of the initial weights, which shows whether they and the data are MLPerf's.
 
@@ -311,9 +282,9 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
     from bertrain.ranks import parallel
     from bertrain.training.engine import predictor
     from bertrain.training.evaluate import HeldOutEvaluator
-    from bertrain.training.open_data import open_for
     from bertrain.training.precision import set_precision
     from bertrain.training.resolve_auto import resolve_auto
+    from bertrain.training.resolved_run import open_for
     from bertrain.weights.source import copy_weights, read_weights
 
     check_settings(settings)
@@ -336,8 +307,7 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
         if abs(accuracy - expected) > tolerance:
             raise AgreedError(
                 "wrong-initial-accuracy",
-                f"before training, the weights of {init} have an accuracy of {accuracy:.5f} on "
-                f"{settings.evaluate.data}, but mlperf.probe_accuracy is {expected:.5f} (tolerance {tolerance:g}); "
-                "check --init and evaluate.data, or set --mlperf.probe_accuracy 0",
+                f"the accuracy of {init} on {settings.evaluate.data} is {accuracy:.5f}, but mlperf.probe_accuracy is "
+                f"{expected:.5f} (tolerance {tolerance:g}); check both, or set --mlperf.probe_accuracy 0",
             )
         return accuracy

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,7 @@ def read_log(path: str | Path) -> Log:
             unreadable += entry is None
             entries += [entry] if entry else []
     if not entries:
-        raise UserError(
-            "not-an-mlperf-log", f"{path} is not an MLPerf log: no line contains {TOKEN.strip()} and a JSON object"
-        )
+        raise UserError("not-an-mlperf-log", f"{path} is not an MLPerf log: no line has {TOKEN.strip()} and JSON")
     return Log(path, entries, unreadable)
 
 
@@ -89,9 +88,7 @@ def result_files(folder: str | Path) -> list[Path]:
     """The result_*.txt files of a folder, in order of their numbers."""
     found = sorted(Path(folder).glob("result_*.txt"), key=lambda path: (len(path.name), path.name))
     if not found:
-        raise UserError(
-            "missing-results", f"there is no result_*.txt in {folder}; give the --out folder of `mlperf run`"
-        )
+        raise UserError("missing-results", f"no result_*.txt is in {folder}; give the --out folder of `mlperf run`")
     return found
 
 
@@ -100,58 +97,39 @@ def require_library() -> None:
     try:
         import mlperf_logging  # noqa: F401
     except ImportError:
-        raise UserError(
-            "missing-package", "MLPerf's library is not installed; run: pip install 'bertrain[mlperf]'"
-        ) from None
+        raise UserError("missing-package", "MLPerf's library is missing; run: pip install 'bertrain[mlperf]'") from None
 
 
-@dataclass
 class ResultLog:
     """Writes a log, line by line, with MLPerf's library."""
 
-    path: Path
-    _logger: Any = field(init=False, repr=False)
-    _handler: _ErrorKeepingHandler = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         from mlperf_logging.mllog.mllog import MLLogger
 
+        self.path = path
         try:
-            handler = _ErrorKeepingHandler(self.path, mode="x", encoding="utf-8")
+            self._handler = _ErrorKeepingHandler(path, mode="x", encoding="utf-8")
         except OSError as error:
-            raise UserError("cannot-write", f"cannot write the log {self.path}: {error.strerror or error}") from None
+            raise UserError("cannot-write", f"cannot write the log {path}: {error.strerror or error}") from None
         logger = _AlwaysEnabledLogger("bertrain.mlperf")
-        logger.addHandler(handler)
-        self._handler = handler
+        logger.addHandler(self._handler)
         self._logger = MLLogger(logger=logger, root_dir=str(Path(__file__).parents[2]))
 
-    def start(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log the start of an interval."""
-        self._logger.start(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        self._raise_failure()
+    def _write(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
+        getattr(self._logger, kind)(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
+        if self._handler.failure is not None:
+            reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
+            raise UserError("cannot-write", f"cannot write the log {self.path}: {reason}; free some space")
 
-    def end(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log the end of an interval."""
-        self._logger.end(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        self._raise_failure()
-
-    def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log a value or a point in time."""
-        self._logger.event(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        self._raise_failure()
+    start = partialmethod(_write, "start")  # of an interval
+    end = partialmethod(_write, "end")
+    event = partialmethod(_write, "event")  # a value or a point in time
 
     def close(self) -> None:
         """Sync the file to disk."""
         self._handler.close()
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
-
-    def _raise_failure(self) -> None:
-        if self._handler.failure is not None:
-            reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
-            raise UserError(
-                "cannot-write", f"cannot write the log {self.path}: {reason}; free some space and start again"
-            )
 
 
 class _AlwaysEnabledLogger(logging.Logger):

@@ -1,10 +1,7 @@
 """`bertrain mlperf run`: many experiments, one after another.
 
-    OUT/recipe.toml       the resolved settings
-    OUT/experiments/      a folder for each attempt: its log and its run folder
-    OUT/result_0.txt ...  complete logs
-
-Each attempt runs in its own process (or `nproc` of them), so that it cannot affect the next one.
+Each attempt runs in its own process (or `nproc` of them), so that it cannot affect the next one. OUT/recipe.toml has
+the resolved settings; experiment.py lists the other files.
 """
 
 from __future__ import annotations
@@ -71,10 +68,10 @@ def run_experiments(
             _check_exit_code(code, f"experiment {number}", may_be_repeated=True)
             print(f"experiment {number}, attempt {attempt}, ended with {describe_exit(code)}: not counted", flush=True)
         else:
+            folder = attempt_folder(out, number, attempt)
             raise UserError(
                 "experiment-failed",
-                f"experiment {number} crashed in all {attempts} attempts; look into "
-                f"{attempt_folder(out, number, attempt)}, then run the same command again",
+                f"experiment {number} crashed in all {attempts} attempts; look into {folder}, then run this again",
             )
         print(f"experiment {number}: {describe_result(result)}", flush=True)
     return check_results(out)
@@ -87,9 +84,7 @@ def _first_attempt(out: Path, number: int) -> int:
         if Run.exists(folder / "run"):
             with Run.open(folder / "run").lock() as is_free:
                 if not is_free:
-                    raise UserError(
-                        "experiment-running", f"the experiment in {folder} is still running; wait for it or stop it"
-                    )
+                    raise UserError("experiment-running", f"{folder} is still running; wait for it or stop it")
         attempt += 1
     return attempt
 
@@ -117,11 +112,7 @@ def _preflight(settings: Settings, data: str | Path, out: Path, init: str, nproc
     from bertrain.training.start import preflight
 
     if settings.mlperf.probe_accuracy and not init:
-        raise UserError(
-            "missing-init",
-            f"mlperf.probe_accuracy {settings.mlperf.probe_accuracy} is the accuracy of the initial weights; give them "
-            "with --init, or set --mlperf.probe_accuracy 0",
-        )
+        raise UserError("missing-init", "the probe needs weights; give --init, or set --mlperf.probe_accuracy 0")
     preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=nproc)
     for folder in (data, settings.evaluate.data):
         open_data(folder, vocab=settings.data.vocab, verify="hash")
@@ -133,10 +124,7 @@ def _write_recipe(settings: Settings, out: Path, data: str | Path, init: str) ->
     if recipe.is_file():
         first_line = recipe.read_text(encoding="utf-8").partition("\n")[0]
         if first_line != text.partition("\n")[0] or resolve(str(recipe)) != settings:
-            raise UserError(
-                "other-experiments",
-                f"{out} has experiments of other settings, data or weights ({recipe}); choose another --out",
-            )
+            raise UserError("other-experiments", f"{recipe} has other settings, data or weights; choose another --out")
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("folder-exists", f"{out} exists and is not a folder of experiments; choose another --out")

@@ -20,10 +20,8 @@ MIN_SCORED = 3  # results; the score drops the fastest and the slowest
 class Evaluation:
     """The accuracy at one evaluation."""
 
-    samples: int | None
-    """Sequences trained on so far; None if the log does not count them."""
-    seconds: float
-    """Since run_start."""
+    samples: int | None  # sequences trained on so far; None if the log does not count them
+    seconds: float  # since run_start
     accuracy: float
     sequences_per_s: float | None
     """Since the previous evaluation, or run_start; excludes the evaluation itself if the log has its start."""
@@ -38,8 +36,7 @@ class LogSummary:
     organization: str | None
     platform: str | None
     division: str | None
-    status: str
-    """See `Log.status`."""
+    status: str  # see `Log.status`
     seed: int | None
     global_batch_size: int | None
     ranks: int
@@ -68,10 +65,8 @@ class Score:
     converged: int
     minutes: float | None
     """Olympic mean: without the fastest and the slowest run; one that did not converge counts as the slowest."""
-    samples: float | None
-    """Samples to converge, likewise."""
-    reason: str
-    """Why there is no score; empty if there is one."""
+    samples: float | None  # samples to converge, likewise
+    reason: str  # why there is no score; empty if there is one
 
 
 def show_logs(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogSummary]:
@@ -83,12 +78,12 @@ def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
     """The metrics of one log. `ranks` overrides the number of accelerators in it."""
     begin, end = log.first("run_start"), log.first("run_stop")
     seconds = (end.time_ms - begin.time_ms) / 1e3 if begin and end else None
+    init_start, init_stop = log.first("init_start"), log.first("init_stop")
     samples = _to_int(log.value("train_samples"))
     ranks = ranks or count_ranks(log)
     rate = samples / seconds if samples and seconds else None
     evaluations = list_evaluations(log)
     pauses = timed_evaluations(log)
-    first_init, init_stop = log.first("init_start"), log.first("init_stop")
     return LogSummary(
         file=str(log.path),
         benchmark=_text(log.value("submission_benchmark")),
@@ -101,7 +96,7 @@ def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
         ranks=ranks,
         train_samples=samples,
         time_to_train_s=seconds,
-        init_s=(init_stop.time_ms - first_init.time_ms) / 1e3 if init_stop and first_init else None,
+        init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_stop and init_start else None,
         sequences_per_s=rate,
         sequences_per_s_per_rank=rate / ranks if rate and ranks else None,
         sequences_per_s_between_evaluations=training_rate(pauses, begin),
@@ -124,12 +119,12 @@ def list_evaluations(log: Log) -> list[Evaluation]:
     found = [entry for entry in log.all("eval_accuracy") if _is_number(entry.value)]
     begin = log.first("run_start")
     zero = begin.time_ms if begin else (found[0].time_ms if found else 0.0)
-    counts = [_to_int(_count(entry)) for entry in found]
+    counts = [_count(entry) for entry in found]
     known = [count for count in counts if count is not None]
     batch, trained = _to_int(log.value("global_batch_size")) or 1, _to_int(log.value("train_samples"))
     grows = len(known) == len(counts) and all(a < b for a, b in pairwise(known))
     are_samples = grows and bool(known) and (known[0] >= batch or known[-1] == trained)
-    began_at = {_to_int(_count(start)): start.time_ms for start, _ in timed_evaluations(log)}
+    began_at = {_count(start): start.time_ms for start, _ in timed_evaluations(log)}
     evaluations, before, since = [], 0, zero
     for entry, count in zip(found, counts, strict=True):
         samples, rate = count if are_samples else None, None
@@ -160,11 +155,11 @@ def training_rate(pauses: Sequence[tuple[Entry, Entry]], begin: Entry | None) ->
     """
     rates = []
     for (_, before), (after, _) in pairwise(pauses):
-        trained = (_to_int(_count(after)) or 0) - (_to_int(_count(before)) or 0)
+        trained = (_count(after) or 0) - (_count(before) or 0)
         if trained > 0 and after.time_ms > before.time_ms:
             rates.append(trained / (after.time_ms - before.time_ms) * 1e3)
     if not rates and pauses and begin and pauses[0][0].time_ms > begin.time_ms:
-        trained = _to_int(_count(pauses[0][0])) or 0
+        trained = _count(pauses[0][0]) or 0
         rates = [trained / (pauses[0][0].time_ms - begin.time_ms) * 1e3] if trained else []
     return mean(rates) if rates else None
 
@@ -206,8 +201,8 @@ def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
     return out
 
 
-def _count(entry: Entry) -> object:
-    return entry.metadata.get("epoch_num", entry.metadata.get("samples_count"))
+def _count(entry: Entry) -> int | None:
+    return _to_int(entry.metadata.get("epoch_num", entry.metadata.get("samples_count")))
 
 
 def _to_int(value: object) -> int | None:

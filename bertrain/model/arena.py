@@ -68,12 +68,9 @@ class Arena:
     @property
     def frozen(self) -> list[range]:
         """The ranges whose learning rate is zero; adjacent segments form one range."""
-        ranges: list[range] = []
-        for is_frozen, segments in groupby(self.segments, key=lambda segment: segment.rate == 0):
-            members = list(segments)
-            if is_frozen:
-                ranges.append(range(members[0].start, members[-1].stop))
-        return ranges
+        groups = groupby(self.segments, key=lambda segment: segment.rate == 0)
+        frozen = [list(segments) for is_frozen, segments in groups if is_frozen]
+        return [range(segments[0].start, segments[-1].stop) for segments in frozen]
 
     def view(self, flat: Tensor, name: str) -> Tensor:
         """Parameter `name` in a flat buffer of this layout, in its shape."""
@@ -96,15 +93,12 @@ class Arena:
 
     def segments_in(self, span: range) -> list[Segment]:
         """The segments, or their parts, in a range, with offsets from its start."""
-        return [
-            replace(
-                segment,
-                start=max(segment.start, span.start) - span.start,
-                stop=min(segment.stop, span.stop) - span.start,
-            )
-            for segment in self.segments
-            if segment.start < span.stop and span.start < segment.stop
-        ]
+        found = []
+        for segment in self.segments:
+            start, stop = max(segment.start, span.start), min(segment.stop, span.stop)
+            if start < stop:
+                found.append(replace(segment, start=start - span.start, stop=stop - span.start))
+        return found
 
     def buckets(self, size: int) -> list[range]:
         """Ranges of at least `size` elements, from the arena's end to its start, as a backward pass completes them.

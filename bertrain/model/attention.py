@@ -1,15 +1,16 @@
 """Attention within sequences of different lengths that are stored one after another.
 
-`attend_each` is the specification: one sequence at a time. `attend_grouped` computes the same for groups of sequences
-of similar length, padded to the group's length and masked; no tensor has the size of the whole bin squared. Letters as
-in bert.py.
+`attend_each` is the specification: one sequence at a time. A plan computes the same for a whole bin, and is made once
+for all layers. `RaggedPlan` works on any device: groups of sequences of similar length, padded to the group's length
+and masked; no tensor has the size of the whole bin squared. `VarlenPlan` calls PyTorch's own attention over
+`cu_seqlens`, whose shapes do not depend on the lengths, so torch.compile compiles it once. Letters as in bert.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,33 @@ from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 
 GROUP_STEP = 32  # lengths are rounded up to a multiple of this to share a group
+
+
+class AttentionPlan(Protocol):
+    """How a bin's attention is computed."""
+
+    def attend(self, qkv: Tensor, dropout_rate: float) -> Tensor:
+        """Attention within each sequence, [T, 3, H, D] -> [T, H, D]."""
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """PyTorch's variable-length attention: `flash` in 16 bits on GPUs from compute capability 8.0 on, else `efficient`.
+
+    Both have dropout and, under `torch.use_deterministic_algorithms`, a deterministic backward pass.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    kernel: Literal["flash", "efficient"]
+
+    def attend(self, qkv: Tensor, dropout_rate: float) -> Tensor:
+        bounds = (self.cu_seqlens, self.cu_seqlens, self.max_seqlen, self.max_seqlen)
+        q, k, v = qkv.unbind(1)
+        if self.kernel == "flash":
+            return torch.ops.aten._flash_attention_forward(q, k, v, *bounds, dropout_rate, False, False)[0]
+        one_batch = (q[None], k[None], v[None])
+        return torch.ops.aten._efficient_attention_forward(*one_batch, None, *bounds, dropout_rate, 0, True)[0][0]
 
 
 @dataclass(frozen=True)
@@ -42,6 +70,9 @@ class RaggedPlan:
     @staticmethod
     def of(batch: Batch) -> RaggedPlan:
         return plan_groups(batch.sequence_lengths, batch.input_ids.device)
+
+    def attend(self, qkv: Tensor, dropout_rate: float) -> Tensor:
+        return attend_grouped(qkv, self, dropout_rate)
 
 
 def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> RaggedPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,16 +38,16 @@ class Batch:
     num_sequences: int
     num_predictions: int
 
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return [(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)]
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
+        return sum(tensor.nbytes for _, tensor in self._tensors())
 
     def without_padding(self) -> Batch:
-        """This bin without the padding at its end, which only CUDA graphs need.
-
-        Padding between sequences, as in the policy `padded`, stays.
-        """
+        """This bin without the padding at its end, which only CUDA graphs need; padding between sequences stays."""
         tokens, sequences, predictions = self.num_tokens, self.num_sequences, self.num_predictions
         if self.cu_seqlens[sequences] != tokens or not self.is_real[:sequences].all():
             return self
@@ -66,6 +66,11 @@ class Batch:
             sequence_lengths=self.sequence_lengths[:sequences],
         )
 
+    def copy_(self, batch: Batch) -> None:
+        """Copy the tensors of a batch of the same shape into those of this one, asynchronously."""
+        for name, tensor in batch._tensors():
+            getattr(self, name).copy_(tensor, non_blocking=True)
+
     def to(self, device: torch.device) -> Batch:
         """This batch on `device`; the copy is asynchronous if the memory is pinned."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -75,8 +80,5 @@ class Batch:
         return self._with_tensors(Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = change(value)
-        return Batch(**values)
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors()}
+        return replace(self, **changed)

@@ -9,13 +9,14 @@ F intermediate size, H heads, D head size, V vocabulary (padded).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertrain.config.settings import ModelSettings
-from bertrain.model.attention import RaggedPlan, attend_grouped
+from bertrain.model.attention import AttentionPlan, RaggedPlan
 from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 from bertrain.model.heads import MaskedWordHead, SentenceHead, SpanHead, answer_head
@@ -61,9 +62,9 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(width, settings.layer_norm_eps)
         self.hidden_dropout, self.attention_dropout = settings.hidden_dropout, settings.attention_dropout
 
-    def forward(self, x: Tensor, plan: RaggedPlan) -> Tensor:  # [T, E] -> [T, E]
+    def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:  # [T, E] -> [T, E]
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size))
-        attended = attend_grouped(qkv, plan, self.attention_dropout if self.training else 0.0).flatten(-2)
+        attended = plan.attend(qkv, self.attention_dropout if self.training else 0.0).flatten(-2)
         x = self.attention_norm(x + dropout(self.attention_out(attended), self.hidden_dropout, self.training))
         expanded = F.gelu(self.expand(x))
         return self.output_norm(x + dropout(self.contract(expanded), self.hidden_dropout, self.training))
@@ -81,10 +82,11 @@ class Bert(nn.Module):
         self.masked_words = MaskedWordHead(settings) if is_pretrained else None
         self.next_sentence = SentenceHead(settings, 2) if is_pretrained and settings.nsp else None
         self.answer = answer_head(settings)
+        self.plan_attention: Callable[[Batch], AttentionPlan] = RaggedPlan.of
 
     def encode(self, batch: Batch) -> Tensor:
         """The last layer's output for every token of the bin, [T, E]."""
-        plan = RaggedPlan.of(batch)
+        plan = self.plan_attention(batch)
         x = self.embeddings(batch)
         for layer in self.layers:
             x = layer(x, plan)

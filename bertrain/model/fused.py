@@ -28,8 +28,7 @@ from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert, Outputs
 from bertrain.model.fused_heads import FusedHeads, HeadResult
 from bertrain.model.fused_layer import FusedLayer, Recompute, Saved
-from bertrain.model.fused_operands import Operand, ParameterViews, PassContext
-from bertrain.model.fused_sites import LayerMatrix, LayerTensor, ModelDropout
+from bertrain.model.fused_operands import LayerMatrix, LayerTensor, ModelDropout, Operand, ParameterViews, PassContext
 from bertrain.model.sums import Sums
 
 
@@ -194,15 +193,8 @@ class FusedBert:
         self, dy: Tensor, second: Tensor, batch: Batch, statistics: Tensor, context: PassContext
     ) -> None:
         gradient, accumulate = self.views.gradient, context.accumulate
-        dsum, sums = embed_backward(
-            dy,
-            second,
-            self._tables(),
-            _ids(batch),
-            self.views.value("embeddings.norm.weight"),
-            statistics,
-            self._embedding_dropout(context),
-        )
+        weight, dropout = self.views.value("embeddings.norm.weight"), self._embedding_dropout(context)
+        dsum, sums = embed_backward(dy, second, self._tables(), _ids(batch), weight, statistics, dropout)
         segments = gradient("embeddings.segments.weight")
         norm = gradient("embeddings.norm.weight"), gradient("embeddings.norm.bias")
         column_sums(sums, [*norm, segments[0], segments[1]], accumulate=accumulate)

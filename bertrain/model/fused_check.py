@@ -20,14 +20,15 @@ from typing import Any
 
 from torch import nn
 
-from bertrain.model import bert, heads
+from bertrain.model import attention, bert, heads
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
 
 CLASSES = (bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead)
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
 FUNCTIONS = {
-    bert: ("dropout", "attend_grouped", "answer_head"),
+    bert: ("dropout", "answer_head"),
+    attention: ("attend_grouped",),
     heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
 }
 """Functions that the classes and the loss call; found at each check, so that a replaced one is noticed."""
@@ -35,9 +36,9 @@ WRITTEN_FOR = {
     "Embeddings.__init__": "7c2330dbec21fe86",
     "Embeddings.forward": "ec6f30094ad5aff7",
     "Layer.__init__": "180795a838e8ecad",
-    "Layer.forward": "256bb3acad1b0cd2",
-    "Bert.__init__": "f7a07f9738836e74",
-    "Bert.encode": "154ca2ee2fbc870a",
+    "Layer.forward": "b01e4bcf588d6ffd",
+    "Bert.__init__": "f2219247639fc1b0",
+    "Bert.encode": "e3c1edb3419fa605",
     "Bert.forward": "1bdc8a700681e12f",
     "MaskedWordHead.__init__": "680618bf32dcc2bc",
     "MaskedWordHead.forward": "fbe895aac92a9a6c",

@@ -16,8 +16,7 @@ from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.random import rows_keep_mask
 from bertrain.kernels.reduction import row_sum, write_gradient
 from bertrain.model.batch import Batch
-from bertrain.model.fused_operands import Matrix, Operand, ParameterViews, PassContext
-from bertrain.model.fused_sites import ModelDropout
+from bertrain.model.fused_operands import Matrix, ModelDropout, Operand, ParameterViews, PassContext
 from bertrain.model.heads import by_sequence
 
 aten = torch.ops.aten
@@ -51,13 +50,8 @@ class FusedHeads:
         value16 = self.views.value16
         hidden = transform.product(Operand(x), value16("masked_words.transform.bias"))
         activated = aten.gelu(hidden)
-        normed, mean, rstd = aten.native_layer_norm(
-            activated,
-            [x.shape[1]],
-            value16("masked_words.norm.weight"),
-            value16("masked_words.norm.bias"),
-            self.settings.layer_norm_eps,
-        )
+        norm = value16("masked_words.norm.weight"), value16("masked_words.norm.bias")
+        normed, mean, rstd = aten.native_layer_norm(activated, [x.shape[1]], *norm, self.settings.layer_norm_eps)
         return hidden, activated, normed, mean, rstd, words.product(Operand(normed), value16("masked_words.bias"))
 
     def masked_words(self, x: Tensor, labels: Tensor, scale: Tensor, accumulate: bool) -> HeadResult:

@@ -6,7 +6,7 @@ Letters as in bert.py. The gradient of a tensor `x` is called `dx`; `x8` is `x` 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,27 +18,20 @@ from bertrain.kernels.fp8 import Scales, cast_both_ways, transpose
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.reduction import column_sums
-from bertrain.model.fused_operands import Matrix, Operand, ParameterViews, PassContext
-from bertrain.model.fused_sites import LayerDropout, LayerMatrix, LayerTensor
+from bertrain.model.fused_operands import (
+    LayerDropout,
+    LayerMatrix,
+    LayerTensor,
+    Matrix,
+    Operand,
+    ParameterViews,
+    PassContext,
+)
 
 
-@dataclass
-class SavedInput:
-    """Tensors that a layer saves under activation checkpointing `full`."""
+class Products(NamedTuple):
+    """Results of a layer's products and of attention, and two numbers per row of its output."""
 
-    x: Tensor
-    rows: Tensor | None
-
-
-@dataclass
-class SavedProducts:
-    """Tensors saved under `selective`: results of products and of attention, and two numbers per row.
-
-    The input is saved too, in 16 bits: only the previous layer could recompute it.
-    """
-
-    x: Tensor
-    rows: Tensor | None
     qkv: Tensor
     attended: Tensor
     lse: Tensor
@@ -46,6 +39,15 @@ class SavedProducts:
     expanded: Tensor
     contracted: Tensor
     output_statistics: Tensor
+
+
+@dataclass
+class SavedSome:
+    """Tensors saved under activation checkpointing: the input in 16 bits, which the layer cannot recompute."""
+
+    x: Tensor
+    rows: Tensor | None
+    products: Products | None  # None under `full`
 
 
 @dataclass
@@ -54,22 +56,27 @@ class SavedAll:
 
     x: Operand
     rows: Tensor | None
+    products: Products
     residual: Tensor
-    qkv: Tensor
-    attended: Tensor
-    lse: Tensor
     picked: Operand  # attention's output for the rows that are computed
-    projected: Tensor
     middle: Operand
     middle_statistics: Tensor
-    expanded: Tensor
     activated: Operand
-    contracted: Tensor
-    output_statistics: Tensor
 
 
-Saved = SavedInput | SavedProducts | SavedAll
+Saved = SavedSome | SavedAll
 Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class BlockEnd:
+    """The end of a block of the layer: a product, then dropout, the residual sum and LayerNorm."""
+
+    matrix: Matrix
+    norm: NormParameters
+    gradients: list[Tensor]  # of `norm`
+    dropout: LayerDropout
+    dproduct: LayerTensor
 
 
 class FusedLayer:
@@ -87,17 +94,19 @@ class FusedLayer:
         self.number, self.recompute = number, recompute
         self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
         self.matrices = {which: matrix(which) for which in LayerMatrix}
-        self.qkv, self.attention_out, self.expand, self.contract = self.matrices.values()
+        self.qkv, self.expand = self.matrices[LayerMatrix.QKV], self.matrices[LayerMatrix.EXPAND]
         self.qkv_bias = views.value16(f"{prefix}qkv.bias")  # the product adds it, in 16 bits
         self.qkv_bias_gradient = views.gradient(f"{prefix}qkv.bias")
         self.expand_bias = views.value(f"{prefix}expand.bias")
         self.expand_bias_gradient = views.gradient(f"{prefix}expand.bias")
-        middle = [f"{prefix}{name}" for name in ("attention_out.bias", "attention_norm.weight", "attention_norm.bias")]
-        output = [f"{prefix}{name}" for name in ("contract.bias", "output_norm.weight", "output_norm.bias")]
-        self.middle_norm = NormParameters(*map(views.value, middle))
-        self.middle_gradients = list(map(views.gradient, middle))
-        self.output_norm = NormParameters(*map(views.value, output))
-        self.output_gradients = list(map(views.gradient, output))
+
+        def end(which: LayerMatrix, norm: str, dropout: LayerDropout, dproduct: LayerTensor) -> BlockEnd:
+            names = [f"{prefix}{name}" for name in (f"{which.name.lower()}.bias", f"{norm}.weight", f"{norm}.bias")]
+            values, gradients = NormParameters(*map(views.value, names)), list(map(views.gradient, names))
+            return BlockEnd(self.matrices[which], values, gradients, dropout, dproduct)
+
+        self.middle = end(LayerMatrix.ATTENTION_OUT, "attention_norm", LayerDropout.MIDDLE, LayerTensor.DPROJECTED)
+        self.output = end(LayerMatrix.CONTRACT, "output_norm", LayerDropout.OUTPUT, LayerTensor.DCONTRACTED)
 
     def _dropout(self, context: PassContext, which: LayerDropout) -> Dropout:
         p = context.attention_dropout if which is LayerDropout.ATTENTION else context.hidden_dropout
@@ -141,42 +150,29 @@ class FusedLayer:
     ) -> tuple[Tensor, Fp8Rows | None, SavedAll]:
         qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
         is_last = rows is not None
-        attended, lse, attended8 = ragged_attention_forward(
-            qkv,
-            context.plan,
-            self._dropout(context, LayerDropout.ATTENTION),
-            None if is_last else self._cast(context, LayerTensor.ATTENDED),
-        )
+        dropout = self._dropout(context, LayerDropout.ATTENTION)
+        cast = None if is_last else self._cast(context, LayerTensor.ATTENDED)
+        attended, lse, attended8 = ragged_attention_forward(qkv, context.plan, dropout, cast)
         residual = _pick(x.in_16_bits, rows)
         picked = self._operand(context, LayerTensor.ATTENDED, _pick(attended.flatten(1), rows), attended8)
-        projected = self.attention_out.product(picked)
+        projected = self.middle.matrix.product(picked)
         middle, middle_statistics = self._norm_middle(projected, residual, context)
         expanded = self.expand.product(middle)
         activated = self._activate(expanded, context)
-        contracted = self.contract.product(activated)
-        output, output_statistics, output8 = dropout_add_layernorm_forward(
-            contracted,
-            middle.in_16_bits,
-            self.output_norm,
-            self._dropout(context, LayerDropout.OUTPUT),
-            self.eps,
-            None if is_last else self._cast(context, LayerTensor.OUTPUT),
+        contracted = self.output.matrix.product(activated)
+        dropout = self._dropout(context, LayerDropout.OUTPUT)
+        cast = None if is_last else self._cast(context, LayerTensor.OUTPUT)
+        output, statistics, output8 = dropout_add_layernorm_forward(
+            contracted, middle.in_16_bits, self.output.norm, dropout, self.eps, cast
         )
-        saved = SavedAll(
-            x=x, rows=rows, residual=residual, qkv=qkv, attended=attended, lse=lse, picked=picked, projected=projected,
-            middle=middle, middle_statistics=middle_statistics, expanded=expanded, activated=activated,
-            contracted=contracted, output_statistics=output_statistics,
-        )  # fmt: skip
+        products = Products(qkv, attended, lse, projected, expanded, contracted, statistics)
+        saved = SavedAll(x, rows, products, residual, picked, middle, middle_statistics, activated)
         return output, output8, saved
 
     def _norm_middle(self, projected: Tensor, residual: Tensor, context: PassContext) -> tuple[Operand, Tensor]:
+        dropout, cast = self._dropout(context, LayerDropout.MIDDLE), self._cast(context, LayerTensor.MIDDLE)
         middle, statistics, middle8 = dropout_add_layernorm_forward(
-            projected,
-            residual,
-            self.middle_norm,
-            self._dropout(context, LayerDropout.MIDDLE),
-            self.eps,
-            self._cast(context, LayerTensor.MIDDLE),
+            projected, residual, self.middle.norm, dropout, self.eps, cast
         )
         return self._operand(context, LayerTensor.MIDDLE, middle, middle8), statistics
 
@@ -187,14 +183,8 @@ class FusedLayer:
 
     def _reduce(self, saved: SavedAll) -> Saved:
         """The tensors that stay in memory until the backward pass; only forward products read FP8 rows."""
-        if self.recompute == "full":
-            return SavedInput(saved.x.in_16_bits, saved.rows)
-        if self.recompute == "selective":
-            return SavedProducts(
-                x=saved.x.in_16_bits, rows=saved.rows, qkv=saved.qkv, attended=saved.attended, lse=saved.lse,
-                projected=saved.projected, expanded=saved.expanded, contracted=saved.contracted,
-                output_statistics=saved.output_statistics,
-            )  # fmt: skip
+        if self.recompute != "none":
+            return SavedSome(saved.x.in_16_bits, saved.rows, saved.products if self.recompute == "selective" else None)
         return replace(
             saved,
             x=saved.x.without_rows8,
@@ -211,78 +201,45 @@ class FusedLayer:
             x = Operand(saved.x)
         else:
             x = self._operand(context, LayerTensor.OUTPUT, saved.x, layer=self.number - 1)
-        if isinstance(saved, SavedInput):
-            return self._forward(x, context, saved.rows)[2]
-        residual = _pick(saved.x, saved.rows)
-        picked = self._operand(context, LayerTensor.ATTENDED, _pick(saved.attended.flatten(1), saved.rows))
-        middle, middle_statistics = self._norm_middle(saved.projected, residual, context)
-        return SavedAll(
-            x=x, rows=saved.rows, residual=residual, qkv=saved.qkv, attended=saved.attended, lse=saved.lse,
-            picked=picked, projected=saved.projected, middle=middle, middle_statistics=middle_statistics,
-            expanded=saved.expanded, activated=self._activate(saved.expanded, context), contracted=saved.contracted,
-            output_statistics=saved.output_statistics,
-        )  # fmt: skip
+        products, rows = saved.products, saved.rows
+        if products is None:
+            return self._forward(x, context, rows)[2]
+        residual = _pick(saved.x, rows)
+        picked = self._operand(context, LayerTensor.ATTENDED, _pick(products.attended.flatten(1), rows))
+        middle, middle_statistics = self._norm_middle(products.projected, residual, context)
+        activated = self._activate(products.expanded, context)
+        return SavedAll(x, rows, products, residual, picked, middle, middle_statistics, activated)
 
     def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, context: PassContext) -> tuple[Tensor, Tensor]:
-        """Write the parameters' gradients; return two gradients of the input, which the next kernel adds.
-
-        The incoming gradient is dy + second.
-        """
+        """Write the parameters' gradients, given dy + second; return two gradients of the input, also to be added."""
         kept = self._restore(saved, context)
-        accumulate, full = context.accumulate, not context.uses_fp8
-        dcontracted, dmiddle_residual, sums, dcontracted8 = dropout_add_layernorm_backward(
-            dy,
-            second,
-            kept.contracted,
-            kept.middle.in_16_bits,
-            self.output_norm,
-            kept.output_statistics,
-            self._dropout(context, LayerDropout.OUTPUT),
-            self._cast(context, LayerTensor.DCONTRACTED),
-            full=full,
-        )
-        column_sums(sums, self.output_gradients, accumulate=accumulate)
-        operand = self._operand(context, LayerTensor.DCONTRACTED, dcontracted if full else None, dcontracted8)
-        self.contract.weight_gradient(operand, kept.activated, accumulate)
-        dactivated = self.contract.input_gradient(operand)
+        products, accumulate, full = kept.products, context.accumulate, not context.uses_fp8
+        dactivated, dmiddle_residual = self._end_backward(
+            self.output, dy, second, products.contracted, kept.middle.in_16_bits, products.output_statistics,
+            kept.activated, context,
+        )  # fmt: skip
 
         dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, kept.expanded, self.expand_bias, self._cast(context, LayerTensor.DEXPANDED), full=full
+            dactivated, products.expanded, self.expand_bias, self._cast(context, LayerTensor.DEXPANDED), full=full
         )
         column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
         operand = self._operand(context, LayerTensor.DEXPANDED, dexpanded if full else None, dexpanded8)
         self.expand.weight_gradient(operand, kept.middle, accumulate)
         dmiddle = self.expand.input_gradient(operand)
 
-        dprojected, dresidual, sums, dprojected8 = dropout_add_layernorm_backward(
-            dmiddle,
-            dmiddle_residual,
-            kept.projected,
-            kept.residual,
-            self.middle_norm,
-            kept.middle_statistics,
-            self._dropout(context, LayerDropout.MIDDLE),
-            self._cast(context, LayerTensor.DPROJECTED),
-            full=full,
-        )
-        column_sums(sums, self.middle_gradients, accumulate=accumulate)
-        operand = self._operand(context, LayerTensor.DPROJECTED, dprojected if full else None, dprojected8)
-        self.attention_out.weight_gradient(operand, kept.picked, accumulate)
-        dattended = self.attention_out.input_gradient(operand)
+        dattended, dresidual = self._end_backward(
+            self.middle, dmiddle, dmiddle_residual, products.projected, kept.residual, kept.middle_statistics,
+            kept.picked, context,
+        )  # fmt: skip
         if kept.rows is not None:  # the other rows have no gradient
-            dattended = _scatter(dattended, kept.rows, len(kept.qkv))
-            dresidual = _scatter(dresidual, kept.rows, len(kept.qkv))
+            dattended = _scatter(dattended, kept.rows, len(products.qkv))
+            dresidual = _scatter(dresidual, kept.rows, len(products.qkv))
 
         full = full or kept.x.columns8 is None  # the first layer's input has no FP8 copy: a product in 16 bits
+        qkv, attended, lse = products[:3]
+        dropout, cast = self._dropout(context, LayerDropout.ATTENTION), self._cast(context, LayerTensor.DQKV)
         dqkv, sums, dqkv8 = ragged_attention_backward(
-            kept.qkv,
-            kept.attended,
-            kept.lse,
-            dattended.view_as(kept.attended),
-            context.plan,
-            self._dropout(context, LayerDropout.ATTENTION),
-            self._cast(context, LayerTensor.DQKV),
-            full=full,
+            qkv, attended, lse, dattended.view_as(attended), context.plan, dropout, cast, full=full
         )
         dquery_bias, dkey_bias, dvalue_bias = self.qkv_bias_gradient.chunk(3)
         column_sums(sums, [dquery_bias, dvalue_bias], accumulate=accumulate)
@@ -291,6 +248,21 @@ class FusedLayer:
         operand = self._operand(context, LayerTensor.DQKV, dqkv.flatten(1) if full else None, dqkv8)
         self.qkv.weight_gradient(operand, kept.x, accumulate)
         return self.qkv.input_gradient(operand), dresidual
+
+    def _end_backward(
+        self, end: BlockEnd, dy: Tensor, second: Tensor | None, product: Tensor, residual: Tensor, statistics: Tensor,
+        x: Operand, context: PassContext,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Gradients of the product's input `x` and of the residual."""
+        full = not context.uses_fp8
+        dropout, cast = self._dropout(context, end.dropout), self._cast(context, end.dproduct)
+        dproduct, dresidual, sums, dproduct8 = dropout_add_layernorm_backward(
+            dy, second, product, residual, end.norm, statistics, dropout, cast, full=full
+        )
+        column_sums(sums, end.gradients, accumulate=context.accumulate)
+        operand = self._operand(context, end.dproduct, dproduct if full else None, dproduct8)
+        end.matrix.weight_gradient(operand, x, context.accumulate)
+        return end.matrix.input_gradient(operand), dresidual
 
 
 def _pick(values: Tensor, rows: Tensor | None) -> Tensor:

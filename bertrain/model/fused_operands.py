@@ -1,11 +1,13 @@
-"""Operands and weights of the fused path's matrix products, in 16 bits and in FP8.
+"""Operands and weights of the fused path's matrix products, in 16 bits and in FP8; numbers of dropout sites and scales.
 
+A dropout mask is a function of its site's number, and checkpoints store FP8 scales by number: these never change.
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -13,8 +15,63 @@ from torch import Tensor
 
 from bertrain.kernels.arguments import AttentionPlan
 from bertrain.kernels.fp8 import Scales, cast_both_ways, empty_both_ways
-from bertrain.kernels.products import fp8_product, fp8_weight_gradient, weight_gradient
+from bertrain.kernels.reduction import fp8_product, fp8_weight_gradient, weight_gradient
 from bertrain.model.arena import Arena
+
+PER_LAYER = 8
+
+
+class LayerDropout(IntEnum):
+    """Dropout within a layer."""
+
+    ATTENTION = 0
+    MIDDLE = 1  # before the LayerNorm after attention
+    OUTPUT = 3
+
+    def site(self, layer: int) -> int:
+        return layer * PER_LAYER + self
+
+
+class ModelDropout(IntEnum):
+    """Dropout outside the layers."""
+
+    EMBEDDINGS = 0
+    HEAD = 1
+
+    def site(self, num_layers: int) -> int:
+        return num_layers * PER_LAYER + self
+
+
+class LayerTensor(IntEnum):
+    """Activations and gradients of a layer that have a scale."""
+
+    ATTENDED = 0
+    MIDDLE = 1
+    ACTIVATED = 2
+    OUTPUT = 3
+    DCONTRACTED = 4
+    DEXPANDED = 5
+    DPROJECTED = 6
+    DQKV = 7
+
+    @property
+    def is_gradient(self) -> bool:
+        return self >= LayerTensor.DCONTRACTED
+
+    def scale(self, layer: int) -> int:
+        return layer * PER_LAYER + self
+
+
+class LayerMatrix(IntEnum):
+    """Weights of a layer that have a scale; those of all layers follow the scales of all tensors."""
+
+    QKV = 0
+    ATTENTION_OUT = 1
+    EXPAND = 2
+    CONTRACT = 3
+
+    def scale(self, layer: int, num_layers: int) -> int:
+        return num_layers * PER_LAYER + layer * len(LayerMatrix) + self
 
 
 class ParameterViews:
@@ -114,14 +171,8 @@ class Matrix:
 
     def weight_gradient(self, dy: Operand, x: Operand, accumulate: bool) -> None:
         """dy' x, into the arena in float32."""
-        if (
-            dy.columns8 is not None
-            and x.columns8 is not None
-            and dy.inverse_scale is not None
-            and x.inverse_scale is not None
-        ):
-            fp8_weight_gradient(
-                dy.columns8, dy.inverse_scale, x.columns8, x.inverse_scale, self.gradient, accumulate=accumulate
-            )
-        else:
+        dy8, x8 = dy.columns8, x.columns8
+        if dy8 is None or x8 is None or dy.inverse_scale is None or x.inverse_scale is None:
             weight_gradient(dy.in_16_bits, x.in_16_bits, self.gradient, accumulate=accumulate)
+        else:
+            fp8_weight_gradient(dy8, dy.inverse_scale, x8, x.inverse_scale, self.gradient, accumulate=accumulate)

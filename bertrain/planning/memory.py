@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bertrain.config.choices import EngineName
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import capacity_for
@@ -70,13 +71,14 @@ class Estimate:
         return ", ".join(f"{name} {size / GIB:.2f}" for name, size in by_size if size >= 0.005 * GIB)
 
 
-def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, on_gpu: bool) -> Estimate:
+def estimate(settings: Settings, size: BinSize, *, ranks: int, engine: EngineName, on_gpu: bool) -> Estimate:
     """What a rank of this run needs, `size` being its largest bin."""
     parameters, matrices = count_parameters(settings.model)
     share = ranks if settings.optimizer.sharded else 1
     rule = OPTIMIZERS[settings.optimizer.name]
     moments = 4 * len(rule.BUFFERS) * parameters
     always = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": moments // share}
+    is_fused = engine == "fused"
     if is_fused:
         always["narrow copies of the weights"] = 2 * parameters
         if settings.train.precision == "fp8":
@@ -87,10 +89,12 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, is_fused: bool, o
         always["the process"] = PROCESS
         if settings.checkpoint.enabled:
             always["a checkpoint being written"] = 4 * parameters + moments
-    bin = _fused_bin(settings, size) if is_fused else _plain_bin(settings, size, on_gpu)
-    update = (
-        0 if is_fused and issubclass(rule, AdamW) else rule.TEMPORARY_BYTES * parameters // share
-    )  # those have kernels
+    if is_fused:
+        bin = _fused_bin(settings, size)
+    else:
+        bin = _compiled_bin(settings, size) if engine == "compiled" else _plain_bin(settings, size, on_gpu)
+    has_kernels = is_fused and issubclass(rule, AdamW)
+    update = 0 if has_kernels else rule.TEMPORARY_BYTES * parameters // share
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
         bin[LIBRARIES] = sum(bin.values()) // 10
         update += sum(bin.values()) // 2
@@ -117,6 +121,22 @@ def _plain_bin(settings: Settings, size: BinSize, on_gpu: bool) -> dict[str, int
         backward=tokens * (again + max(one * inner + 8 * width, int(2 * one * attention))) + one * scores,
         # Scores, their logarithms, and the gradients of both; after them that of the words.
         scores=scores * (one + 12) + 4 * vocab * width,
+    )
+
+
+def _compiled_bin(settings: Settings, size: BinSize) -> dict[str, int]:
+    """What the compiled engine keeps: no probabilities, and not what its compiler recomputes; measured on an H200."""
+    model, tokens = settings.model, size.tokens
+    width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
+    narrow = settings.train.precision in ("bf16", "fp16")
+    one = 2 if narrow else 4
+    everything = one * (8 * width + 2 * inner) + 6 * width + 4 * model.num_heads
+    kept = everything if settings.train.activation_checkpointing == "none" else 4 * width
+    casts = 2 * count_parameters(model)[0] if narrow else 0
+    gradients = 4 * count_parameters(model)[0]  # the compiled backward pass returns them before they are added
+    return {"activations of a bin": tokens * (model.num_layers * kept + 9 * width) + casts + gradients} | _larger(
+        backward=tokens * (everything - kept + 2 * one * inner + 8 * width),
+        scores=size.predictions * vocab * (one + 12),
     )
 
 

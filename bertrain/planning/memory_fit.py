@@ -19,6 +19,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import free_memory
+from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB, BinSize, Estimate, estimate
@@ -78,7 +79,7 @@ class Place:
 
     data: DataSource
     ranks: int
-    is_fused: bool
+    engine: EngineName
     on_gpu: bool
     bytes: int
     """What one rank may use."""
@@ -87,7 +88,7 @@ class Place:
 
     def needs(self, settings: Settings) -> Estimate:
         size = BinSize.of(settings, self.data)
-        return estimate(settings, size, ranks=self.ranks, is_fused=self.is_fused, on_gpu=self.on_gpu)
+        return estimate(settings, size, ranks=self.ranks, engine=self.engine, on_gpu=self.on_gpu)
 
     def holds(self, settings: Settings) -> bool:
         return self.needs(settings).total <= self.bytes
@@ -130,12 +131,13 @@ def refuse_too_little(settings: Settings, place: Place, *, is_begun: bool) -> No
 
 def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
     """Settings with which the run fits, each by itself; if none is enough, all together."""
-    ways = []
-    budget = (
-        0 if is_begun else largest_budget(settings, place, settings.batch.token_budget // BUDGET_STEP * BUDGET_STEP)
-    )
-    if budget:
-        ways.append(f"--batch.token_budget {budget}")
+
+    def smaller_budget(tried: Settings) -> list[str]:
+        limit = settings.batch.token_budget // BUDGET_STEP * BUDGET_STEP
+        budget = 0 if is_begun else largest_budget(tried, place, limit)
+        return [f"--batch.token_budget {budget}"] if budget else []
+
+    ways = smaller_budget(settings)
     changes = _savings(settings, place.ranks)
     ways += [option for option, changed in changes if place.holds(changed)]
     if ways or not changes:
@@ -147,10 +149,7 @@ def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
             options.append(option)
     if place.holds(smallest):
         return [" ".join(options)]
-    budget = (
-        0 if is_begun else largest_budget(smallest, place, settings.batch.token_budget // BUDGET_STEP * BUDGET_STEP)
-    )
-    return [" ".join([*options, f"--batch.token_budget {budget}"])] if budget else []
+    return [" ".join([*options, option]) for option in smaller_budget(smallest)]
 
 
 def _savings(settings: Settings, ranks: int) -> list[tuple[str, Settings]]:
@@ -178,10 +177,9 @@ def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> It
         savings = " ".join(option for option, _ in _savings(settings, ranks)[-1:])
         again = f"continue with `bertrain resume {quote(str(folder))} {savings}`" if folder else f"try {savings}"
         advice = f"{again}, or start a new run with" if savings else "start a new run with"
+        budget = settings.batch.token_budget
         raise UserError(
-            "out-of-memory",
-            f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under "
-            f"{settings.batch.token_budget}",
+            "out-of-memory", f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under {budget}"
         ) from None
 
 

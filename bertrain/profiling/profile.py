@@ -58,9 +58,9 @@ from bertrain.run.telemetry import TelemetryWriter, device_sensors
 from bertrain.training import engine
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.loop import train_step
-from bertrain.training.open_data import open_for
 from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.resolve_auto import check_memory, find_token_budget, resolve_auto
+from bertrain.training.resolved_run import open_for
 from bertrain.training.state import TrainState
 
 EAGER_WARM_UP = 3  # steps before the eager recording: the first two compile kernels and calibrate FP8's scales

@@ -136,10 +136,8 @@ def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | No
 def _split(cores: Sequence[Core], parts: int) -> list[list[Core]]:
     """Consecutive parts of even size; with fewer cores than parts, cores are shared."""
     total = len(cores)
-    return [
-        list(cores[part * total // parts : max((part + 1) * total // parts, part * total // parts + 1)])
-        for part in range(parts)
-    ]
+    bounds = [(part * total // parts, (part + 1) * total // parts) for part in range(parts)]
+    return [list(cores[start : max(stop, start + 1)]) for start, stop in bounds]
 
 
 def _group_nodes(nodes: Sequence[list[Core]], groups: int) -> list[list[Core]]:
@@ -164,7 +162,6 @@ def bind(local_rank: int, local_world: int, gpu_nodes: Sequence[int | None] = ()
     except OSError as error:
         raise UserError(
             "cannot-bind",
-            f"train.binding auto: cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}; set "
-            "--train.binding none",
+            f"cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}; set --train.binding none",
         ) from None
     return bindings

@@ -104,10 +104,7 @@ class Ranks:
             _all_gather(flat, parts[self.rank])
 
     def gather(self, part: Tensor, into: Tensor | None) -> None:
-        """Copy the parts of all ranks, one after another, `into` host memory of the first rank; None on the others.
-
-        It needs memory for one more part on the device.
-        """
+        """Copy the parts of all ranks `into` host memory of the first rank; needs memory for one part on the device."""
         for owner in range(self.world):
             travelling = part.clone() if owner == self.rank else torch.empty_like(part)
             dist.broadcast(travelling, owner)
@@ -149,10 +146,8 @@ def gpu_nodes(local_world: int) -> list[int | None]:
     """The NUMA nodes of the GPUs of so many local ranks."""
     nodes = []
     for rank in range(local_world):
-        facts: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
-        nodes.append(
-            node_of_pci_device(f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0")
-        )
+        gpu: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
+        nodes.append(node_of_pci_device(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
     return nodes
 
 
@@ -173,9 +168,7 @@ def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
                 "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo",
             ) from None
     if not dist.is_backend_available(wish):
-        raise AgreedError(
-            "no-backend", f"train.backend {wish}: this PyTorch was built without it; use --train.backend gloo"
-        )
+        raise AgreedError("no-backend", f"this PyTorch has no train.backend {wish}; use --train.backend gloo")
     return wish
 
 
@@ -199,9 +192,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     store = _fresh_store() if "RANK" in os.environ else None
     heartbeat, seconds = Heartbeat(), parse_duration(settings.hang_timeout, "train.hang_timeout")
-    watchdog = (
-        Watchdog(heartbeat, settings.hang_timeout, seconds, rank=rank, world=world, store=store) if seconds else None
-    )
+    watchdog = Watchdog(heartbeat, settings.hang_timeout, seconds, rank, world, store) if seconds else None
     try:
         if store is None:
             yield Ranks(0, 1, device, heartbeat=heartbeat, bindings=bindings)
@@ -215,8 +206,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
             watchdog.stop()
 
 
-_joined = itertools.count()
-"""Counts the joins of this process: several runs may follow each other on the same ranks."""
+_joined = itertools.count()  # joins of this process: several runs may follow each other on the same ranks
 
 
 def _fresh_store() -> Store:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -62,18 +63,10 @@ class Preload:
 
 def library_folders() -> list[Path]:
     """The folders to search for shared libraries, in order: the environment's own, then the system's."""
-    named = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
-    own = [
-        Path(sys.prefix) / "lib",
-        *(Path(os.environ[name]) / "lib" for name in ("CONDA_PREFIX",) if name in os.environ),
-    ]
-    system = [
-        Path("/usr/lib") / f"{os.uname().machine}-linux-gnu",
-        Path("/usr/lib64"),
-        Path("/usr/local/lib"),
-        Path("/usr/lib"),
-    ]
-    return [*named, *own, *system]
+    named = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    own = [f"{prefix}/lib" for prefix in (sys.prefix, os.environ.get("CONDA_PREFIX")) if prefix]
+    system = [f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib"]
+    return [Path(folder) for folder in (*named, *own, *system)]
 
 
 def find(name: str) -> Path | None:
@@ -83,10 +76,7 @@ def find(name: str) -> Path | None:
 
 
 def choose(allocator: Allocator, openmp: OpenMP) -> Preload:
-    """The libraries to preload; UserError if one that the settings name is not installed.
-
-    Libraries that LD_PRELOAD names already stay.
-    """
+    """The libraries to preload beside those in LD_PRELOAD; UserError if one that the settings name is missing."""
     before, chosen = os.environ.get("LD_PRELOAD", ""), Preload()
     if not re.search("jemalloc|tcmalloc|mimalloc", before):
         wished = {"auto": ("jemalloc", "tcmalloc"), "system": ()}.get(allocator, (allocator,))
@@ -124,22 +114,18 @@ def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
     if environment:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(
-            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **environment, STARTED_AGAIN: "1"}
-        )
+        variables = {**os.environ, **environment, STARTED_AGAIN: "1"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
     if "malloc" not in os.environ.get("LD_PRELOAD", ""):
         keep_memory()
 
 
 def keep_memory() -> None:
     """Make the C library keep freed memory: the next step needs it, and new pages must be zeroed first."""
-    options = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 64 << 20)}
-    try:
+    with suppress(OSError):  # another C library than glibc
         library = ctypes.CDLL("libc.so.6")
-    except OSError:
-        return  # another C library than glibc
-    for number, value in options.values():
-        library.mallopt(number, value)
+        for number, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            library.mallopt(number, value)
 
 
 def describe() -> str:

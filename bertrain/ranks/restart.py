@@ -30,7 +30,5 @@ def report_recovery(step: int) -> None:
     failed = os.environ.pop(FAILED, "")
     if failed:
         ended, _, what = failed.partition(" ")
-        print(
-            f"bertrain: training continued at step {step}, {time.time() - float(ended):.1f} s after {what}",
-            file=sys.stderr,
-        )
+        after = f"{time.time() - float(ended):.1f} s after {what}"
+        print(f"bertrain: training continued at step {step}, {after}", file=sys.stderr)

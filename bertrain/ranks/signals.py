@@ -18,10 +18,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Records SIGINT, and a scheduler's SIGTERM and SIGUSR1, so that the current step is finished and saved.
-
-    A second SIGINT interrupts at once.
-    """
+    """Records SIGINT, SIGTERM and SIGUSR1, so that the step is finished and saved; a second SIGINT interrupts it."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -80,29 +80,29 @@ class Beat:
     """Whether it has not moved for longer than it may."""
     beat: int
     """Counts up while the process runs."""
+    is_silent: bool = False
+    """Whether a reader has seen that it no longer counts up."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return self.step, PLACES.index(self.place)
 
 
-def have_stopped(beats: Sequence[Beat], silent: Sequence[bool]) -> bool:
-    """Whether no rank moves: each has stood still for too long, or is silent (its beat no longer counts up)."""
-    return all(beat.is_still or is_silent for beat, is_silent in zip(beats, silent, strict=True))
+def have_stopped(beats: Sequence[Beat]) -> bool:
+    """Whether no rank moves: each has stood still for too long, or is silent."""
+    return all(beat.is_still or beat.is_silent for beat in beats)
 
 
-def waited_for(beats: Sequence[Beat], silent: Sequence[bool]) -> list[Beat]:
+def waited_for(beats: Sequence[Beat]) -> list[Beat]:
     """The ranks that the others wait for: those that are silent, or else those that are furthest behind; maybe all."""
-    if any(silent):
-        return [beat for beat, is_silent in zip(beats, silent, strict=True) if is_silent]
-    least = min(_progress(beat) for beat in beats)
-    return [beat for beat in beats if _progress(beat) == least]
+    least = min(beat.progress for beat in beats)
+    return [beat for beat in beats if beat.is_silent] or [beat for beat in beats if beat.progress == least]
 
 
-def _progress(beat: Beat) -> tuple[int, int]:
-    return beat.step, PLACES.index(beat.place)
-
-
-def describe_hang(beats: Sequence[Beat], silent: Sequence[bool], timeout: str) -> str:
+def describe_hang(beats: Sequence[Beat], timeout: str) -> str:
     """Which ranks stopped, on which hosts, and where in a step."""
-    stopped = waited_for(beats, silent)
-    named = "; ".join(_describe(beat, silent[beats.index(beat)]) for beat in stopped)
+    stopped = waited_for(beats)
+    named = "; ".join(map(_describe, stopped))
     if len(stopped) < len(beats):
         named += "; the others wait for it" if len(stopped) == 1 else "; the others wait for them"
     elif len(beats) > 1:
@@ -110,10 +110,10 @@ def describe_hang(beats: Sequence[Beat], silent: Sequence[bool], timeout: str) -
     return f"{named} (nothing moved for {timeout}, train.hang_timeout)"
 
 
-def _describe(beat: Beat, is_silent: bool) -> str:
+def _describe(beat: Beat) -> str:
     if not beat.process:
         return f"rank {beat.rank} is unknown"
-    moved = "has not moved, nor answered," if is_silent else "has not moved"
+    moved = "has not moved, nor answered," if beat.is_silent else "has not moved"
     since = "since it was started" if beat.place == STARTING else f"since step {beat.step}, in {beat.place}"
     return f"rank {beat.rank} on host {beat.host} {moved} {since}"
 
@@ -122,7 +122,7 @@ class Watchdog:
     """The watchdog thread of one rank. `timeout` is as in the settings, `seconds` the same in seconds."""
 
     def __init__(
-        self, heartbeat: Heartbeat, timeout: str, seconds: float, *, rank: int, world: int, store: Store | None
+        self, heartbeat: Heartbeat, timeout: str, seconds: float, rank: int, world: int, store: Store | None
     ) -> None:
         self._heartbeat, self._timeout, self._seconds = heartbeat, timeout, seconds
         self._rank, self._world = rank, world
@@ -151,9 +151,9 @@ class Watchdog:
             if time.monotonic() - self._heartbeat.now[2] < self._seconds / 2:
                 self._last_beats.clear()
                 continue
-            beats, silent = self._read_all(beat)
-            if beat.is_still and have_stopped(beats, silent):
-                self._end(beats, silent)
+            beats = self._read_all(beat)
+            if beat.is_still and have_stopped(beats):
+                self._end(beats)
 
     def _write_beat(self) -> Beat:
         step, place, _ = self._heartbeat.now
@@ -175,18 +175,17 @@ class Watchdog:
         self._looked_at, self._worked = now, worked
         return now - max(self._moved_at, self._heartbeat.now[2])
 
-    def _read_all(self, own: Beat) -> tuple[list[Beat], list[bool]]:
-        """The beats of all ranks, and for each whether it is silent."""
-        beats, silent, now = [], [], time.monotonic()
+    def _read_all(self, own: Beat) -> list[Beat]:
+        """The beats of all ranks, with `is_silent`."""
+        beats, now = [], time.monotonic()
         for rank in range(self._world):
             beat = own if rank == self._rank else self._read(rank)
             before, since = self._last_beats.get(rank, (None, now))
             if before is None or before.beat != beat.beat:
                 self._last_beats[rank] = beat, now
                 since = now
-            beats.append(beat)
-            silent.append(now - since > max(self._seconds / 4, 3 * self._interval))
-        return beats, silent
+            beats.append(replace(beat, is_silent=now - since > max(self._seconds / 4, 3 * self._interval)))
+        return beats
 
     def _read(self, rank: int) -> Beat:
         """The newest beat of another rank; with process 0 if there is none or the store cannot be reached."""
@@ -196,17 +195,17 @@ class Watchdog:
                 return Beat(**json.loads(self._store.get(key)))
         return Beat(rank, "unknown", 0, 0, STARTING, is_still=False, beat=0)
 
-    def _end(self, beats: list[Beat], silent: list[bool]) -> None:
+    def _end(self, beats: list[Beat]) -> None:
         """Exit at once, as the main thread hangs. A half-written checkpoint is not taken for a whole one."""
         is_first = True
         with suppress(Exception):
             is_first = self._store is None or self._store.add(REPORTED, 1) == 1
-        why = describe_hang(beats, silent, self._timeout)
+        why = describe_hang(beats, self._timeout)
         note("error", "hang", why)
         if is_first:
             print(f"bertrain: {why}", file=sys.stderr, flush=True)
-        for beat, is_silent in zip(beats, silent, strict=True):
-            if is_silent and beat.host == self._host and _is_sibling(beat.process):
+        for beat in beats:
+            if beat.is_silent and beat.host == self._host and _is_sibling(beat.process):
                 with suppress(ProcessLookupError):
                     os.kill(beat.process, signal.SIGKILL)  # the launcher would wait for a stopped process
         os._exit(EXIT_HUNG)

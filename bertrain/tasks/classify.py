@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,6 @@ STEMS = {
 }
 """File names of each split, without suffix."""
 
-HINT = "; name yours with --task.text, --task.text_pair and --task.label"
-MANY_LABELS = 100
-ROWS_SEARCHED = 1000  # for a label, to tell whether a file is labeled
-
 
 class ClassifyTask(TableTask):
     """Tables in a folder (train, dev, test), or a single file.
@@ -46,20 +42,18 @@ class ClassifyTask(TableTask):
 
     def __init__(self, settings: Settings, data: Path, vocabulary: Vocabulary, saved: Mapping[str, Any] | None) -> None:
         task, self.data = settings.task, data
-        if task.target == "number":
-            super().__init__(settings, vocabulary, "regress", (), ("pearson", "spearmanr"))
-        else:
-            super().__init__(settings, vocabulary, "classify", (), ("accuracy", "f1_macro"))
-        self.columns = Columns((task.text,), (task.text_pair,) if task.text_pair else (), (task.label,), hint=HINT)
+        is_number = task.target == "number"
+        metric_names = ("pearson", "spearmanr") if is_number else ("accuracy", "f1_macro")
+        super().__init__(settings, vocabulary, "regress" if is_number else "classify", (), metric_names)
+        hint = "; name yours with --task.text, --task.text_pair and --task.label"
+        self.columns = Columns((task.text,), (task.text_pair,) if task.text_pair else (), (task.label,), hint=hint)
         self.files = find_files(data, self.notes, is_trained=saved is not None)
         if saved is not None:
             self.labels = tuple(saved["labels"])
         elif self.head == "classify":
             self.labels = self._find_labels()
         others = [split for split in self.files if split != "train"]
-        self.held_out_splits = [
-            split for split in others if any(islice(_read_labels(self.files[split], self.columns), ROWS_SEARCHED))
-        ]
+        self.held_out_splits = [split for split in others if _is_labeled(self.files[split], self.columns)]
         self.unlabeled_splits = [split for split in others if split not in self.held_out_splits]
         if not self.held_out_splits and saved is None:
             self.notes.append(f"{data} has no held-out labels, such as a dev.csv: there will be no evaluation")
@@ -86,7 +80,7 @@ class ClassifyTask(TableTask):
         place = f"column {self.columns.label[0]!r} of {self.files['train'][0]}"
         if len(labels) < 2:
             raise UserError("one-label", f"{place} has only the label {labels[0]!r}; training needs two or more")
-        if len(labels) > MANY_LABELS and len(labels) > sum(counts.values()) / 2:
+        if len(labels) > 100 and len(labels) > sum(counts.values()) / 2:
             self.notes.append(f"nearly every label in {place} is different; for numbers, set --task.target number")
         return labels
 
@@ -105,12 +99,10 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
 def find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, list[Path]]:
     """The files of each split in a folder, or of a single file."""
     if data.is_dir():
-        found = {split: choose_files(data, stems, notes) for split, stems in STEMS.items()}
-        if not any(found.values()):
-            raise UserError(
-                "missing-data", f"--data {data} has no train, dev or test file in .csv, .tsv, .jsonl or .parquet"
-            )
-        return {split: files for split, files in found.items() if files}
+        found = {split: files for split, stems in STEMS.items() if (files := choose_files(data, stems, notes))}
+        if not found:
+            raise UserError("missing-data", f"--data {data} has no train, dev or test .csv, .tsv, .jsonl or .parquet")
+        return found
     if not format_of(data):
         raise UserError("unknown-table-format", f"cannot read --data {data}; use .csv, .tsv, .jsonl or .parquet")
     if is_trained:
@@ -124,13 +116,12 @@ def find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, l
     return found
 
 
-def _read_labels(files: Iterable[Path], columns: Columns) -> Iterator[str]:
-    """The label of each readable row; "" where there is none."""
+def _is_labeled(files: Iterable[Path], columns: Columns) -> bool:
+    """Whether any of the first rows has a label."""
 
     def select(names: list[str]) -> list[str | None]:
         return [find_column(names, columns.label, columns.hint, required=False)]
 
-    for path in files:
-        for row in read_table(path, select):
-            if not isinstance(row, Problem):
-                yield (row.values[0] or "").strip()
+    rows = chain.from_iterable(read_table(path, select) for path in files)
+    readable = (row for row in rows if not isinstance(row, Problem))
+    return any((row.values[0] or "").strip() for row in islice(readable, 1000))

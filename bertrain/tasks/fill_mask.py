@@ -32,10 +32,7 @@ def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list
             f"{source} has no vocabulary; put its vocab.txt there, or use `bertrain weights import --vocab FILE`",
         )
     if weights.settings.head != "pretrain":
-        raise UserError(
-            "no-pretraining-head",
-            f"{source} is fine-tuned and has no masked-language-model head; use the weights it started from",
-        )
+        raise UserError("no-pretraining-head", f"{source} is fine-tuned, without an MLM head; use its initial weights")
     model = build_model(weights)
     return [_fill(model, weights.vocabulary, sentence, top) for sentence in sentences]
 

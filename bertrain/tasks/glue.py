@@ -29,96 +29,51 @@ class GlueSpec:
 
     folder: str
     columns: Columns
-    labels: tuple[str, ...]
-    metric_names: tuple[str, ...]
     rows: Mapping[str, int]
+    labels: tuple[str, ...]
+    metric_names: tuple[str, ...] = ("accuracy",)
     head: Head = "classify"
     header: tuple[str, ...] = ()
     no_gold_label: str = ""
     is_lenient: bool = False
-    submits_labels: bool = False
-    """Whether a submission has labels, or class indices."""
+    submits_labels: bool = False  # whether a submission has labels, or class indices
+
+
+def _rows(train: int, dev: int, test: int) -> Mapping[str, int]:
+    return {"train": train, "dev": dev, "test": test}
 
 
 TASKS = {
     "cola": GlueSpec(
-        folder="CoLA",
-        columns=Columns(("sentence",)),
-        labels=("unacceptable", "acceptable"),
-        metric_names=("matthews",),
-        rows={"train": 8551, "dev": 1043, "test": 1063},
+        "CoLA", Columns(("sentence",)), _rows(8551, 1043, 1063), ("unacceptable", "acceptable"), ("matthews",),
         header=("source", "label", "mark", "sentence"),
     ),
-    "sst2": GlueSpec(
-        folder="SST-2",
-        columns=Columns(("sentence",)),
-        labels=("negative", "positive"),
-        metric_names=("accuracy",),
-        rows={"train": 67349, "dev": 872, "test": 1821},
-    ),
+    "sst2": GlueSpec("SST-2", Columns(("sentence",)), _rows(67349, 872, 1821), ("negative", "positive")),
     "mrpc": GlueSpec(
-        folder="MRPC",
-        columns=Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
-        labels=("not_equivalent", "equivalent"),
-        metric_names=("f1", "accuracy"),
-        rows={"train": 3668, "dev": 408, "test": 1725},
+        "MRPC", Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
+        _rows(3668, 408, 1725), ("not_equivalent", "equivalent"), ("f1", "accuracy"),
     ),
     "stsb": GlueSpec(
-        folder="STS-B",
-        columns=Columns(("sentence1",), ("sentence2",), ("score", "label")),
-        labels=(),
-        metric_names=("pearson", "spearmanr"),
-        rows={"train": 5749, "dev": 1500, "test": 1379},
-        head="regress",
+        "STS-B", Columns(("sentence1",), ("sentence2",), ("score", "label")), _rows(5749, 1500, 1379), (),
+        ("pearson", "spearmanr"), head="regress",
     ),
     "qqp": GlueSpec(
-        folder="QQP",
-        columns=Columns(("question1",), ("question2",), ("is_duplicate", "label")),
-        labels=("not_duplicate", "duplicate"),
-        metric_names=("f1", "accuracy"),
-        rows={"train": 363846, "dev": 40430, "test": 390965},
-        is_lenient=True,
+        "QQP", Columns(("question1",), ("question2",), ("is_duplicate", "label")), _rows(363846, 40430, 390965),
+        ("not_duplicate", "duplicate"), ("f1", "accuracy"), is_lenient=True,
     ),
     "qnli": GlueSpec(
-        folder="QNLI",
-        columns=Columns(("question",), ("sentence",)),
-        labels=("entailment", "not_entailment"),
-        metric_names=("accuracy",),
-        rows={"train": 104743, "dev": 5463, "test": 5463},
+        "QNLI", Columns(("question",), ("sentence",)), _rows(104743, 5463, 5463), ("entailment", "not_entailment"),
         submits_labels=True,
     ),
-    "rte": GlueSpec(
-        folder="RTE",
-        columns=PAIR,
-        labels=("entailment", "not_entailment"),
-        metric_names=("accuracy",),
-        rows={"train": 2490, "dev": 277, "test": 3000},
-        submits_labels=True,
-    ),
-    "wnli": GlueSpec(
-        folder="WNLI",
-        columns=PAIR,
-        labels=("not_entailment", "entailment"),
-        metric_names=("accuracy",),
-        rows={"train": 635, "dev": 71, "test": 146},
-    ),
+    "rte": GlueSpec("RTE", PAIR, _rows(2490, 277, 3000), ("entailment", "not_entailment"), submits_labels=True),
+    "wnli": GlueSpec("WNLI", PAIR, _rows(635, 71, 146), ("not_entailment", "entailment")),
     "mnli": GlueSpec(
-        folder="MNLI",
-        columns=Columns(PAIR.first, PAIR.second, ("gold_label", "label")),
-        labels=("entailment", "neutral", "contradiction"),
-        metric_names=("accuracy",),
-        rows={
-            "train": 392702,
-            "dev_matched": 9815,
-            "dev_mismatched": 9832,
-            "test_matched": 9796,
-            "test_mismatched": 9847,
-            "diagnostic": 1104,
-        },
-        no_gold_label="-",
-        submits_labels=True,
+        "MNLI", Columns(PAIR.first, PAIR.second, ("gold_label", "label")),
+        {"train": 392702, "dev_matched": 9815, "dev_mismatched": 9832, "test_matched": 9796, "test_mismatched": 9847,
+         "diagnostic": 1104},
+        ("entailment", "neutral", "contradiction"), no_gold_label="-", submits_labels=True,
     ),
-}
+}  # fmt: skip
 
 SUBMISSIONS = {"test": "{}", "test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"}
 """The files of a submission by split; {} is the folder of the task."""
@@ -147,10 +102,7 @@ class GlueTask(TableTask):
             self.files["diagnostic"] = self.files["diagnostic"] or choose_files(root / "ax", ["test"], self.notes)
         found = [split for split in spec.rows if self.files[split]]
         if not found:
-            raise UserError(
-                "missing-data",
-                f"{self.folder} has no files of {self.name}, such as train.tsv, and no folder {spec.folder} with them",
-            )
+            raise UserError("missing-data", f"{self.folder} has no files of {self.name}, and no folder {spec.folder}")
         self.notes += [f"{self.folder} has no {split}" for split in spec.rows if "dev" in split and split not in found]
         self.held_out_splits = [split for split in found if split.startswith("dev")]
         self.unlabeled_splits = [split for split in found if split.startswith(("test", "diagnostic"))]
@@ -170,9 +122,7 @@ class GlueTask(TableTask):
         # Labels are read even to predict a held-out split: they tell which rows to leave out.
         split = self.read_split(name, files, row_format, with_labels=with_labels or name in self.held_out_splits)
         if split.num_examples != spec.rows[name]:
-            self.notes.append(
-                f"{name}: {files[0]} has {split.num_examples:,} of the {spec.rows[name]:,} published rows"
-            )
+            self.notes.append(f"{name}: {files[0]} has {split.num_examples:,} of {spec.rows[name]:,} published rows")
         return split
 
     def write_split(self, split: TableSplit, outputs: TaskOutputs, folder: Path) -> Path:
@@ -197,16 +147,12 @@ def find_tasks(folder: Path) -> dict[str, bool]:
 def find_task_folder(folder: Path, name: str) -> Path:
     """The folder with the files of a task: `folder`, or its subfolder named after the task."""
     if not folder.is_dir():
-        raise UserError(
-            "not-a-folder", f"--data {folder} is not a folder; name that of GLUE, or its {TASKS[name].folder}"
-        )
+        raise UserError("not-a-folder", f"--data {folder} is not a folder; name GLUE's, or its {TASKS[name].folder}")
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and _normalize(path.name) == name]
     if inside:
         return inside[0]
     if _normalize(folder.resolve().name) in TASKS.keys() - {name}:
-        raise UserError(
-            "other-task", f"--data {folder} is the folder of another task; name that of {TASKS[name].folder}"
-        )
+        raise UserError("other-task", f"--data {folder} is that of another task; name that of {TASKS[name].folder}")
     return folder
 
 

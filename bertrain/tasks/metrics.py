@@ -20,8 +20,7 @@ from bertrain.data.formats.block import Values
 from bertrain.tasks.task import Head, TaskOutputs
 
 Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-LIBRARIES = {"sklearn": "scikit-learn", "scipy": "scipy"}
-"""Packages by the name of their module."""
+LIBRARIES = {"sklearn": "scikit-learn", "scipy": "scipy"}  # packages by the name of their module
 
 
 def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:
@@ -68,10 +67,8 @@ def _import(module: str) -> Any:
 
 
 def _missing_library(module: str) -> UserError:
-    return UserError(
-        "missing-library",
-        f"the metrics of this task need {LIBRARIES[module]}; install it with: pip install 'bertrain[finetune]'",
-    )
+    library = LIBRARIES[module]
+    return UserError("missing-library", f"this task's metrics need {library}; run: pip install 'bertrain[finetune]'")
 
 
 METRICS: dict[str, Callable[[Values, Predictions], float]] = {

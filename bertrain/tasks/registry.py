@@ -10,8 +10,11 @@ from bertrain.base.errors import UserError, nearest
 from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
+from bertrain.tasks.classify import ClassifyTask
 from bertrain.tasks.metrics import require_libraries
+from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.task import Task
+from bertrain.tasks.xnli import XnliTask
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
 
@@ -28,24 +31,17 @@ def open_task(
 
     `saved` is the `to_dict()` of the task that a model was trained on. With it, the training data need not be there.
     """
-    name = settings.task.name
-    if name not in task_names():
-        names = task_names()
+    name, names = settings.task.name, task_names()
+    if name not in names:
         raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, names)}; tasks: {', '.join(names)}")
     if not folder.exists():
         raise UserError("missing-data", f"--data {folder} does not exist")
     if name in SQUAD:
-        from bertrain.tasks.squad.task import SquadTask
-
         return SquadTask.open(settings, folder, vocabulary)
     if saved is None:
         require_libraries()
     if name == "xnli":
-        from bertrain.tasks.xnli import XnliTask
-
         return XnliTask(settings, folder, vocabulary)
     if name == "classify":
-        from bertrain.tasks.classify import ClassifyTask
-
         return ClassifyTask(settings, folder, vocabulary, saved)
     return glue.GlueTask(settings, folder, vocabulary)

@@ -31,9 +31,7 @@ def score(
         raise UserError("unknown-task", f"cannot score {task!r}, only SQuAD{nearest(prefix, ['squad'])}")
     version = squad_version(task)
     if null_odds and version == "v1.1":
-        raise UserError(
-            "conflicting-options", "--null-odds is for squad/v2.0; in squad/v1.1 every question is answerable"
-        )
+        raise UserError("conflicting-options", "--null-odds is for squad/v2.0; in v1.1 every question is answerable")
     collection = read_squad(Path(data), version)
     if not collection.has_answers:
         raise UserError("no-answers", f"{data} has no answers to score against")
@@ -43,9 +41,8 @@ def score(
     if not any(question in answers for question in ids):
         raise UserError("other-predictions", f"{predictions} answers none of the questions in {data}")
     if odds is not None and (missing := [question for question in ids if question not in odds]):
-        raise UserError(
-            "missing-odds", f"{null_odds} has no value for {len(missing):,} questions of {data}, such as {missing[0]}"
-        )
+        count = f"{len(missing):,} questions"
+        raise UserError("missing-odds", f"{null_odds} has no value for {count} of {data}, such as {missing[0]}")
     return score_squad(collection, answers, version, null_odds=odds, null_threshold=null_threshold)
 
 
@@ -53,9 +50,7 @@ def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool])
     """A JSON object of question ids and values."""
     content = read_json_file(path)
     if not isinstance(content, dict) or not content:
-        raise UserError(
-            "bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} for each question'
-        )
+        raise UserError("bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} each')
     invalid = next((question for question, value in content.items() if not is_valid(value)), None)
     if invalid is not None:
         raise UserError("bad-predictions", f'{path} has a value for question "{invalid}" that is not {meaning}')

@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,6 @@ from bertrain.tasks.metrics import compute_metrics, predictions_of, softmax
 from bertrain.tasks.tables import BadRows, FieldCountProblem, Row, read_table
 from bertrain.tasks.task import Head, TaskOutputs
 
-LARGEST_NUMBER = float(np.finfo(np.float32).max)
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -39,8 +38,7 @@ class Columns:
     label: tuple[str, ...] = ("label",)
     index: tuple[str, ...] = ("index", "idx", "id")
     language: tuple[str, ...] = ()
-    hint: str = ""
-    """What the user can do about a missing column."""
+    hint: str = ""  # what the user can do about a missing column
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,11 @@ class RowFormat:
     """How rows of a file become examples."""
 
     columns: Columns
-    parse_label: Callable[[str], float]
-    """The target that a label stands for; raises ValueError with the reason."""
-    header: tuple[str, ...] = ()
-    """The columns of files without a header line."""
-    languages: tuple[str, ...] = ()
-    """The languages to keep of a file in several."""
-    no_gold_label: str = ""
-    """The label of rows that annotators did not agree on; they are left out, as is usual."""
-    is_lenient: bool = False
-    """As is usual for QQP, leaves out rows split in two by a line feed, and keeps empty texts."""
+    parse_label: Callable[[str], float]  # the target that a label stands for; raises ValueError with the reason
+    header: tuple[str, ...] = ()  # the columns of files without a header line
+    languages: tuple[str, ...] = ()  # the languages to keep of a file in several
+    no_gold_label: str = ""  # the label of rows that annotators did not agree on; they are left out, as is usual
+    is_lenient: bool = False  # as is usual for QQP, leaves out rows split in two by a line feed, and keeps empty texts
 
 
 @dataclass
@@ -87,7 +80,7 @@ class TextRows:
             if has_second and not (second and second.strip()):
                 raise ValueError("has an empty second text")
         if with_labels:
-            if label is None or not label.strip():
+            if not (label and label.strip()):
                 raise ValueError("has no label")
             self.targets.append(row_format.parse_label(label.strip()))
         self.ids.append(str(number) if index is None else index)
@@ -155,12 +148,9 @@ def parse_number(label: str) -> float:
         value = float(label)
     except ValueError:
         raise ValueError(f"has the label {label!r}, which is not a number") from None
-    if not abs(value) <= LARGEST_NUMBER:
+    if not abs(value) <= np.finfo(np.float32).max:
         raise ValueError(f"has the label {label!r}, which is not finite")
     return value
-
-
-# --- splits and tasks --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -184,18 +174,14 @@ class TableSplit:
         if not self.languages:
             return compute_metrics(self.task.metric_names, targets, predictions)
         languages = np.array(self.languages)
-        by_language = {
-            language: compute_metrics(
-                self.task.metric_names, targets[languages == language], predictions[languages == language]
-            )
-            for language in dict.fromkeys(self.languages)
-        }
-        means = {
-            name: float(np.mean([metrics[name] for metrics in by_language.values()])) for name in self.task.metric_names
-        }
-        return means | {
-            f"{name}_{language}": value for language, metrics in by_language.items() for name, value in metrics.items()
-        }
+        values: dict[str, list[float]] = {name: [] for name in self.task.metric_names}
+        by_language = {}
+        for language in dict.fromkeys(self.languages):
+            rows = languages == language
+            for name, value in compute_metrics(self.task.metric_names, targets[rows], predictions[rows]).items():
+                by_language[f"{name}_{language}"] = value
+                values[name].append(value)
+        return {name: float(np.mean(numbers)) for name, numbers in values.items()} | by_language
 
     def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
         return [self.task.write_split(self, outputs, folder)]
@@ -219,7 +205,7 @@ class TableTask:
         self.notes: list[str] = []
         self.held_out_splits: Sequence[str] = ()
         self.unlabeled_splits: Sequence[str] = ()
-        self._loaded: dict[tuple[str, bool], TableSplit] = {}
+        self._load = cache(self.load_split)
 
     def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
         """Read the files of a split; see `read_split`."""
@@ -244,12 +230,6 @@ class TableTask:
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "head": self.head, "labels": list(self.labels)}
-
-    def _load(self, name: str, *, with_labels: bool) -> TableSplit:
-        key = (name, with_labels)
-        if key not in self._loaded:
-            self._loaded[key] = self.load_split(name, with_labels=with_labels)
-        return self._loaded[key]
 
     def read_split(self, name: str, files: Sequence[Path], row_format: RowFormat, *, with_labels: bool) -> TableSplit:
         """Read and encode the rows of some files, and note the rows that were left out or truncated."""

@@ -8,6 +8,7 @@ fields may contain commas and line breaks.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
 import json
@@ -26,20 +27,11 @@ from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 
 HUB = "data"  # the folder of the data files in a repository of the Hugging Face hub
 FORMATS = {
-    "tsv": "tsv",
-    "txt": "tsv",
-    "csv": "csv",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "json": "jsonl",
-    "parquet": "parquet",
-    "arrow": "arrow",
-}
+    "tsv": "tsv", "txt": "tsv", "csv": "csv", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl",
+    "parquet": "parquet", "arrow": "arrow",
+}  # fmt: skip
 """The format of a file by the suffix of its name."""
 
-COMPRESSED = ("gz", "bz2", "xz", "zst")
-BATCH_ROWS = 4096
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_UTF8 = "is not UTF-8 text; save the file as UTF-8"
 SKIP_HINT = "fix it, or skip such rows with --on-error skip"
 
@@ -86,7 +78,7 @@ def stem_of(path: Path) -> str:
 def _uncompressed_name(path: Path) -> str:
     name = path.name.lower()
     stem, _, suffix = name.rpartition(".")
-    return stem if suffix in COMPRESSED else name
+    return stem if suffix in ("gz", "bz2", "xz", "zst") else name
 
 
 def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
@@ -126,9 +118,7 @@ def choose_files(folder: Path, stems: Sequence[str], notes: list[str]) -> list[P
     files = next(iter(found.values()), [])
     part = _PART.fullmatch(stem_of(files[0])) if files else None
     if part and int(part["total"]) != len(files):
-        raise UserError(
-            "missing-parts", f"{folder} has {len(files)} of the {int(part['total'])} parts of {files[0].name}"
-        )
+        raise UserError("missing-parts", f"{folder} has {len(files)} of {int(part['total'])} parts of {files[0].name}")
     return files
 
 
@@ -154,18 +144,15 @@ def _damaged_table(name: object, reason: object) -> UserError:
     return UserError("damaged-table", f"{name} is damaged or truncated ({reason}); download it again")
 
 
-# --- one reader for each format ----------------------------------------------------------------------------
-
-
 def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
-    numbered = ((number, _decode(line)) for number, line in _read_lines(stream))
-    rows = ((number, text.rstrip("\n").removesuffix("\r").split("\t")) for number, text in numbered)
+    lines = _read_text_lines(stream)
+    rows = ((number, text.rstrip("\n").removesuffix("\r").split("\t")) for number, text in lines)
     return _select_fields(stream.name, ((number, row) for number, row in rows if row != [""]), select, header)
 
 
 def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
     csv.field_size_limit(LARGEST_RECORD)
-    reader = csv.reader((_decode(line) for _, line in _read_lines(stream)), strict=True)
+    reader = csv.reader((text for _, text in _read_text_lines(stream)), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str] | Problem]]:
         while True:
@@ -176,9 +163,8 @@ def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> I
                 return
             except csv.Error as error:
                 if "unexpected end of data" in str(error):  # the rest of the file became one field
-                    raise UserError(
-                        "unclosed-quote", f"the quote that opens in line {first:,} of {stream.name} is never closed"
-                    ) from None
+                    place = f"line {first:,} of {stream.name}"
+                    raise UserError("unclosed-quote", f"the quote that opens in {place} is never closed") from None
                 for line in range(first, reader.line_num + 1):  # every line within the malformed quote is lost
                     yield line, Problem(f"line {line:,} of {stream.name}", f"is not valid CSV ({error})")
                 continue
@@ -205,9 +191,7 @@ def _select_fields(
         names = list(header)
     columns = _select(name, names, select)
     if repeated := next((column for column in columns if column is not None and names.count(column) > 1), None):
-        raise UserError(
-            "repeated-column", f"{name} has {names.count(repeated)} columns {repeated!r}; rename all but one"
-        )
+        raise UserError("repeated-column", f"{name} has {names.count(repeated)} columns {repeated!r}; keep one")
     indices = [None if column is None else names.index(column) for column in columns]
     for line, fields in rows:
         place = f"line {line:,} of {name}"
@@ -252,9 +236,7 @@ def _read_columnar(stream: Stream, select: SelectColumns, header: Sequence[str])
     import pyarrow as pa
 
     if stream.path is None:
-        raise UserError(
-            "compressed-table", f"{stream.name} is compressed; decompress it, as Parquet and Arrow compress themselves"
-        )
+        raise UserError("compressed-table", f"{stream.name} is compressed; decompress this Parquet or Arrow file")
     read = _read_parquet if format_of(stream.path) == "parquet" else _read_arrow
     place = "the start"
     try:
@@ -272,7 +254,7 @@ def _read_parquet(path: Path, select: SelectColumns) -> Iterator[Row | Problem]:
     with pyarrow.parquet.ParquetFile(path) as file:
         columns = _select(str(path), file.schema_arrow.names, select)
         selected = [column for column in columns if column is not None]
-        yield from _read_batches(path, file.iter_batches(BATCH_ROWS, columns=selected), file.schema_arrow, columns)
+        yield from _read_batches(path, file.iter_batches(4096, columns=selected), file.schema_arrow, columns)
 
 
 def _read_arrow(path: Path, select: SelectColumns) -> Iterator[Row | Problem]:
@@ -291,29 +273,25 @@ def _read_batches(
     path: Path, batches: Iterable[Any], schema: Any, columns: Sequence[str | None]
 ) -> Iterator[Row | Problem]:
     classes = _class_names(schema)
-    number = 0
+    numbers = itertools.count(1)
     for batch in batches:
         batch.validate(full=True)
         lists = [
-            itertools.repeat(None)
+            [None] * batch.num_rows
             if column is None
             else _to_class_names(batch.column(column).to_pylist(), classes.get(column))
             for column in columns
         ]
-        for _, *values in zip(range(batch.num_rows), *lists, strict=False):
-            number += 1
-            yield _to_row(f"row {number:,} of {path}", values, columns)
+        for values in zip(*lists, strict=True):
+            yield _to_row(f"row {next(numbers):,} of {path}", values, columns)
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
     """The class names that `datasets` wrote into the schema, by column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {
-            column: list(map(str, feature["names"]))
-            for column, feature in features.items()
-            if feature.get("_type") == "ClassLabel"
-        }
+        classes = {name: feature for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
+        return {column: list(map(str, feature["names"])) for column, feature in classes.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
 
@@ -326,30 +304,24 @@ def _to_class_names(indices: list[Any], names: list[str] | None) -> list[Any]:
     return [None if index == -1 else names[index] if index in known else index for index in indices]
 
 
-# --- values ------------------------------------------------------------------------------------------------
-
-
 def _select(name: str, names: list[str], select: SelectColumns) -> Sequence[str | None]:
     try:
         return select(names)
     except LookupError as error:
         missing, hint = error.args
-        raise UserError(
-            "missing-column", f"{name} has no column {missing}; its columns are {listed(names)}{hint}"
-        ) from None
+        columns = listed(names)
+        raise UserError("missing-column", f"{name} has no column {missing}; its columns are {columns}{hint}") from None
 
 
 def _to_row(place: str, values: Iterable[Any], columns: Sequence[str | None]) -> Row | Problem:
     texts: list[str | None] = []
     for value, column in zip(values, columns, strict=True):
-        if isinstance(value, float) and not math.isnan(value):
-            texts.append(str(int(value)) if value.is_integer() else repr(value))
-        elif value is None or isinstance(value, float):
+        if value is None or (isinstance(value, float) and math.isnan(value)):
             texts.append(None)
-        elif isinstance(value, bool):
+        elif isinstance(value, float):
+            texts.append(str(int(value)) if value.is_integer() else repr(value))
+        elif isinstance(value, int):  # or a bool
             texts.append(str(value).lower())
-        elif isinstance(value, int):
-            texts.append(str(value))
         elif not isinstance(value, str):
             return Problem(place, f"has a {type(value).__name__} in {column!r}, not a text or a number")
         elif not _is_valid_text(value):
@@ -359,17 +331,17 @@ def _to_row(place: str, values: Iterable[Any], columns: Sequence[str | None]) ->
     return Row(place, tuple(texts))
 
 
+def _read_text_lines(stream: Stream) -> Iterator[tuple[int, str]]:
+    """Numbered lines as text; `_is_valid_text` recognizes bytes that are not UTF-8."""
+    return ((number, line.decode("utf-8", "surrogateescape")) for number, line in _read_lines(stream))
+
+
 def _read_lines(stream: Stream) -> Iterator[tuple[int, bytes]]:
     """Numbered lines without the byte order mark."""
     for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             raise UserError("line-too-long", f"{line}, too long for a row")
-        yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-
-
-def _decode(line: bytes) -> str:
-    """A line as text; `_is_valid_text` recognizes bytes that are not UTF-8."""
-    return line.decode("utf-8", "surrogateescape")
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def _is_valid_text(value: str | None) -> bool:

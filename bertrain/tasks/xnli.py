@@ -15,8 +15,7 @@ from bertrain.tasks.tables import choose_files
 
 LABELS = TASKS["mnli"].labels
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
-ROWS = {"dev": 2490, "test": 5010}
-"""Published rows in each language."""
+ROWS = {"dev": 2490, "test": 5010}  # published rows in each language
 
 ALL = "all"
 LABEL_ALIASES = {"contradictory": LABELS.index("contradiction")} | {str(i): i for i in range(len(LABELS))}
@@ -38,10 +37,7 @@ class XnliTask(TableTask):
     def __init__(self, settings: Settings, folder: Path, vocabulary: Vocabulary) -> None:
         super().__init__(settings, vocabulary, "classify", LABELS, ("accuracy",))
         if not folder.is_dir():
-            raise UserError(
-                "not-a-folder",
-                f"--data {folder} is not a folder; name that of xnli.dev.tsv and multinli.train.en.tsv",
-            )
+            raise UserError("not-a-folder", f"--data {folder} is not a folder; name that of xnli.dev.tsv")
         self.folder, self.languages = folder, parse_languages(settings.task.languages)
         self.files = {split: self._find_files(split) for split in ROWS}
         self.held_out_splits = [split for split in ROWS if self.files[split]]
@@ -66,15 +62,12 @@ class XnliTask(TableTask):
         found = dict.fromkeys(split.languages)
         missing = [language for language in self.languages if language not in found]
         if missing and self.settings.task.languages != ALL:
-            raise UserError(
-                "missing-language",
-                f"{name} of {self.folder} has no rows in {', '.join(missing)}; see --task.languages",
-            )
+            languages = ", ".join(missing)
+            raise UserError("missing-language", f"{self.folder} has no {name} in {languages}; see --task.languages")
         published = ROWS[name] * len(found)
         if split.num_examples != published:
-            self.notes.append(
-                f"{name}: {split.num_examples:,} of the {published:,} published rows in {len(found)} languages"
-            )
+            rows = f"{split.num_examples:,} of the {published:,} published rows"
+            self.notes.append(f"{name}: {rows} in {len(found)} languages")
         return split
 
     def _find_files(self, split: str) -> dict[str, list[Path]]:

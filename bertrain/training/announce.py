@@ -26,12 +26,7 @@ from bertrain.training.resolved_run import resolve_run
 
 
 def announce(
-    run: Run,
-    loader: Loader,
-    ranks: parallel.Ranks,
-    progress: Progress,
-    console: Console,
-    notes: Sequence[str],
+    run: Run, loader: Loader, ranks: parallel.Ranks, progress: Progress, console: Console, notes: Sequence[str]
 ) -> None:
     """Print what was chosen and why, and record the environment."""
     data, settings = loader.data, run.settings

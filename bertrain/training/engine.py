@@ -1,7 +1,7 @@
-"""The engine computes a step: plainly under autograd, or fused, on kernels and CUDA graphs. The loop serves both.
+"""The engine computes a step: fused, on our kernels and CUDA graphs; compiled by torch.compile; or plain, by autograd.
 
-`choose` selects one and gives the reason. Both add a bin's part of the gradient to the arena and apply one update to
-it; both leave all results on the device.
+`choose` selects one and gives the reason. Each adds a bin's part of the gradient to the arena and applies one update to
+it, and leaves all results on the device; the loop does not know which it has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from bertrain.base import isa
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
+from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import SHAPES
 from bertrain.data.feed.loader import Step
@@ -27,6 +28,12 @@ from bertrain.model.fused_check import why_not_implemented
 from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.ranks.parallel import Ranks
+from bertrain.training.compiled_engine import (
+    CompiledEngine,
+    attention_kernel,
+    use_varlen_attention,
+    why_not_compiled,
+)
 from bertrain.training.exchange import Exchange
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.plain_engine import PlainEngine, plain_outputs
@@ -34,6 +41,7 @@ from bertrain.training.precision import check_precision
 
 Predictor = Callable[[Batch], Outputs]
 """Computes a model's outputs for a bin on its device, without dropout."""
+ENGINES = {"fused": "fused kernels", "compiled": "compiled PyTorch", "plain": "plain PyTorch"}
 MOST_TOKENS = 8 * 65_535  # rows of one launch: CUDA allows 65,535 blocks along y, and GELU's have eight rows
 
 
@@ -74,10 +82,13 @@ class Engine(Protocol):
 
 
 def predictor(model: Bert, settings: Settings, device: torch.device) -> Predictor:
-    """Outputs of a model that is not trained, on the kernels if `choose` selects them."""
-    if choose(settings, device, model)[0]:
+    """Outputs of a model that is not trained, on the engine that `choose` selects."""
+    name, _ = choose(settings, device, model)
+    if name == "fused":
         fused = FusedBert(model, Arena(model, split_parts))
         return torch.no_grad()(fused.outputs)
+    if name == "compiled":
+        use_varlen_attention(model, settings, device)
     return lambda batch: plain_outputs(model, batch, settings.train)
 
 
@@ -102,20 +113,29 @@ def why_unfit(settings: Settings, device: torch.device) -> str:
     return ""
 
 
-def choose(settings: Settings, device: torch.device, model: Bert | None = None) -> tuple[bool, str]:
-    """Whether the fused engine computes `model` (by default, a new one of these settings), and the reason."""
-    precision = settings.train.precision
+def choose(settings: Settings, device: torch.device, model: Bert | None = None) -> tuple[EngineName, str]:
+    """The engine that computes `model` (by default, a new one of these settings), and the reason."""
+    precision, asked = settings.train.precision, settings.train.kernels
     check_precision(settings.train, device)
     usable, reason = _kernels(settings, device)
     if usable and (mismatch := _mismatch(settings, model)):
         usable, reason = False, mismatch
+    name: EngineName = "fused" if usable else "plain"
     if precision == "fp8" and not usable:
         raise UserError(
             "precision-not-possible",
             f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16",
         )
+    if not usable and asked != "plain":
+        why_not = why_not_compiled(settings, device)
+        if not why_not:
+            name, reason = "compiled", f"{attention_kernel(settings, device)} attention; {reason}"
+        elif asked == "compiled":
+            reason = why_not
+    if asked not in ("auto", name):
+        raise UserError("engine-not-possible", f"train.kernels {asked} is not possible here ({reason}); use auto")
     instructions = f"; {isa.describe(settings.train.isa, precision)}" if device.type == "cpu" else ""
-    return usable, f"{'fused kernels' if usable else 'plain PyTorch'}, {precision} ({reason}){instructions}"
+    return name, f"{ENGINES[name]}, {precision} ({reason}){instructions}"
 
 
 def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
@@ -123,7 +143,7 @@ def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
     precision = settings.train.precision
     on_cpu = device.type == "cpu" and not backend.INTERPRETED
     formats = ("bf16",) if on_cpu else ("bf16", "fp8")
-    if settings.train.kernels == "plain":
+    if settings.train.kernels in ("compiled", "plain"):
         return False, "asked for"
     if precision not in formats:
         return False, f"the kernels work in {' or '.join(formats)}, not in {precision}"
@@ -146,7 +166,8 @@ def build(
 ) -> PlainEngine | FusedEngine:
     """Build the engine that `choose` selects; warns if only the model's structure rules out the kernels."""
     device = arena.values.device
-    is_fused, _ = choose(settings, device, model)
-    if not is_fused and ranks.is_first and _kernels(settings, device)[0]:
-        warn(f"the kernels do not compute this model, so it trains on plain PyTorch: {why_not_implemented(model)}")
-    return (FusedEngine if is_fused else PlainEngine)(model, arena, optimizer, exchange, ranks, settings)
+    name, _ = choose(settings, device, model)
+    if name != "fused" and ranks.is_first and _kernels(settings, device)[0]:
+        warn(f"the kernels do not compute this model, so it trains on {ENGINES[name]}: {why_not_implemented(model)}")
+    engines = {"fused": FusedEngine, "compiled": CompiledEngine, "plain": PlainEngine}
+    return engines[name](model, arena, optimizer, exchange, ranks, settings)

@@ -16,7 +16,7 @@ step's gradient times W, so that it has the size of the whole:
 
 from __future__ import annotations
 
-from itertools import chain
+from collections import Counter
 from typing import Any
 
 import torch
@@ -44,13 +44,15 @@ class Exchange:
         self.buckets = arena.buckets(size)
         self._frozen = arena.frozen
         self._shards = [arena.shard(number, shards) for number in range(shards)]
-        self._members = {name: self._buckets_of(name) for name in arena.places}
-        self._num_members = [0] * len(self.buckets)
-        for number in chain.from_iterable(self._members.values()):
-            self._num_members[number] += 1
+        # A bucket holds whole parameters.
+        self._bucket_of = {
+            name: next(i for i, bucket in enumerate(self.buckets) if start in bucket)
+            for name, (start, _) in arena.places.items()
+        }
+        self._num_members = Counter(self._bucket_of.values())
         self.loss_scale = torch.ones((), device=arena.gradients.device)
         """Factor on the gradients, by which `norm_and_factor` divides."""
-        self._missing: list[int] = []
+        self._missing = Counter[int]()
         self._works: list[Any] = []
         self._next = 0
 
@@ -64,20 +66,14 @@ class Exchange:
         """The buckets that are sent during the backward pass, in their order."""
         return [] if self.is_idle or self._clipping == "local" else self.buckets
 
-    def _buckets_of(self, name: str) -> list[int]:
-        start, shape = self._arena.places[name]
-        stop = start + shape.numel()
-        return [i for i, bucket in enumerate(self.buckets) if bucket.start < stop and start < bucket.stop]
-
     def begin(self) -> None:
         """Start a step; called before the backward pass of its last bin."""
         self._works, self._next = [], 0
-        self._missing = list(self._num_members)
+        self._missing = self._num_members.copy()
 
     def parameter_ready(self, name: str) -> None:
         """Report that the gradient of this parameter is complete."""
-        for number in self._members[name]:
-            self._missing[number] -= 1
+        self._missing[self._bucket_of[name]] -= 1
         while self._next < len(self.sent_during_backward) and self._missing[self._next] == 0:
             self._send()
 

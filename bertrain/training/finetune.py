@@ -20,10 +20,7 @@ from bertrain.training.task_results import RESULTS, Outcome, checkpoint_of, metr
 
 
 def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> Progress:
-    """Fine-tune the weights `init` for the task that `settings` name, with its files in `data`, into the folder `run`.
-
-    If `run` has begun with the same settings, it is continued.
-    """
+    """Fine-tune the weights `init` for the task of `settings` on the files in `data`; starts or continues `run`."""
     with parallel.join(settings.train) as ranks:
         return start(resolve_run(settings, data, run, init=init, ranks=ranks), ranks)
 

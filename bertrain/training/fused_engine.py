@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Step
-from bertrain.kernels.arguments import LambBuffers
+from bertrain.kernels.arguments import LambBuffers, LambConstants, LambScalars
 from bertrain.kernels.lamb import LambTable, Part, lamb_step
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
@@ -41,14 +41,12 @@ class Shape(NamedTuple):
 
 @dataclass
 class Captured:
-    """Bins of one shape: the buffers that batches are copied into, and after the first run, CUDA graphs.
-
-    Each graph comes with the arena offset above which all gradients are complete after it.
-    """
+    """Bins of one shape: the buffers that batches are copied into, and after the first run, CUDA graphs."""
 
     batch: Batch
     is_warm: bool = False
     graphs: list[tuple[torch.cuda.CUDAGraph, int]] = field(default_factory=list)
+    """Each with the arena offset above which all gradients are complete after it."""
 
 
 class FusedEngine:
@@ -112,15 +110,14 @@ class FusedEngine:
         self._word_scale.fill_(1 / max(1, step.num_predictions))
         self._sequence_scale.fill_(1 / step.num_sequences)
         if self._pool is None:  # without graphs, shapes need not repeat
-            for complete_from in self._pieces(batch.without_padding(), accumulate, pauses):
-                self._exchange.ready_from(complete_from)
+            self._run_pieces(batch.without_padding(), accumulate, pauses)
             return
         shape = Shape(len(batch.input_ids), len(batch.is_real), len(batch.mlm_labels), accumulate, bool(pauses))
         captured = self._captured.get(shape)
         if captured is None:
             captured = self._captured[shape] = Captured(batch.to(self.sums.device))
         else:
-            _copy_into(captured.batch, batch)
+            captured.batch.copy_(batch)
         if not captured.graphs and captured.is_warm and self.uses_graphs:
             captured.graphs = self._capture_pieces(captured.batch, accumulate, pauses)
         if captured.graphs and self.uses_graphs:
@@ -130,8 +127,11 @@ class FusedEngine:
         else:
             # FP8 measures its scales in the first step; graphs capture the second, which uses them.
             captured.is_warm = self._model.scales is None or self._model.scales.ready
-            for complete_from in self._pieces(captured.batch, accumulate, pauses):
-                self._exchange.ready_from(complete_from)
+            self._run_pieces(captured.batch, accumulate, pauses)
+
+    def _run_pieces(self, batch: Batch, accumulate: bool, pauses: frozenset[int]) -> None:
+        for complete_from in self._pieces(batch, accumulate, pauses):
+            self._exchange.ready_from(complete_from)
 
     def _pieces(self, batch: Batch, accumulate: bool, pauses: frozenset[int]) -> Generator[int, None, None]:
         """Compute a bin in pieces; yields after each the arena offset above which all gradients are complete."""
@@ -191,14 +191,8 @@ class FusedEngine:
             lamb_step(
                 LambBuffers(optimizer.values, optimizer.gradients, *moments),
                 self._table,
-                learning_rate=self._rate,
-                clip=factor,
-                apply=apply,
-                step=optimizer.num_applied.clamp(min=1).float(),
-                weight_decay=settings.weight_decay,
-                beta1=settings.beta1,
-                beta2=settings.beta2,
-                eps=settings.epsilon,
+                LambScalars(self._rate, factor, apply, optimizer.num_applied.clamp(min=1).float()),
+                LambConstants(settings.weight_decay, settings.beta1, settings.beta2, settings.epsilon),
                 copy=self._model.values16[optimizer.span.start : optimizer.span.stop],
                 sum_over_ranks=optimizer.sum_over_ranks,
             )
@@ -229,11 +223,3 @@ def lamb_table(optimizer: Optimizer) -> LambTable | None:
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> AbstractContextManager[None]:
     """Capture the launches of this thread; the loader's thread may pin memory meanwhile."""
     return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-
-
-def _copy_into(buffers: Batch, batch: Batch) -> None:
-    """Copy a batch's tensors into those of another batch of the same shape, asynchronously."""
-    for item in fields(batch):
-        tensor = getattr(batch, item.name)
-        if isinstance(tensor, Tensor):
-            getattr(buffers, item.name).copy_(tensor, non_blocking=True)

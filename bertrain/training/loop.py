@@ -116,10 +116,7 @@ def _build(
         announce(run, loader, ranks, progress, console, resolved.notes)
     events.building(settings, state, loader)
     saver = Saver(
-        run.checkpoints,
-        settings.checkpoint.keep,
-        keep_best=settings.checkpoint.keep_best,
-        settings=settings.to_dict(),
+        run.checkpoints, settings.checkpoint.keep, keep_best=settings.checkpoint.keep_best, settings=settings.to_dict()
     )
     stack.callback(saver.wait)
     stopwatch = Stopwatch(ranks.device)
@@ -142,31 +139,20 @@ def _build(
     stack.callback(metrics.close)
     console.start(progress.step, last_step)
     stack.callback(console.stop)
+    telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+    stop_signal = stack.enter_context(StopSignal().listening())
+    skipped = SkippedSteps(settings.train.max_skipped_steps)
     return Session(
-        run=run,
-        ranks=ranks,
-        state=state,
-        loader=loader,
-        evaluator=evaluator,
-        agenda=agenda,
-        metrics=metrics,
-        saver=saver,
-        stopwatch=stopwatch,
-        skipped=SkippedSteps(settings.train.max_skipped_steps),
-        console=console,
-        telemetry=stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank)),
-        stop_signal=stack.enter_context(StopSignal().listening()),
-        events=events,
-        resumed_at=progress,
-    )
+        run, ranks, state, loader, evaluator, agenda, metrics, saver, stopwatch, skipped, console, telemetry,
+        stop_signal, events, resumed_at=progress,
+    )  # fmt: skip
 
 
 def _loop(session: Session) -> Ending:
     """Step after step, until the run is complete or the ranks agree to stop."""
-    ranks, state, agenda, metrics, saver = (
-        session.ranks, session.state, session.agenda, session.metrics, session.saver,
-    )  # fmt: skip
-    stopwatch, events, heartbeat, first = session.stopwatch, session.events, ranks.heartbeat, session.resumed_at
+    ranks, state, agenda, metrics = session.ranks, session.state, session.agenda, session.metrics
+    saver, stopwatch, events = session.saver, session.stopwatch, session.events
+    heartbeat, first = ranks.heartbeat, session.resumed_at
     ending = Ending(agenda.why_over(first))
     events.starting()
     agenda.start_clock()
@@ -297,9 +283,7 @@ def train_step(
     stopwatch.mark()
 
     state.progress = Progress(
-        step=step.number + 1,
-        samples=step.next_position,
-        tokens=state.progress.tokens + step.num_tokens,
+        step=step.number + 1, samples=step.next_position, tokens=state.progress.tokens + step.num_tokens
     )
     return PendingStep(
         step=step.number + 1,

@@ -62,13 +62,17 @@ class PlainEngine:
         device = self.sums.device
         batch = batch.without_padding() if device.type == "cpu" else batch.to(device)
         torch.manual_seed(batch.dropout_seed)
-        with autocast(self._settings.train, device):
-            outputs = self._model(batch)
-        sums = sums_of(outputs, batch, self._settings.model.head)
-        loss = sums.mlm_loss / max(1, step.num_predictions) + sums.sequence_loss / step.num_sequences
+        loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences)
         self._completes_gradient = is_last
         (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
-        self.sums += sums.pack()
+        self.sums += sums
+
+    def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
+        """A bin's part of the step's loss, and its packed `Sums`."""
+        with autocast(self._settings.train, self.sums.device):
+            outputs = self._model(batch)
+        sums = sums_of(outputs, batch, self._settings.model.head)
+        return sums.mlm_loss / num_predictions + sums.sequence_loss / num_sequences, sums.pack()
 
     def outputs(self, batch: Batch) -> Outputs:
         return plain_outputs(self._model, batch, self._settings.train)

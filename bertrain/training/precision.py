@@ -63,10 +63,8 @@ def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str,
             return "CPUs have no TF32", "bf32"
         newest = isa.usable(settings.isa)
         if precision == "bf32" and newest != "amx":  # without it oneDNN takes the permission and multiplies fp32
-            return (
-                f"bf16 products of fp32 tensors need AMX, and this run has {newest or 'no such instructions'}",
-                "fp32",
-            )
+            found = newest or "no such instructions"
+            return f"bf16 products of fp32 tensors need AMX, and this run has {found}", "fp32"
         return "", ""
     name = torch.cuda.get_device_name(device)
     if precision == "bf32":

@@ -42,9 +42,7 @@ def evaluate_task(
         held_out = model.task.held_out()
         if not held_out:
             raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
-        model.print_notes()
-        metrics = model.evaluator(held_out).evaluate(model.predict, model.ranks)
-        return {"step": float(model.step)} | metrics
+        return {"step": float(model.step)} | model.evaluator(held_out).evaluate(model.predict, model.ranks)
 
 
 def predict(
@@ -66,7 +64,6 @@ def predict(
         splits: Mapping[str, Split] = model.task.to_predict()
         if not splits:
             raise UserError("no-examples", f"{model.folder} has nothing to predict")
-        model.print_notes()
         evaluator = model.evaluator(splits)
         result: dict[str, Any] = {}
         for name, split in splits.items():
@@ -108,13 +105,11 @@ class _Model:
     step: int
 
     def evaluator(self, splits: Mapping[str, Split]) -> TaskEvaluator:
-        return TaskEvaluator(self.task, splits, self.run.settings, self.folder, self.run.vocabulary())
-
-    def print_notes(self) -> None:
-        """Print what was found in the files, once they have been read."""
+        """The evaluator of splits that have been read; prints what was found in their files."""
         if self.ranks.is_first:
             for note in self.task.notes:
                 remark(note)
+        return TaskEvaluator(self.task, splits, self.run.settings, self.folder, self.run.vocabulary())
 
 
 @contextmanager

@@ -84,8 +84,8 @@ def place_for(settings: Settings, data: DataSource, world: int) -> Place:
     """The memory that each of `world` ranks has: its share of its device or of this machine."""
     device, _ = parallel.choose_device(settings.train.device)
     bytes, label = room(device, count_local_ranks(world))
-    is_fused, _ = engine.choose(settings, device)
-    return Place(data, world, is_fused, device.type == "cuda", bytes, label)
+    name, _ = engine.choose(settings, device)
+    return Place(data, world, name, device.type == "cuda", bytes, label)
 
 
 def check_memory(settings: Settings, data: DataSource, world: int, *, is_begun: bool) -> None:

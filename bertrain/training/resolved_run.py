@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
 from bertrain.data.feed.loader import check_data, training_rows
-from bertrain.data.formats.source import DataSource
+from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
@@ -26,10 +27,12 @@ from bertrain.run.folder import Run, check_free, refuse_other_vocabulary
 from bertrain.tasks import registry
 from bertrain.tasks.task import Task
 from bertrain.training import engine
-from bertrain.training.init_from import InitWeights, refuse_init_settings
-from bertrain.training.open_data import open_for, task_data, vocabulary_for
 from bertrain.training.resolve_auto import check_memory, draw_seed, find_token_budget, resolve_auto
+from bertrain.training.restore import InitWeights, refuse_init_settings
+from bertrain.training.task_evaluator import task_data
 from bertrain.training.task_settings import evaluate_as_overridden, fit_to_task
+from bertrain.weights.companions import find_vocabulary
+from bertrain.weights.tensors import PADDING_LIMIT
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,10 @@ def resolve_run(
     world = ranks.world if ranks is not None else world
     task: Task | None = None
     if settings.task.name:
-        vocabulary = begun.vocabulary() if begun else _vocabulary_of_weights(settings, weights)
-        task = _open_task(settings, Path(data), vocabulary, same_task)
+        vocabulary = begun.vocabulary() if begun else _vocabulary_for(settings, weights)
+        is_same = same_task is not None and same_task.data.vocabulary.hash == vocabulary.hash
+        task = same_task.task if same_task and is_same else registry.open_task(settings, Path(data), vocabulary)
+        assert task is not None
         settings = fit_to_task(settings, task, begun, weights, world=world)
     settings, notes = resolve_auto(settings, begun)
     device, _ = parallel.choose_device(settings.train.device)
@@ -162,20 +167,6 @@ def resolve_resume(
     return replace(resolved, settings=settings, folder=Path(folder), begun=begun, init=begun.init)
 
 
-def _vocabulary_of_weights(settings: Settings, weights: InitWeights | None) -> Vocabulary:
-    if weights is None:
-        raise UserError(
-            "missing-init", "--init is missing: the run or the weights to fine-tune, such as --init runs/base"
-        )
-    return vocabulary_for(settings, weights)
-
-
-def _open_task(settings: Settings, data: Path, vocabulary: Vocabulary, same_task: ResolvedRun | None) -> Task:
-    if same_task is not None and same_task.task is not None and same_task.data.vocabulary.hash == vocabulary.hash:
-        return same_task.task
-    return registry.open_task(settings, data, vocabulary)
-
-
 def _open(
     settings: Settings, folder: Path, task: Task | None, vocabulary: Vocabulary | None, ranks: Ranks | None, world: int
 ) -> ResolvedRun:
@@ -194,3 +185,30 @@ def _open(
         refuse_other_vocabulary(held_out, data.vocabulary.hash)
     notes = tuple(task.notes) if task is not None else ()
     return ResolvedRun(None, settings, data, world, task=task, held_out=held_out, notes=notes)
+
+
+def open_for(folder: str | Path, settings: Settings, ranks: Ranks | None) -> DataSource:
+    """Prepared data. The first rank hashes its files as `data.verify` says; others, or no ranks, check only sizes."""
+    verify = settings.data.verify if ranks is not None and ranks.is_first else "size"
+    return open_data(folder, vocab=settings.data.vocab, verify=verify, quiet=not is_first_rank())
+
+
+def _vocabulary_for(settings: Settings, weights: InitWeights | None) -> Vocabulary:
+    """The vocabulary to read a task with: that of the weights, or the file `data.vocab`."""
+    if weights is None:
+        raise UserError("missing-init", "name the run or the weights to fine-tune, such as --init runs/base")
+    source, vocabulary = weights.source, weights.source.vocabulary
+    if settings.data.vocab:
+        given = find_vocabulary(Path(), Path(settings.data.vocab))
+        assert given is not None
+        vocabulary = given if vocabulary is None else replace(given, lower_case=vocabulary.lower_case)
+    if vocabulary is None:
+        raise UserError("missing-vocabulary", f"{weights.path} has no vocabulary; name one with --data.vocab FILE")
+    rows = source.settings.vocab_size if source.settings else len(vocabulary.words)
+    if not 0 <= rows - len(vocabulary.words) < PADDING_LIMIT:
+        raise UserError(
+            "other-vocabulary",
+            f"{settings.data.vocab or 'the vocabulary'} has {len(vocabulary.words):,} words, but the model of "
+            f"{weights.path} has {rows:,}; name the vocabulary it was trained with by --data.vocab FILE",
+        )
+    return vocabulary

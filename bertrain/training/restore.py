@@ -1,27 +1,109 @@
-"""Restores a run: from its newest checkpoint, from the weights of `--init`, or from fresh ones."""
+"""Restores a run: from its newest checkpoint, from the weights of `--init`, or from fresh ones.
+
+`--init` names another run, or weights of any supported format. Two phases are two runs: the second begins with the
+first; its counters, data and schedule are its own. `train.init_optimizer` says whether the optimizer's state is kept,
+`train.init_positions` whether the model may have more positions than the weights.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from bertrain.base.console import Console, warn
-from bertrain.model.initialization import initialize
+from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
+from bertrain.config.settings import Settings
+from bertrain.data.formats.source import DataSource
+from bertrain.model.initialization import initialize, uninitialized
+from bertrain.optim.madgrad import START
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress
-from bertrain.run.folder import Run
-from bertrain.training.init_from import InitWeights, begin_with
+from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.training.state import TrainState
+from bertrain.weights.source import NEWEST, check_shapes, copy_weights, match_parameters, open_source
+from bertrain.weights.tensors import PADDED_BY_VOCABULARY, POSITIONS, OpenedWeights, Weights, load_tensors
+
+
+@dataclass
+class InitWeights:
+    """The weights of `--init`: each rank opens and reads them once, and only the first rank hashes them."""
+
+    path: str
+    source: OpenedWeights
+    fingerprint: str
+    """SHA-256 of the weights; empty on other ranks than the first, which verifies for all."""
+
+    @staticmethod
+    def open(path: str, ranks: Ranks | None) -> InitWeights:
+        """Open what `path` names. Without `ranks`, before any are started, nothing is hashed."""
+        if ranks is None:
+            return InitWeights(path, open_source(path, hashes=False), "")
+        source = open_source(path) if ranks.is_first else None
+        # The first rank may have passed over a damaged checkpoint: every rank takes the one that it chose.
+        is_run = source is not None and source.kind == "run"
+        step = ranks.broadcast_int(checkpoint.step_of(Path(source.origin)) if source and is_run else -1)
+        if source is not None:
+            return InitWeights(path, source, source.fingerprint())
+        return InitWeights(path, open_source(path, which=str(step) if step >= 0 else NEWEST, hashes=False), "")
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The tensors under the names of our model."""
+        return load_tensors(replace(self.source, fingerprint=lambda: self.fingerprint))
+
+    def check(self, settings: Settings, data: DataSource) -> None:
+        """Refuse weights that do not fit the model, the data, or the optimizer whose state is to be kept."""
+        vocabulary = self.weights.vocabulary
+        if vocabulary is not None and not settings.task.name:  # a task is read with the vocabulary of the weights
+            refuse_other_vocabulary(data, vocabulary.hash)
+        parameters = dict(uninitialized(settings.model).named_parameters())
+        check_shapes(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
+        if settings.train.init_optimizer == "keep":
+            self._check_optimizer(settings.optimizer.name)
+            fit_moments(self.moments, parameters)
+
+    def _check_optimizer(self, name: str) -> None:
+        if self.source.kind != "run":
+            raise UserError(
+                "no-optimizer-state",
+                f"train.init_optimizer keep needs a run of bertrain, and {self.path} has weights only; use reset",
+            )
+        theirs = Run.open(self.path).settings.optimizer.name
+        if theirs != name:
+            raise UserError(
+                "other-optimizer",
+                f"train.init_optimizer keep: the run {self.path} was trained with {theirs}, but optimizer.name is "
+                f"{name}; use the same, or reset",
+            )
+
+    @cached_property
+    def moments(self) -> dict[str, Tensor]:
+        """The optimizer's state beside the weights of a run."""
+        return checkpoint.read_moments(Path(self.source.origin))
+
+    def release(self) -> None:
+        """Forget the tensors, so that their memory is free while training runs."""
+        for name in ("weights", "moments"):
+            self.__dict__.pop(name, None)
+
+
+def refuse_init_settings(settings: Settings) -> None:
+    """Refuse settings about initial weights where `--init` names none."""
+    train = settings.train
+    for name, value in (("init_optimizer", train.init_optimizer), ("init_positions", train.init_positions)):
+        if value in ("keep", "extend"):
+            raise UserError("missing-init", f"train.{name} {value} needs weights to begin with; name them by --init")
 
 
 def restore(
-    state: TrainState,
-    run: Run,
-    weights: InitWeights | None,
-    ranks: Ranks,
-    console: Console,
-    from_step: int | None,
+    state: TrainState, run: Run, weights: InitWeights | None, ranks: Ranks, console: Console, from_step: int | None
 ) -> None:
     """Load the newest whole checkpoint; without one, begin with the weights of `run.init`, or with fresh ones.
 
@@ -51,7 +133,7 @@ def restore(
     else:
         if run.init:
             weights = weights or InitWeights.open(run.init, ranks)
-            begin_with(weights, state.model, state.arena, state.optimizer, run, console, verifies=ranks.is_first)
+            _begin_with(weights, state, run, console, verifies=ranks.is_first)
         else:
             initialize(state.model, run.settings.train.seed)
             state.optimizer.begin()
@@ -66,3 +148,65 @@ def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
         if warning:
             warn(warning)
     return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
+
+
+def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console, *, verifies: bool) -> None:
+    """Copy the weights of `init`, and the optimizer's state if it is kept, into `state`; initialize what they lack."""
+    if verifies and init.fingerprint != run.init_fingerprint:
+        raise UserError("changed-init", f"the weights of {run.init} have changed since this run began; start a new run")
+    train, weights = run.settings.train, init.weights
+    parameters = state.arena.named(state.arena.values)
+    initialize(state.model, train.seed, _not_whole(parameters, weights, run.settings.model.vocab_size))
+    initialized = copy_weights(parameters, weights, extends_positions=train.init_positions == "extend")
+    places = match_parameters(parameters, weights)
+    console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")
+    if POSITIONS in weights.tensors and len(weights.tensors[POSITIONS]) < len(parameters[POSITIONS]):
+        initialized.append(f"positions {len(weights.tensors[POSITIONS])} to {len(parameters[POSITIONS]) - 1}")
+    left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
+    if initialized:
+        console.say(f"  initialized afresh: {', '.join(initialized)}")
+    if left_over:
+        console.say(f"  left over: {', '.join(left_over)}")
+    if weights.rounded:
+        console.say(f"  rounded from 64 bits to 32: {counted(len(weights.rounded), 'tensor')}")
+    labels = tuple(run.task.get("labels", ()))
+    if "answer.classify.weight" in places and weights.labels and weights.labels != labels:
+        console.say(f"  the classification head is kept, though its classes were {', '.join(weights.labels)}")
+    state.optimizer.begin()
+    if train.init_optimizer == "keep":
+        num_updates = checkpoint.read_progress(Path(init.source.origin)).updates
+        state.optimizer.load(fit_moments(init.moments, parameters), num_updates)
+        console.say(f"  optimizer: its state after {num_updates:,} updates is kept")
+    else:
+        console.say("  optimizer: begins anew")
+    init.release()
+
+
+def fit_moments(moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An optimizer's state in the shapes of `parameters`; rows that it lacks are those of a fresh optimizer."""
+    fitted = {}
+    for key, tensor in moments.items():
+        kind, _, parameter = key.partition("/")
+        if parameter not in parameters:
+            continue
+        values = parameters[parameter].detach()
+        if tensor.shape == values.shape:
+            fitted[key] = tensor
+            continue
+        if parameter not in (*PADDED_BY_VOCABULARY, POSITIONS) or tensor.shape[1:] != values.shape[1:]:
+            raise UserError(
+                "other-shape",
+                f"the optimizer's state of --init does not fit: {key} is {tuple(tensor.shape)}, not "
+                f"{tuple(values.shape)}; use train.init_optimizer reset",
+            )
+        fitted[key] = values.clone() if kind == START else torch.zeros_like(values)
+        fitted[key][: len(tensor)] = tensor[: len(values)]
+    return fitted
+
+
+def _not_whole(parameters: Mapping[str, Tensor], weights: Weights, vocab_size: int) -> list[str]:
+    """The parameters that the weights lack, or lack rows of; rows that pad the vocabulary do not count."""
+    places = match_parameters(parameters, weights)
+    rows = {name: len(weights.tensors[theirs]) for name, theirs in places.items()}
+    needed = {name: vocab_size if name in PADDED_BY_VOCABULARY else len(one) for name, one in parameters.items()}
+    return [name for name in parameters if rows.get(name, 0) < needed[name]]

@@ -72,11 +72,7 @@ def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: st
 
 
 def preflight_resume(
-    run: str | Path,
-    overrides: Sequence[tuple[str, str]] | None = None,
-    *,
-    from_step: int | None = None,
-    world: int = 1,
+    run: str | Path, overrides: Sequence[tuple[str, str]] | None = None, *, from_step: int | None = None, world: int = 1
 ) -> ResolvedRun:
     """Resolve the continuation of a run before any of its `world` ranks is started, and refuse what would fail."""
     resolved = resolve_resume(run, overrides or (), from_step=from_step, world=world)

@@ -47,7 +47,7 @@ class TrainState:
         rate_of = partial(rate_factor, settings=settings)
         arena = Arena(model, split_parts, rate_of, shards=ranks.world if settings.optimizer.sharded else 1)
         exchange = Exchange(arena, ranks, settings)
-        sum_over_ranks = ranks.all_reduce_sum if exchange.is_sharded else _leave
+        sum_over_ranks = ranks.all_reduce_sum if exchange.is_sharded else lambda *tensors: None
         optimizer = build_optimizer(arena, settings.optimizer, span=exchange.span, sum_over_ranks=sum_over_ranks)
         built = engine.build(model, arena, optimizer, exchange, ranks, settings)
         return TrainState(model, arena, optimizer, exchange, built, ranks, Progress())
@@ -84,10 +84,7 @@ class TrainState:
         return {WEIGHTS: self.arena.values} | self.optimizer.buffers
 
     def warm_up(self, step: Step) -> None:
-        """Compute a bin of `step` twice, sum it over the ranks, and discard it.
-
-        Libraries load, kernels compile and ranks connect before the first step is timed.
-        """
+        """Compute a bin of `step` twice and discard it: libraries load, kernels compile, and ranks connect."""
         for _ in range(2):
             self.engine.begin(len(step.bins[:1]))
             self.exchange.begin()
@@ -110,7 +107,3 @@ def rate_factor(name: str, settings: Settings) -> float:
     if optimizer.frozen_layers and layer < optimizer.frozen_layers:
         return 0.0
     return optimizer.layer_decay ** (num_layers - layer)
-
-
-def _leave(tensor: Tensor) -> None:
-    """A sum over one rank."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bertrain.base.errors import AgreedError
+from bertrain.base.errors import AgreedError, UserError
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import EVALUATION_STEP, Loader
 from bertrain.data.formats.block import Block, flat_ranges
@@ -18,25 +18,27 @@ from bertrain.data.formats.masking import Ints
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
+from bertrain.tasks.data import TaskData
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
-from bertrain.training.open_data import task_data
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 """Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy."""
 PERCENTILES = (50, 90, 95, 99, 100)
 
 
+def task_data(split: Split, folder: str | Path, settings: Settings, vocabulary: Vocabulary) -> TaskData:
+    """A split of a task as the loader reads it."""
+    if not len(split.block):
+        raise UserError("no-examples", f"{folder} has no examples for the split {split.name} of {settings.task.name}")
+    return TaskData(split, Path(folder), vocabulary, settings.data.max_seq_length)
+
+
 class TaskEvaluator:
     """Evaluates a model on splits of a task, the main one first."""
 
     def __init__(
-        self,
-        task: Task,
-        splits: Mapping[str, Split],
-        settings: Settings,
-        folder: str | Path,
-        words: Vocabulary,
+        self, task: Task, splits: Mapping[str, Split], settings: Settings, folder: str | Path, words: Vocabulary
     ) -> None:
         self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words

@@ -20,18 +20,12 @@ from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
 from bertrain.tasks.task import Task
-from bertrain.training.init_from import InitWeights
+from bertrain.training.restore import InitWeights
 
 ARCHITECTURE = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "intermediate_size",
-    "max_positions",
-    "num_segments",
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "num_segments",
     "layer_norm_eps",
-)
+)  # fmt: skip
 """Settings of a model that follow from its weights; dropout follows from the recipe."""
 BUDGETED_WARM_UP = 50
 DEVIATIONS = 4  # of a step's tokens above their mean that a bin still holds
@@ -45,11 +39,7 @@ ALTERNATIVES: tuple[tuple[dict[str, str], str], ...] = (
 
 
 def resolve_task(
-    name: str,
-    overrides: Sequence[tuple[str, str]] = (),
-    *,
-    recipe: str = "",
-    settings_file: str | Path | None = None,
+    name: str, overrides: Sequence[tuple[str, str]] = (), *, recipe: str = "", settings_file: str | Path | None = None
 ) -> Settings:
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
@@ -89,8 +79,9 @@ def expand_tasks(name: str, data: str | Path) -> list[str]:
     usable = [f"glue/{task}" for task, is_usable in found.items() if is_usable]
     if not usable:
         raise UserError("no-examples", f"{data} has no folder of a GLUE task, such as SST-2, with a file to train on")
-    for task in [task for task, is_usable in found.items() if not is_usable]:
-        warn(f"glue/{task} is left out: its folder in {data} has no file to train on")
+    for task, is_usable in found.items():
+        if not is_usable:
+            warn(f"glue/{task} is left out: its folder in {data} has no file to train on")
     return usable
 
 
@@ -111,14 +102,9 @@ def fit_to_task(
 def _check_target(target: float, task: Task) -> None:
     """Refuse a target in the wrong unit: the metrics of SQuAD are percentages, all others fractions."""
     is_percent = task.head == "span"
-    if is_percent and 0 < target <= 1:
-        raise UserError(
-            "bad-target", f"evaluate.target_accuracy is {target:g}, but the metrics of {task.name} are percentages"
-        )
-    if not is_percent and target > 1:
-        raise UserError(
-            "bad-target", f"evaluate.target_accuracy is {target:g}, but the metrics of {task.name} are at most 1"
-        )
+    if (is_percent and 0 < target <= 1) or (not is_percent and target > 1):
+        unit = "percentages" if is_percent else "at most 1"
+        raise UserError("bad-target", f"evaluate.target_accuracy is {target:g}; metrics of {task.name} are {unit}")
 
 
 def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: InitWeights | None) -> ModelSettings:
@@ -127,9 +113,7 @@ def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: Ini
     else:
         assert weights is not None
         if weights.source.settings is None:
-            raise UserError(
-                "missing-config", f"there is no bert_config.json (or config.json) beside {weights.path}; put it there"
-            )
+            raise UserError("missing-config", f"put bert_config.json or config.json beside {weights.path}; it has none")
         known, owner = weights.source.settings, f"the model of {weights.path}"
     usual = ModelSettings()
     for name in ARCHITECTURE:

@@ -38,10 +38,9 @@ def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         return {}
     if "BertForQuestionAnswering" in architectures:
         return {"head": "span"}
-    if "BertForSequenceClassification" not in architectures:
+    is_multi_label = fields.get("problem_type") == "multi_label_classification"  # its tensors are left over
+    if "BertForSequenceClassification" not in architectures or is_multi_label:
         return {}
-    if fields.get("problem_type") == "multi_label_classification":
-        return {}  # not supported: its tensors are left over
     names = fields.get("id2label")
     number = len(names) if isinstance(names, dict) and names else fields.get("num_labels", 2)
     if not isinstance(number, int) or number < 1:
@@ -77,8 +76,18 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
         vocabulary = Vocabulary.load(path)
     lower_case = rules.get("do_lower_case")
     lower_case = not _has_capitals(vocabulary) if lower_case is None else bool(lower_case)
-    if vocab is None:
-        _refuse_other_rules(rules, lower_case, config)
+    strips = rules.get("strip_accents")
+    wrong = []
+    if strips is not None and bool(strips) != lower_case:
+        wrong.append(f"strip_accents is {str(bool(strips)).lower()}")
+    if rules.get("tokenize_chinese_chars") is False:
+        wrong.append("tokenize_chinese_chars is false")
+    if wrong and vocab is None:
+        raise UserError(
+            "other-tokenizer",
+            f"{config}: {' and '.join(wrong)}, unlike BERT; `bertrain weights import --vocab FILE` uses that "
+            "vocabulary with BERT's tokenizer",
+        )
     return replace(vocabulary, lower_case=lower_case)
 
 
@@ -91,27 +100,9 @@ def _read_tokenizer_json(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
         raise UserError("bad-vocabulary", f"{path} has no WordPiece vocabulary with consecutive ids")
     rules: dict[str, Any] = {}
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        rules = {
-            "do_lower_case": normalizer.get("lowercase"),
-            "strip_accents": normalizer.get("strip_accents"),
-            "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
-        }
+        rules = {"do_lower_case": normalizer.get("lowercase"), "strip_accents": normalizer.get("strip_accents")}
+        rules["tokenize_chinese_chars"] = normalizer.get("handle_chinese_chars")
     return Vocabulary.of(sorted(numbers, key=lambda word: int(numbers[word])), path), rules
-
-
-def _refuse_other_rules(rules: dict[str, Any], lower_case: bool, path: Path) -> None:
-    strips = rules.get("strip_accents")
-    wrong = []
-    if strips is not None and bool(strips) != lower_case:
-        wrong.append(f"strip_accents is {str(bool(strips)).lower()}")
-    if rules.get("tokenize_chinese_chars") is False:
-        wrong.append("tokenize_chinese_chars is false")
-    if wrong:
-        raise UserError(
-            "other-tokenizer",
-            f"{path}: {' and '.join(wrong)}, unlike BERT's tokenizer; `bertrain weights import --vocab FILE` uses that "
-            "vocabulary with BERT's tokenizer",
-        )
 
 
 def _has_capitals(vocabulary: Vocabulary) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.weights import huggingface, nvidia
+from bertrain.weights import huggingface
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
-from bertrain.weights.tensors import ENCODER, WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
+from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
 FORMATS = ("huggingface", "nvidia")
 
@@ -19,23 +19,17 @@ class Imported:
     """The result of an import."""
 
     folder: str
-    kind: Kind
-    """Their format: run, huggingface, nvidia or tf1."""
+    kind: Kind  # their format: run, huggingface, nvidia or tf1
     origin: str
     global_step: int | None
     taken: int
     missing: tuple[str, ...]
     """Tensors of a model with both heads, by our names, that the source lacks; nothing replaces them."""
-    left_over: tuple[str, ...]
-    """Tensors that BERT does not have."""
-    skipped: tuple[str, ...]
-    """Tensors that are not weights: optimizer state, counters, constants."""
-    padding: int
-    """Rows of vocabulary padding that were dropped."""
-    rounded: tuple[str, ...]
-    """Tensors rounded from float64 to float32."""
-    lower_case: bool | None
-    """Whether the tokenizer lowercases text; None without a vocabulary."""
+    left_over: tuple[str, ...]  # tensors that BERT does not have
+    skipped: tuple[str, ...]  # tensors that are not weights: optimizer state, counters, constants
+    padding: int  # rows of vocabulary padding that were dropped
+    rounded: tuple[str, ...]  # tensors rounded from float64 to float32
+    lower_case: bool | None  # whether the tokenizer lowercases text; None without a vocabulary
 
 
 def import_weights(
@@ -94,8 +88,7 @@ def export(
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
         if weights.vocabulary is None:
-            advice = "`bertrain weights import --vocab FILE` adds one"
-            raise UserError("missing-vocabulary", f"{source} has no vocabulary; {advice}")
+            raise UserError("missing-vocabulary", f"{source} has no vocabulary; `weights import --vocab FILE` adds one")
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
     needs = "NVIDIA's programs load only models with both pre-training heads"
@@ -103,29 +96,23 @@ def export(
         raise UserError("no-pretraining-head", f"{source} is fine-tuned; {needs}")
     if weights.missing:
         raise UserError("missing-tensors", f"{source} lacks {list_names(weights.missing)}; {needs}")
-    nvidia.write_folder(Path(out), weights, pad_vocab_to=padding)
+    huggingface.write_nvidia(Path(out), weights, pad_vocab_to=padding)
     return Path(out)
 
 
 def _check_padding(pad_vocab_to: int) -> None:
     if pad_vocab_to not in WRITTEN_PADDINGS:
-        raise UserError(
-            "bad-padding", f"--pad-vocab-to is {pad_vocab_to}; use one of {', '.join(map(str, WRITTEN_PADDINGS))}"
-        )
+        paddings = ", ".join(map(str, WRITTEN_PADDINGS))
+        raise UserError("bad-padding", f"--pad-vocab-to is {pad_vocab_to}; use one of {paddings}")
 
 
 def _refuse_incomplete_encoder(weights: Weights) -> None:
-    missing = [name for name in weights.missing if name.startswith(ENCODER)]
+    missing = [name for name in weights.missing if name.startswith(("embeddings.", "layers."))]
     if not weights.tensors:
-        raise UserError(
-            "no-bert-tensors",
-            f"{weights.origin} has no tensor of BERT by a known name; its tensors are "
-            f"{list_names([*weights.left_over, *weights.skipped])}",
-        )
+        names = list_names([*weights.left_over, *weights.skipped])
+        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor of BERT by a known name; it has {names}")
     if missing:
         thirds = list_names(list(weights.thirds))
-        alone = f"; of query, key and value it has only {thirds}" if thirds else ""
+        names = list_names(missing) + (f"; of query, key and value it has only {thirds}" if thirds else "")
         count = counted(len(missing), "tensor")
-        raise UserError(
-            "missing-tensors", f"{weights.origin} lacks {count} of the encoder: {list_names(missing)}{alone}"
-        )
+        raise UserError("missing-tensors", f"{weights.origin} lacks {count} of the encoder: {names}")

@@ -1,7 +1,10 @@
-"""Read and write Hugging Face folders: `config.json`, `model.safetensors` and a tokenizer.
+"""Read and write weights under PyTorch's names, copying fp32 tensors bit for bit.
 
-It also reads `pytorch_model.bin`, weights in several files, old names, and models without heads. fp32 tensors are
-copied bit for bit.
+- Hugging Face folders: `config.json`, `model.safetensors` and a tokenizer. `pytorch_model.bin`, weights in several
+  files, old names and models without heads are read too.
+- NVIDIA's MLPerf checkpoints: `model.ckpt-28252.pt`, with a state_dict under `model`. They are written as by NVIDIA's
+  converter: query, key and value apart, the vocabulary padded with rows of zeros, the decoder beside the tied word
+  embeddings. Checkpoints of its fused models are read too.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -29,7 +33,6 @@ from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_lab
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
-    PADDING_BIAS,
     OpenedWeights,
     StoredTensor,
     Weights,
@@ -39,10 +42,9 @@ from bertrain.weights.tensors import (
 )
 
 MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"
-"""The suffix of the file that maps tensors to files, for a model in several files."""
+INDEX = ".index.json"  # the suffix of the file that maps tensors to files, for a model in several files
 GLOBAL_STEP = "global_step"
-MASKED_WORD_BIAS = PADDED_BY_VOCABULARY[1]
+DECODER, WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
 LOADERS = {
     "pretrain": "AutoModelForMaskedLM",
     "classify": "AutoModelForSequenceClassification",
@@ -51,9 +53,6 @@ LOADERS = {
 }
 """The class of Transformers that loads a folder, by head."""
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-# --- in -------------------------------------------------------------------------------------------------
 
 
 def find_files(folder: Path) -> list[Path]:
@@ -99,6 +98,24 @@ def open_files(files: list[Path]) -> OpenedWeights:
     )
 
 
+def open_torch_file(path: Path) -> OpenedWeights:
+    """Open a file of torch.save: NVIDIA's, or a plain state_dict."""
+    content = torch_files.load(path)
+    is_nvidia = isinstance(content.get("model"), dict)
+    model = content.pop("model") if is_nvidia else content
+    others = content if is_nvidia else {}  # optimizer state, master weights, counters
+    step = others.get(GLOBAL_STEP)
+    tensors = assign_parameters(list_tensors(model, path))
+    tensors += tuple(replace(store_in_memory(name, value), is_skipped=True) for name, value in others.items())
+    return OpenedWeights(
+        kind="nvidia" if is_nvidia else "huggingface",
+        origin=str(path),
+        fingerprint=lambda: combined_digest([path]),
+        tensors=tensors,
+        global_step=step if isinstance(step, int) else None,
+    )
+
+
 def _open_file(path: Path) -> tuple[list[StoredTensor], int | None]:
     """The tensors of a file, and the training step in its metadata."""
     if path.suffix != ".safetensors":
@@ -107,9 +124,9 @@ def _open_file(path: Path) -> tuple[list[StoredTensor], int | None]:
         return list_tensors(model if isinstance(model, dict) else content, path), None
     try:
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - it is no dictionary
             step = (file.metadata() or {}).get(GLOBAL_STEP, "")
-            types = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+            types = [(name, tuple(part.get_shape()), part.get_dtype()) for name, part in slices]
     except (SafetensorError, OSError) as error:
         raise UserError("damaged-weights", f"cannot read the weights {path}: {error}") from None
 
@@ -117,15 +134,12 @@ def _open_file(path: Path) -> tuple[list[StoredTensor], int | None]:
         with safe_open(path, framework="pt") as file:
             return file.get_tensor(name)
 
-    return [
-        StoredTensor(name, shape, SAFETENSORS_TYPES.get(dtype, dtype), _num_bytes(shape, dtype), partial(read, name))
-        for name, (shape, dtype) in types.items()
-    ], int(step) if step.isdecimal() else None
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    bits = re.search(r"\d+", dtype)
-    return math.prod(shape) * (int(bits[0]) if bits else 8) // 8
+    tensors = []
+    for name, shape, dtype in types:
+        bits = re.search(r"\d+", dtype)  # of one value; BOOL has none in its name
+        nbytes = math.prod(shape) * (int(bits[0]) if bits else 8) // 8
+        tensors.append(StoredTensor(name, shape, SAFETENSORS_TYPES.get(dtype, dtype), nbytes, partial(read, name)))
+    return tensors, int(step) if step.isdecimal() else None
 
 
 def list_tensors(state_dict: dict[str, Any], path: Path) -> list[StoredTensor]:
@@ -151,9 +165,6 @@ def assign_parameters(stored: Iterable[StoredTensor]) -> tuple[StoredTensor, ...
     )
 
 
-# --- out ------------------------------------------------------------------------------------------------
-
-
 def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float = 0.0) -> dict[str, Tensor]:
     """Our tensors under Hugging Face's names, with the vocabulary padded to a multiple of `pad_vocab_to`."""
     rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
@@ -162,7 +173,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
         if place.parameter in weights.tensors:
             tensor = weights.tensors[place.parameter]
             if place.parameter in PADDED_BY_VOCABULARY:
-                value = pad_bias if place.parameter == MASKED_WORD_BIAS else 0.0
+                value = pad_bias if place.parameter == "masked_words.bias" else 0.0
                 tensor = pad_rows(tensor[: weights.settings.vocab_size], rows, value)
             out[theirs] = place.select(tensor).contiguous()
     return out
@@ -171,9 +182,10 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
 def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all."""
     refuse_occupied(out)
-    tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=PADDING_BIAS)
-    rows = len(tensors["bert.embeddings.word_embeddings.weight"])
-    settings = replace(weights.settings, vocab_size=rows)
+    tensors = to_huggingface(
+        weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0
+    )  # so that padding is never predicted
+    settings = replace(weights.settings, vocab_size=len(tensors[WORDS]))
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
         save_tensors(tensors, folder / MODEL, metadata)
@@ -183,6 +195,24 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
             config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
             _write_tokenizer(folder, weights.vocabulary, settings)
         (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
+
+
+def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
+    """Write model.ckpt-STEP.pt and its bert_config.json; complete, or not at all."""
+    refuse_occupied(out)
+    step = weights.global_step
+    name = "model.pt" if step is None else f"model.ckpt-{step}.pt"
+    model = to_huggingface(weights, pad_vocab_to=pad_vocab_to)
+    model[DECODER] = model[WORDS]
+    with new_folder(out) as folder:
+        try:
+            torch.save({"model": model} | ({} if step is None else {GLOBAL_STEP: step}), folder / name)
+        except RuntimeError as error:
+            raise OSError(str(error)) from None  # torch reports a full disk this way
+        # The vocabulary size without padding: NVIDIA's programs add it.
+        (folder / CONFIGS[0]).write_text(json.dumps(bert_config(weights.settings), indent=2) + "\n")
+        if weights.vocabulary is not None:
+            weights.vocabulary.save(folder / VOCABULARY)
 
 
 def _architecture(weights: Weights) -> str:
@@ -217,11 +247,7 @@ def bert_config(settings: ModelSettings) -> dict[str, Any]:
 def _write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSettings) -> None:
     vocabulary.save(folder / VOCABULARY)
     build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
-    named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_WORDS, strict=True))
-    described = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": vocabulary.lower_case,
-        "model_max_length": settings.max_positions,
-        **named,
-    }
-    (folder / TOKENIZER).write_text(json.dumps(described, indent=2) + "\n")
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": vocabulary.lower_case}
+    config["model_max_length"] = settings.max_positions
+    config |= zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_WORDS, strict=True)
+    (folder / TOKENIZER).write_text(json.dumps(config, indent=2) + "\n")

@@ -28,10 +28,8 @@ class ShownTensor:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
-    ours: str | None
-    """None if our model has no such parameter."""
-    is_skipped: bool
-    """Whether it is known not to be a weight: optimizer state, a counter, a constant."""
+    ours: str | None  # None if our model has no such parameter
+    is_skipped: bool  # whether it is known not to be a weight: optimizer state, a counter, a constant
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,11 @@ class Shown:
     origin: str
     global_step: int | None
     config: dict[str, object] | None
-    head: str | None
-    """pretrain, classify, regress or span; None without a config."""
-    labels: tuple[str, ...]
-    """Class names of a fine-tuned head."""
-    words: int | None
-    """Size of its vocabulary."""
-    parameters: int
-    """Number of parameters; a tensor stored twice counts once, optimizer state not at all."""
-    nbytes: int
-    """Of all tensors."""
+    head: str | None  # pretrain, classify, regress or span; None without a config
+    labels: tuple[str, ...]  # class names of a fine-tuned head
+    words: int | None  # size of its vocabulary
+    parameters: int  # number of parameters; a tensor stored twice counts once, optimizer state not at all
+    nbytes: int  # of all tensors
     tensors: tuple[ShownTensor, ...]
     missing: tuple[str, ...] | None
     """Tensors of a model with both heads that it lacks, by our names; None without a config."""
@@ -64,8 +57,7 @@ class Compared:
     name: str
     verdict: Verdict
     largest_absolute: float | None = None
-    largest_relative: float | None = None
-    """Of |a - b| over the larger of |a| and |b|."""
+    largest_relative: float | None = None  # of |a - b| over the larger of |a| and |b|
 
 
 def show_weights(source: str | Path) -> Shown:
@@ -91,15 +83,8 @@ def show_weights(source: str | Path) -> Shown:
         parameters=sum(math.prod(stored.shape) for stored in counted),
         nbytes=sum(stored.nbytes for stored in opened.tensors),
         tensors=tuple(
-            ShownTensor(
-                name=stored.name,
-                shape=stored.shape,
-                dtype=stored.dtype,
-                nbytes=stored.nbytes,
-                ours=stored.place.parameter if stored.place else None,
-                is_skipped=stored.is_skipped,
-            )
-            for stored in opened.tensors
+            ShownTensor(one.name, one.shape, one.dtype, one.nbytes, one.place and one.place.parameter, one.is_skipped)
+            for one in opened.tensors
         ),
         missing=missing,
     )

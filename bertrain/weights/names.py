@@ -16,8 +16,7 @@ class ParameterSlice(NamedTuple):
     """A parameter of our model, or a third of it."""
 
     parameter: str
-    third: int = -1
-    """0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it."""
+    third: int = -1  # 0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it
 
     def select(self, tensor: Tensor) -> Tensor:
         """This slice of the whole parameter's tensor."""
@@ -74,21 +73,16 @@ BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 PREFIXES = ("module.", "bert_model_segment.", "heads_only_segment.")
 """Of PyTorch's data-parallel wrapper, and of NVIDIA's model in two segments."""
+QUERY_KEY_VALUE = (("q", "query"), ("k", "key"), ("v", "value"))
 VARIANTS = (
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
     (r"\bdense_act\b", "dense"),
-    (r"attention\.multi_head_attention\.q_", "attention.self.query."),
-    (r"attention\.multi_head_attention\.k_", "attention.self.key."),
-    (r"attention\.multi_head_attention\.v_", "attention.self.value."),
+    *((rf"attention\.multi_head_attention\.{one}_", f"attention.self.{layer}.") for one, layer in QUERY_KEY_VALUE),
     (r"attention\.multi_head_attention\.out_proj_", "attention.output.dense."),
     (r"attention\.layer_norm\.", "attention.output.LayerNorm."),
-    (r"attention\.self\.Wq$", "attention.self.query.weight"),
-    (r"attention\.self\.Wk$", "attention.self.key.weight"),
-    (r"attention\.self\.Wv$", "attention.self.value.weight"),
-    (r"attention\.self\.Bq$", "attention.self.query.bias"),
-    (r"attention\.self\.Bk$", "attention.self.key.bias"),
-    (r"attention\.self\.Bv$", "attention.self.value.bias"),
+    *((rf"attention\.self\.W{one}$", f"attention.self.{layer}.weight") for one, layer in QUERY_KEY_VALUE),
+    *((rf"attention\.self\.B{one}$", f"attention.self.{layer}.bias") for one, layer in QUERY_KEY_VALUE),
     (r"intermediate\.dense\.(weight|bias)1$", r"intermediate.dense.\1"),
     (r"intermediate\.dense\.(weight|bias)2$", r"output.dense.\1"),
 )
@@ -106,15 +100,13 @@ def _tensorflow_table() -> dict[str, ParameterSlice]:
 
 
 def _torch_table() -> dict[str, ParameterSlice]:
-    layers = {
-        f"{theirs}.{kind}": ours.with_suffix(kind) for kind in ("weight", "bias") for ours, theirs in DENSE + NORMS
-    }
-    return {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE} | layers
+    kinds, layers = ("weight", "bias"), DENSE + NORMS
+    table = {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE}
+    return table | {f"{theirs}.{kind}": ours.with_suffix(kind) for kind in kinds for ours, theirs in layers}
 
 
 TENSORFLOW, TORCH = _tensorflow_table(), _torch_table()
-TRANSPOSED_IN_TENSORFLOW = "/kernel"
-"""The suffix of matrices that TensorFlow stores transposed."""
+TRANSPOSED_IN_TENSORFLOW = "/kernel"  # the suffix of matrices that TensorFlow stores transposed
 TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
 
 

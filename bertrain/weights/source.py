@@ -14,7 +14,7 @@ from bertrain.base.formatting import counted
 from bertrain.model.bert import Bert
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
-from bertrain.weights import huggingface, nvidia, tf1
+from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
 from bertrain.weights.names import ParameterSlice, other_pooler
 from bertrain.weights.tensors import (
@@ -29,7 +29,6 @@ from bertrain.weights.tensors import (
 )
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
-LAST_LAYERS = ("answer.classify.", "answer.score.")
 NEWEST = "newest"  # the default checkpoint of a run
 
 
@@ -60,10 +59,7 @@ def open_source(
     opened = _open_foreign(path)
     if opened is None:
         if config or vocab:
-            raise UserError(
-                "conflicting-options",
-                f"{path} is a run, which has its own config and vocabulary; drop --config and --vocab",
-            )
+            raise UserError("conflicting-options", f"{path} is a run and has its own: drop --config and --vocab")
         return _open_run(path, which, hashes)
     if which != NEWEST:
         raise UserError("not-a-run", f"--checkpoint {which} selects a checkpoint of a run, but {path} is not a run")
@@ -75,14 +71,14 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
     """Weights in another format, and the folder of their config; None for a folder that can only be a run."""
     try:
         files = huggingface.find_files(path)
-        prefix = tf1.find_prefix(path)
+        prefix = tensor_bundle.find_prefix(path)
         exists = path.exists()
     except OSError as error:  # a name that is too long, a folder without permission
         raise UserError("unreadable-file", f"cannot open {path}: {error.strerror or error}") from None
     if files:
         return huggingface.open_files(files), files[0].parent
     if prefix is not None:
-        return tf1.open_checkpoint(prefix), prefix.parent
+        return tensor_bundle.open_checkpoint(prefix), prefix.parent
     if not exists:
         raise UserError("missing-weights", f"there are no weights and no run at {path}")
     if path.is_file():
@@ -99,7 +95,7 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
         if "model_type" in read_json(path / CONFIGS[1]):
             raise UserError("missing-weights", f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights")
         return None
-    if any(tf1.is_part(file) for file in path.iterdir()):
+    if any(tensor_bundle.is_part(file) for file in path.iterdir()):
         raise UserError("missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index")
     raise UserError("missing-weights", f"there are no weights and no run in {path}")
 
@@ -108,14 +104,11 @@ def _open_file(path: Path) -> OpenedWeights:
     if path.suffix == ".safetensors":
         return huggingface.open_files([path])
     if path.suffix in PICKLE_SUFFIXES:
-        return nvidia.open_file(path)
-    if tf1.is_part(path):
+        return huggingface.open_torch_file(path)
+    if tensor_bundle.is_part(path):
         raise UserError("missing-parts", f"{path} is part of a TensorFlow checkpoint, but its .index is missing")
-    raise UserError(
-        "unknown-format",
-        f"{path} has no suffix of a weight file: .safetensors, {', '.join(PICKLE_SUFFIXES)}, or the .index of a "
-        "TensorFlow checkpoint",
-    )
+    suffixes = f".safetensors, {', '.join(PICKLE_SUFFIXES)}, or the .index of a TensorFlow checkpoint"
+    raise UserError("unknown-format", f"{path} has no suffix of a weight file: {suffixes}")
 
 
 def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
@@ -146,11 +139,8 @@ def refuse_incomplete(weights: Weights) -> None:
     """Refuse weights that lack a head or another tensor."""
     missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
-        raise UserError(
-            "missing-tensors",
-            f"{weights.origin} lacks {counted(len(missing), 'tensor')} of a model with the head "
-            f"{weights.settings.head!r}: {list_names(missing)}",
-        )
+        count, head = counted(len(missing), "tensor"), weights.settings.head
+        raise UserError("missing-tensors", f"{weights.origin} lacks {count} for head {head!r}: {list_names(missing)}")
 
 
 def copy_weights(parameters: dict[str, Tensor], weights: Weights, *, extends_positions: bool = False) -> list[str]:
@@ -175,7 +165,7 @@ def match_parameters(parameters: Mapping[str, Tensor], weights: Weights) -> dict
     names = {}
     for name, parameter in parameters.items():
         theirs = name if name in weights.tensors else other_pooler(name)
-        is_other_head = name.startswith(LAST_LAYERS) and theirs in weights.tensors
+        is_other_head = name.startswith(("answer.classify.", "answer.score.")) and theirs in weights.tensors
         if theirs in weights.tensors and not (is_other_head and weights.tensors[theirs].shape != parameter.shape):
             names[name] = theirs
     return names
@@ -196,9 +186,8 @@ def check_shapes(parameters: Mapping[str, Tensor], weights: Weights, *, extends_
         positions = weights.tensors.get(POSITIONS)
         if list(wrong) == [POSITIONS] and positions is not None and len(positions) < len(parameters[POSITIONS]):
             advice = "; to initialize the other positions, use --train.init_positions extend"
-        raise UserError(
-            "shape-mismatch", f"the weights of {weights.origin} do not fit: {list_names(list(wrong.values()))}{advice}"
-        )
+        shapes = list_names(list(wrong.values()))
+        raise UserError("shape-mismatch", f"the weights of {weights.origin} do not fit: {shapes}{advice}")
 
 
 def _fits(name: str, parameter: Tensor, tensor: Tensor, weights: Weights, extends_positions: bool) -> bool:

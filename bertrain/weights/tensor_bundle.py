@@ -1,4 +1,6 @@
-"""Read TensorFlow checkpoints (tensor bundles: `.index` and `.data-00000-of-00001`) without TensorFlow.
+"""Read TensorFlow 1 checkpoints of BERT, Google's and MLPerf's model.ckpt-28252, without TensorFlow.
+
+A checkpoint is a tensor bundle: `.index` and `.data-00000-of-00001`.
 
 The index is a sorted table in LevelDB's format: blocks of keys and values, each with a checksum and possibly compressed
 by snappy (as in MLPerf's model.ckpt-28252.index), and a footer that locates the index block. The empty key has the
@@ -11,49 +13,38 @@ Every value is checked: a damaged file raises UserError, and never takes much mo
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
 from bertrain.base.protobuf import read_varint, wire_fields
 from bertrain.data.formats.tfrecord import masked_checksum
+from bertrain.weights.names import TENSORFLOW, TRANSPOSED_IN_TENSORFLOW, find_parameter
+from bertrain.weights.tensors import OpenedWeights, StoredTensor, combined_digest
 
 FOOTER_BYTES, MAGIC = 48, 0xDB4775248B80FB57
 TRAILER = struct.Struct("<BI")  # of a block: compression and checksum
 PLAIN, SNAPPY = 0, 1
-NAME_LIMIT = 100  # characters of a name in a message
 SNAPPY_LIMIT = 22  # the largest compression ratio of a block: three bytes copy up to 64
 EXPANSION_LIMIT = 64  # the largest ratio of all keys to the file: keys share prefixes, so few bytes can spell many
 
 # Numbers of tensorflow/core/framework/types.proto. The last three have no fixed size and hold no weights.
 NUMPY_TYPES = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    4: "uint8",
-    5: "int16",
-    6: "int8",
-    8: "complex64",
-    9: "int64",
-    10: "bool",
-    14: "bfloat16",
-    17: "uint16",
-    18: "complex128",
-    19: "float16",
-    22: "uint32",
-    23: "uint64",
-}
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64", 10: "bool",
+    14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64",
+}  # fmt: skip
 OTHER_TYPES = {7: "string", 20: "resource", 21: "variant"}
-
-
-class _DamageError(Exception):
-    """Says how a bundle is damaged."""
+GLOBAL_STEP = "global_step"
+OPTIMIZER = re.compile(r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|Momentum|beta[12]_power|global_step)$")
+"""Optimizer state of each variable, and counters."""
+PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
 
 @dataclass(frozen=True)
@@ -77,17 +68,10 @@ class Bundle:
     num_shards: int
     entries: dict[str, BundleEntry]
 
-    @property
-    def index(self) -> Path:
-        return index_of(self.prefix)
-
-    def data_file(self, shard: int) -> Path:
-        return self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.num_shards:05d}")
-
     def read(self, name: str) -> Tensor:
         """Read a tensor and verify its checksum."""
         entry = self.entries[name]
-        path = self.data_file(entry.shard)
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         if entry.dtype in OTHER_TYPES.values():
             raise UserError("unsupported-tensor", f"{name} of {self.prefix} is of type {entry.dtype}, not numeric")
         end = entry.offset + entry.nbytes
@@ -102,12 +86,60 @@ class Bundle:
             raise UserError("unreadable-file", f"cannot read {name} in {path}: {error.strerror or error}") from None
         if masked_checksum(data) != entry.checksum:
             raise UserError("damaged-weights", f"{path} is damaged: the checksum of {name} is wrong; download it again")
-        return _to_tensor(data, entry)
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        values = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return values.reshape(entry.shape)
 
 
 def index_of(prefix: Path) -> Path:
     """The index file of the checkpoint `prefix`."""
     return prefix.with_name(prefix.name + ".index")
+
+
+def find_prefix(path: Path) -> Path | None:
+    """The prefix of a checkpoint from the prefix, one of its files, or the folder of a single checkpoint."""
+    if path.is_dir():
+        found = [index.with_suffix("") for index in path.glob("*.index")]
+        if len(found) > 1:
+            names = ", ".join(sorted(prefix.name for prefix in found))
+            raise UserError("ambiguous-weights", f"{path} has several TensorFlow checkpoints ({names}); name one")
+        return found[0] if found else None
+    prefix = path.with_name(PART.sub("", path.name))
+    return prefix if index_of(prefix).is_file() else None
+
+
+def is_part(path: Path) -> bool:
+    """Whether a file belongs to a checkpoint by its name."""
+    return PART.search(path.name) is not None
+
+
+def open_checkpoint(prefix: Path) -> OpenedWeights:
+    """Open the checkpoint at `prefix`."""
+    bundle = open_bundle(prefix)
+    if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
+        raise UserError("tensorflow-2-checkpoint", f"{prefix} is of TensorFlow 2; only those of TensorFlow 1 are read")
+    tensors = tuple(
+        StoredTensor(
+            name=name,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            nbytes=entry.nbytes,
+            read=partial(bundle.read, name),
+            place=find_parameter(TENSORFLOW, name),
+            is_transposed=name.endswith(TRANSPOSED_IN_TENSORFLOW),
+            is_skipped=OPTIMIZER.match(name) is not None,
+        )
+        for name, entry in bundle.entries.items()
+    )
+    step = bundle.entries.get(GLOBAL_STEP)
+    has_step = step is not None and step.shape == () and step.dtype.startswith("int")
+    return OpenedWeights(
+        kind="tf1",
+        origin=str(prefix),
+        fingerprint=lambda: combined_digest([index_of(prefix)]),  # it holds the checksum of every tensor
+        tensors=tensors,
+        global_step=int(bundle.read(GLOBAL_STEP)) if has_step else None,
+    )
 
 
 def open_bundle(prefix: Path) -> Bundle:
@@ -121,112 +153,99 @@ def open_bundle(prefix: Path) -> Bundle:
         table = _read_table(content)
         num_shards = _parse_header(table.pop(b"", b""))
         entries = [_parse_entry(key, value, num_shards) for key, value in table.items()]
-    except (_DamageError, ValueError) as error:
+    except ValueError as error:
         raise UserError("damaged-weights", f"{index} is damaged, or not a TensorFlow checkpoint: {error}") from None
     return Bundle(prefix, num_shards, {entry.name: entry for entry in entries})
-
-
-# --- the table ------------------------------------------------------------------------------------------
 
 
 def _read_table(content: bytes) -> dict[bytes, bytes]:
     """Keys and values of a sorted table."""
     if len(content) < FOOTER_BYTES:
-        raise _DamageError(f"it has {len(content)} bytes, fewer than the {FOOTER_BYTES} of the footer")
+        raise ValueError(f"it has {len(content)} bytes, fewer than the {FOOTER_BYTES} of the footer")
     footer = content[-FOOTER_BYTES:]
     if int.from_bytes(footer[-8:], "little") != MAGIC:
-        raise _DamageError("it does not end with the magic number of a sorted table")
-    place = 0
-    for _ in range(2):  # skip the handle of the metaindex block
-        _, place = read_varint(footer, place)
-    offset, size = _parse_handle(footer[place:-8])
+        raise ValueError("it does not end with the magic number of a sorted table")
+    *_, offset, size = _parse_varints(footer[:-8], 4)  # the first two are the handle of the metaindex block
     table: dict[bytes, bytes] = {}
     last, end, expanded = b"", 0, 0
     for _, handle in _block_entries(_read_block(content, offset, size)):
-        offset, size = _parse_handle(handle)
+        offset, size = _parse_varints(handle, 2)
         if offset < end:
-            raise _DamageError("its blocks overlap")
+            raise ValueError("its blocks overlap")
         end = offset + size
         for key, value in _block_entries(_read_block(content, offset, size)):
             if table and key <= last:
-                raise _DamageError("its keys are not sorted")
+                raise ValueError("its keys are not sorted")
             expanded += len(key) + len(value)
             if expanded > EXPANSION_LIMIT * len(content):
-                raise _DamageError("its keys are too long for its size")
+                raise ValueError("its keys are too long for its size")
             table[key] = value
             last = key
     return table
 
 
-def _parse_handle(data: bytes) -> tuple[int, int]:
-    """Offset and size of a block, without its trailer."""
-    offset, place = read_varint(data, 0)
-    size, _ = read_varint(data, place)
-    return offset, size
+def _parse_varints(data: bytes, count: int) -> list[int]:
+    """The first numbers in `data`; a handle is offset and size of a block, without its trailer."""
+    numbers, place = [], 0
+    for _ in range(count):
+        number, place = read_varint(data, place)
+        numbers.append(number)
+    return numbers
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
     """Verify and decompress a block."""
     end = offset + size
     if end + TRAILER.size > len(content):
-        raise _DamageError("a block ends after the file")
+        raise ValueError("a block ends after the file")
     compression, checksum = TRAILER.unpack_from(content, end)
     if masked_checksum(content[offset : end + 1]) != checksum:
-        raise _DamageError("the checksum of a block is wrong")
+        raise ValueError("the checksum of a block is wrong")
     block = content[offset:end]
     if compression == PLAIN:
         return block
     if compression != SNAPPY:
-        raise _DamageError(f"a block has the unknown compression {compression}")
-    return _decompress(block)
-
-
-def _decompress(block: bytes) -> bytes:
+        raise ValueError(f"a block has the unknown compression {compression}")
     import pyarrow as pa
 
     size, _ = read_varint(block, 0)
     if size > SNAPPY_LIMIT * len(block):
-        raise _DamageError("a compressed block claims an impossible size")
+        raise ValueError("a compressed block claims an impossible size")
     try:
         return pa.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
     except (pa.ArrowException, OSError):
-        raise _DamageError("a compressed block cannot be decompressed") from None
+        raise ValueError("a compressed block cannot be decompressed") from None
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of a block; each key shares a prefix with the one before."""
-    if len(block) < 4:
-        raise _DamageError("a block is too short")
     num_restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * num_restarts  # restart points serve binary search only
     if end < 0:
-        raise _DamageError("a block is too short")
+        raise ValueError("a block is too short")
     key, place = b"", 0
     while place < end:
         shared, place = read_varint(block, place)
         own, place = read_varint(block, place)
         length, place = read_varint(block, place)
         if shared > len(key) or place + own + length > end:
-            raise _DamageError("a key or a value ends after its block")
+            raise ValueError("a key or a value ends after its block")
         key = key[:shared] + block[place : place + own]
         place += own
         yield key, block[place : place + length]
         place += length
 
 
-# --- the values of the table ----------------------------------------------------------------------------
-
-
 def _parse_header(message: bytes) -> int:
     """The number of data files; refuses big-endian bundles."""
     if not message:
-        raise _DamageError("it has no header")
+        raise ValueError("it has no header")
     fields = {number: (wire, content) for number, wire, content in wire_fields(message)}
-    num_shards, endianness = _integer(fields.get(1)), _integer(fields.get(2))
-    if endianness:
-        raise _DamageError("it is big-endian, which is not supported")
+    num_shards = _integer(fields.get(1))
+    if _integer(fields.get(2)):
+        raise ValueError("it is big-endian, which is not supported")
     if not 0 < num_shards < 100_000:
-        raise _DamageError(f"it claims {num_shards} data files")
+        raise ValueError(f"it claims {num_shards} data files")
     return num_shards
 
 
@@ -242,18 +261,18 @@ def _parse_entry(key: bytes, message: bytes, num_shards: int) -> BundleEntry:
         else:
             fields[number] = (wire, content)
     name = key.decode("utf-8", "backslashreplace")
-    shown = name if len(name) <= NAME_LIMIT else f"{name[:NAME_LIMIT]}..."
+    shown = name if len(name) <= 100 else f"{name[:100]}..."
     if has_slices:
-        raise _DamageError(f"{shown!r} is stored in slices (a partitioned variable), which is not supported")
+        raise ValueError(f"{shown!r} is stored in slices (a partitioned variable), which is not supported")
     type_number, shard, offset, nbytes = (_integer(fields.get(number)) for number in (1, 3, 4, 5))
     checksum_wire, checksum = fields.get(6, (5, b"\0\0\0\0"))
     dtype = NUMPY_TYPES.get(type_number) or OTHER_TYPES.get(type_number)
     if dtype is None:
-        raise _DamageError(f"{shown!r} has the unknown type {type_number}")
+        raise ValueError(f"{shown!r} has the unknown type {type_number}")
     if shard >= num_shards or checksum_wire != 5:
-        raise _DamageError(f"its entry of {shown!r} is inconsistent")
-    if type_number in NUMPY_TYPES and nbytes != math.prod(shape) * item_bytes(dtype):
-        raise _DamageError(f"{shown!r} of shape {shape} and type {dtype} cannot have {nbytes} bytes")
+        raise ValueError(f"its entry of {shown!r} is inconsistent")
+    if type_number in NUMPY_TYPES and nbytes != math.prod(shape) * getattr(torch, dtype).itemsize:
+        raise ValueError(f"{shown!r} of shape {shape} and type {dtype} cannot have {nbytes} bytes")
     return BundleEntry(name, dtype, shape, shard, offset, nbytes, int.from_bytes(checksum, "little"))
 
 
@@ -264,9 +283,9 @@ def _parse_shape(message: bytes) -> tuple[int, ...]:
             fields = {inner: (kind, value) for inner, kind, value in wire_fields(content)}
             dimensions.append(_integer(fields.get(1)))
         elif number == 3 and wire == 0 and _integer((wire, content)):
-            raise _DamageError("a tensor has no shape")
+            raise ValueError("a tensor has no shape")
     if len(dimensions) > 254:
-        raise _DamageError(f"a tensor has {len(dimensions)} dimensions")
+        raise ValueError(f"a tensor has {len(dimensions)} dimensions")
     return tuple(dimensions)
 
 
@@ -276,18 +295,8 @@ def _integer(field: tuple[int, bytes] | None) -> int:
         return 0
     wire, content = field
     if wire != 0:
-        raise _DamageError("a field is not an integer")
+        raise ValueError("a field is not an integer")
     value, _ = read_varint(content, 0)
     if value >= 1 << 63:
-        raise _DamageError("a size is negative")
+        raise ValueError("a size is negative")
     return value
-
-
-def item_bytes(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-
-
-def _to_tensor(data: bytes, entry: BundleEntry) -> Tensor:
-    if not data:
-        return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-    return torch.frombuffer(bytearray(data), dtype=getattr(torch, entry.dtype)).reshape(entry.shape)

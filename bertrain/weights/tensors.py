@@ -26,11 +26,7 @@ WRITTEN_PADDINGS = (1, 8, 64)
 READ_PADDINGS = (1, 8, 16, 32, 64)
 """Extra rows of others' weights are padding if they fill up to a multiple of one of these."""
 PADDING_LIMIT = READ_PADDINGS[-1]
-PADDING_BIAS = -10000.0
-"""The output bias of padding, so that other programs never predict it."""
-MAX_LAYERS = 1000
-"""More layers mean a damaged config, and would take long to build."""
-ENCODER = ("embeddings.", "layers.")
+POSITIONS = "embeddings.positions.weight"  # the tensor with a row per position of a sequence
 NAMES_LISTED = 8
 
 
@@ -43,11 +39,9 @@ class StoredTensor:
     dtype: str
     nbytes: int
     read: Callable[[], Tensor]
-    place: ParameterSlice | None = None
-    """The parameter of our model that it holds; None if there is no such parameter."""
+    place: ParameterSlice | None = None  # the parameter of our model that it holds; None if there is no such parameter
     is_transposed: bool = False
-    is_skipped: bool = False
-    """Known not to be a weight: optimizer state, a counter, a constant."""
+    is_skipped: bool = False  # known not to be a weight: optimizer state, a counter, a constant
 
 
 def store_in_memory(name: str, value: object, place: ParameterSlice | None = None) -> StoredTensor:
@@ -66,17 +60,10 @@ class OpenedWeights:
     origin: str
     fingerprint: Callable[[], str]
     tensors: tuple[StoredTensor, ...]
-    settings: ModelSettings | None = None
-    """None without a config file."""
+    settings: ModelSettings | None = None  # None without a config file
     vocabulary: Vocabulary | None = None
-    global_step: int | None = None
-    """Training steps, if it says so."""
-    labels: tuple[str, ...] = ()
-    """Class names of its head, if it says so."""
-
-
-POSITIONS = "embeddings.positions.weight"
-"""The tensor with a row per position of a sequence."""
+    global_step: int | None = None  # training steps, if it says so
+    labels: tuple[str, ...] = ()  # class names of its head, if it says so
 
 
 @dataclass(frozen=True)
@@ -84,25 +71,18 @@ class Weights:
     """Tensors under our names, with the model and vocabulary they belong to."""
 
     origin: str
-    fingerprint: str
-    """SHA-256 of the file."""
+    fingerprint: str  # SHA-256 of the file
     tensors: dict[str, Tensor]
     settings: ModelSettings
     vocabulary: Vocabulary | None
-    left_over: tuple[str, ...] = ()
-    """Tensors of the file that our model does not have."""
-    skipped: tuple[str, ...] = ()
-    """Tensors of the file that are not weights: optimizer state, counters, constants."""
+    left_over: tuple[str, ...] = ()  # tensors of the file that our model does not have
+    skipped: tuple[str, ...] = ()  # tensors of the file that are not weights: optimizer state, counters, constants
     kind: Kind = "run"
     global_step: int | None = None
-    labels: tuple[str, ...] = ()
-    """Class names of the head, if they are known."""
-    padding: int = 0
-    """Rows of vocabulary padding that were dropped."""
-    thirds: tuple[str, ...] = ()
-    """Queries, keys or values without the other two; they are left over."""
-    rounded: tuple[str, ...] = ()
-    """Tensors rounded from float64 to float32."""
+    labels: tuple[str, ...] = ()  # class names of the head, if they are known
+    padding: int = 0  # rows of vocabulary padding that were dropped
+    thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
+    rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32
 
     @property
     def missing(self) -> list[str]:
@@ -110,8 +90,7 @@ class Weights:
         return [name for name in parameter_shapes(replace(self.settings, nsp=True)) if name not in self.tensors]
 
 
-NamedTensors = dict[ParameterSlice, tuple[str, Tensor]]
-"""Tensors and their names in the file, by parameter."""
+NamedTensors = dict[ParameterSlice, tuple[str, Tensor]]  # tensors and their names in the file, by parameter
 
 
 def load_tensors(source: OpenedWeights) -> Weights:
@@ -134,20 +113,29 @@ def load_tensors(source: OpenedWeights) -> Weights:
         if place is None or place.parameter not in shapes:
             (skipped if stored.is_skipped else left_over).append(stored.name)
             continue
-        problem = _find_mismatch(stored, place, shapes[place.parameter], source.settings)
-        if problem:
+        if problem := _find_mismatch(stored, place, shapes[place.parameter], source.settings):
             wrong.append(problem)
         elif not wrong:
-            _read_into(placed, place, stored, shapes[place.parameter][0], source.origin)
+            tensor = stored.read().float()
+            # Without rows of padding; a second copy must be equal to the first.
+            tensor = (tensor.t() if stored.is_transposed else tensor[: shapes[place.parameter][0]]).contiguous()
+            if place in placed:
+                _refuse_difference(placed[place], (stored.name, tensor), source.origin)
+            placed[place] = (stored.name, tensor)
             if stored.dtype == "float64":
                 rounded.append(stored.name)
             if place.parameter == PADDED_BY_VOCABULARY[0]:
                 padding = stored.shape[0] - source.settings.vocab_size
     if wrong:
         raise UserError("shape-mismatch", f"the weights of {source.origin} do not fit its config: {', '.join(wrong)}")
+    if source.vocabulary is not None:
+        words, rows = len(source.vocabulary.words), source.settings.vocab_size
+        if not 0 <= rows - words < PADDING_LIMIT:  # more words than rows, or fewer than padding explains
+            sizes = f"{words:,} words in its vocabulary, but {rows:,} in its config"
+            raise UserError("vocabulary-mismatch", f"{source.origin} has {sizes}; one file belongs to other weights")
     tensors, strays = _join_thirds(placed, source.origin)
     has_next_sentence = all(name in tensors for name in shapes if name.startswith("next_sentence."))
-    weights = Weights(
+    return Weights(
         origin=source.origin,
         fingerprint=source.fingerprint(),
         tensors={name: tensors[name] for name in shapes if name in tensors},
@@ -162,13 +150,9 @@ def load_tensors(source: OpenedWeights) -> Weights:
         thirds=tuple(strays),
         rounded=tuple(rounded),
     )
-    _check_vocabulary(weights)
-    return weights
 
 
-def _find_mismatch(
-    stored: StoredTensor, place: ParameterSlice, expected: tuple[int, ...], settings: ModelSettings
-) -> str:
+def _find_mismatch(stored: StoredTensor, place: ParameterSlice, expected: tuple[int, ...], model: ModelSettings) -> str:
     """A sentence on a wrong type or shape, or nothing."""
     shape = stored.shape[::-1] if stored.is_transposed else stored.shape
     if place.third >= 0:
@@ -176,21 +160,12 @@ def _find_mismatch(
     if not stored.dtype.startswith(("float", "bfloat")):
         return f"{stored.name} is of type {stored.dtype}"
     if place.parameter in PADDED_BY_VOCABULARY and len(shape) == len(expected):
-        expected = (settings.vocab_size, *expected[1:])
-        fits = is_padded(settings.vocab_size, shape[0]) and shape[1:] == expected[1:]
+        expected = (model.vocab_size, *expected[1:])
+        fits = is_padded(model.vocab_size, shape[0]) and shape[1:] == expected[1:]
     else:
         fits = shape == expected
     wanted = expected[::-1] if stored.is_transposed else expected
     return "" if fits else f"{stored.name} is {stored.shape}, not {wanted}"
-
-
-def _read_into(placed: NamedTensors, place: ParameterSlice, stored: StoredTensor, rows: int, origin: str) -> None:
-    """Read a tensor without rows of padding; a second copy must be equal to the first."""
-    tensor = stored.read().float()
-    tensor = (tensor.t() if stored.is_transposed else tensor[:rows]).contiguous()
-    if place in placed:
-        _refuse_difference(placed[place], (stored.name, tensor), origin)
-    placed[place] = (stored.name, tensor)
 
 
 def _join_thirds(placed: NamedTensors, origin: str) -> tuple[dict[str, Tensor], list[str]]:
@@ -212,36 +187,18 @@ def _join_thirds(placed: NamedTensors, origin: str) -> tuple[dict[str, Tensor], 
 
 def _refuse_difference(one: tuple[str, Tensor], other: tuple[str, Tensor], origin: str) -> None:
     if not torch.equal(one[1], other[1]):
-        raise UserError(
-            "untied-weights", f"{one[0]} and {other[0]} of {origin} differ; in BERT they are one tensor (tied weights)"
-        )
-
-
-def _check_vocabulary(weights: Weights) -> None:
-    """Refuse a vocabulary with more words than the model has rows, or fewer by more than padding explains."""
-    if weights.vocabulary is None:
-        return
-    words, rows = len(weights.vocabulary.words), weights.settings.vocab_size
-    if not 0 <= rows - words < PADDING_LIMIT:
-        raise UserError(
-            "vocabulary-mismatch",
-            f"the vocabulary of {weights.origin} has {words:,} words, and its config {rows:,}; one of the two files "
-            "belongs to other weights",
-        )
+        raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ; BERT ties them into one tensor")
 
 
 def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the model in the config; refuses a config with impossible sizes."""
-    if settings.num_layers <= MAX_LAYERS:
+    if settings.num_layers <= 1000:  # more would take long to build
         try:
             return parameter_shapes(settings)
         except (RuntimeError, TypeError):  # sizes beyond what torch can count
             pass
-    raise UserError(
-        "bad-config",
-        f"the config of {source.origin} has impossible sizes: {settings.num_layers:,} layers, hidden size "
-        f"{settings.hidden_size:,}",
-    )
+    sizes = f"{settings.num_layers:,} layers, hidden size {settings.hidden_size:,}"
+    raise UserError("bad-config", f"the config of {source.origin} has impossible sizes: {sizes}")
 
 
 def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:

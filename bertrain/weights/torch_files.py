@@ -23,15 +23,13 @@ _DAMAGE = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError,
     ValueError, OSError,
 )  # fmt: skip
-ARCHIVE = b"PK"
-"""The first bytes of files since PyTorch 1.6; older ones are bare pickles."""
 
 
 def load(path: Path) -> dict[str, Any]:
     """Load the dictionary in a file, its tensors on the CPU."""
     try:
         with open(path, "rb") as stream:
-            is_archive = stream.read(2) == ARCHIVE
+            is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles
             size = path.stat().st_size
     except OSError as error:
         raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
@@ -74,18 +72,13 @@ def _check_names(content: Any, path: Path) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> UserError:
-    advice = "so it is refused: ask its owner for the state_dict alone, or for safetensors"
-    imported = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if imported:
-        return UserError(
-            "unsafe-pickle", f"{path} is a pickle that imports {imported[1]}; loading it could run any code, {advice}"
-        )
-    refused = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
-    if refused:
-        return UserError(
-            "unsafe-pickle", f"{path} is a pickle that torch does not know to be safe ({refused[1][:200]}), {advice}"
-        )
-    return UserError("damaged-weights", f"{path} is damaged, or not a PyTorch file ({type(error).__name__})")
+    if imported := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        reason = f"imports {imported[1]}; loading it could run any code"
+    elif refused := re.search(r"WeightsUnpickler error:\s*(.+)", str(error)):
+        reason = f"torch does not know to be safe ({refused[1][:200]})"
+    else:
+        return UserError("damaged-weights", f"{path} is damaged, or not a PyTorch file ({type(error).__name__})")
+    return UserError("unsafe-pickle", f"{path} is a pickle that {reason}; ask for safetensors or the state_dict alone")
 
 
 def _check_tensor(tensor: Tensor, name: str, file_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""The README's commands are run, every one, in a folder of a reader's own.
+"""The commands of the README and of docs/commands.md are run, every one, in a folder of a reader's own.
 
-Those in its blocks and those in the table of verbs follow one another as they stand there, on the demo's held-out
-articles. `make demo` is run on a fresh clone by a services test; a download, against a server of our own.
+They follow one another as they stand there, on the demo's held-out articles. `make demo` is run on a fresh clone by a
+services test; a download, against a server of our own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.docs.test_documents import Action, perform, verbs
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "data"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md")]
 RUN_ELSEWHERE = {
     "make demo": ("tests/services/test_demo.py", '["make", "demo"'),
     "make test": (".ci/run", "make test"),
@@ -39,7 +40,7 @@ RUN_ELSEWHERE = {
 def commands() -> list[str]:
     """Lines of indented blocks, and the first column of tables, that are commands."""
     found = []
-    for line in README.splitlines():
+    for line in chain.from_iterable(page.splitlines() for page in PAGES):
         if re.match(r"    (bertrain|make|pip) ", line):
             found.append(line.strip())
         elif line.startswith("| `bertrain "):

@@ -37,7 +37,7 @@ def test_kernels_and_plain_fp32_train_alike(tmp_path: Path, capsys: pytest.Captu
     for run in (precision, "fp32"):
         settings = helpers.tiny_settings(**common, train__device="cuda", train__precision=run)
         pretrain(settings, data, tmp_path / run)
-        path = "plain PyTorch" if run == "fp32" else "fused kernels"
+        path = "compiled PyTorch" if run == "fp32" else "fused kernels"
         assert f"computing with {path}, {run}" in capsys.readouterr().out
     rounded, exact = helpers.losses(tmp_path / precision), helpers.losses(tmp_path / "fp32")
     distances = [abs(one - other) / other for one, other in zip(rounded, exact, strict=True)]
@@ -46,13 +46,11 @@ def test_kernels_and_plain_fp32_train_alike(tmp_path: Path, capsys: pytest.Captu
     assert 0 < max(distances) <= 0.02
 
 
-def test_what_the_kernels_cannot_compute_is_computed_plainly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_kernels_cannot_compute_is_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = helpers.make_data(tmp_path)
     common = {"train__device": "cuda", "train__max_steps": 2}
     pretrain(helpers.tiny_settings(model__hidden_size=48, train__precision="bf16", **common), data, tmp_path / "run")
-    assert "computing with plain PyTorch, bf16 (" in capsys.readouterr().out
+    assert "computing with compiled PyTorch, bf16 (flash attention" in capsys.readouterr().out
     odd = helpers.tiny_settings(batch__token_budget=250, train__precision="fp8", **common)
     with helpers.refused("precision-not-possible", "fp8"):
         pretrain(odd, data, tmp_path / "odd")
@@ -61,7 +59,14 @@ def test_what_the_kernels_cannot_compute_is_computed_plainly(
 
 @pytest.mark.parametrize(
     ("precision", "kernels"),
-    [("fp32", "auto"), ("bf16", "plain"), ("bf16", "auto"), pytest.param("fp8", "auto", marks=needs_fp8)],
+    [
+        ("fp32", "plain"),
+        ("fp32", "compiled"),
+        ("bf16", "plain"),
+        ("bf16", "compiled"),
+        ("bf16", "auto"),
+        pytest.param("fp8", "auto", marks=needs_fp8),
+    ],
 )
 def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, precision: str, kernels: str) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "disturbed"

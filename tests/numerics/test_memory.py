@@ -42,7 +42,7 @@ def test_the_estimate_of_a_bin_is_what_its_tensors_take(precision: str, what: st
         model__hidden_size=64, model__num_heads=2, model__intermediate_size=256, model__num_layers=6,
         model__vocab_size=vocab_size, train__precision=precision, train__activation_checkpointing=what,
     )  # fmt: skip
-    expected = estimate(settings, BinSize(tokens, predictions, length), ranks=1, is_fused=False, on_gpu=False)
+    expected = estimate(settings, BinSize(tokens, predictions, length), ranks=1, engine="plain", on_gpu=False)
     peak = bin_peak(settings, length, tokens, predictions)
     tensors = sum(size for name, size in expected.bin.items() if name != LIBRARIES)
     assert 0.95 <= tensors / peak <= 1.2

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertrain.base import isa
-from bertrain.model import bert, fused_check
+from bertrain.model import attention, bert, fused_check
 from bertrain.model.attention import RaggedPlan
 from bertrain.model.bert import Bert
 from bertrain.model.fused_check import why_not_implemented
@@ -33,8 +33,8 @@ CPU = torch.device("cpu")
 )
 def test_a_cpu_computes_plainly_and_says_why(overrides: dict[str, str], reason: str) -> None:
     settings = helpers.tiny_settings(**{f"train__{name}": value for name, value in overrides.items()})
-    is_fused, sentence = engine.choose(settings, CPU)
-    assert not is_fused
+    name, sentence = engine.choose(settings, CPU)
+    assert name == "plain"
     assert sentence.startswith(f"plain PyTorch, {overrides['precision']} (")
     assert reason in sentence
 
@@ -72,8 +72,8 @@ def test_kernels_for_cpus_want_whole_sixteens() -> None:
 def test_without_amx_a_cpu_computes_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in isa.CAPS["avx512"].items():
         monkeypatch.setenv(name, value)
-    is_fused, sentence = engine.choose(helpers.tiny_settings(train__precision="bf16"), CPU)
-    assert not is_fused
+    name, sentence = engine.choose(helpers.tiny_settings(train__precision="bf16"), CPU)
+    assert name == "plain"
     assert sentence.startswith("plain PyTorch, bf16 (the kernels for CPUs need AMX)")
 
 
@@ -147,7 +147,7 @@ def with_decorated_forward(patch: pytest.MonkeyPatch) -> Bert:
 
 
 def with_other_attention(patch: pytest.MonkeyPatch) -> Bert:
-    patch.setattr(bert, "attend_grouped", doubled(bert.attend_grouped))
+    patch.setattr(attention, "attend_grouped", doubled(attention.attend_grouped))
     return tiny_model()
 
 
@@ -201,8 +201,8 @@ def test_the_kernels_refuse_another_model(change: Callable[..., Bert], monkeypat
     assert CHANGES[change] in why_not_implemented(model)
     monkeypatch.setattr(engine, "_kernels", lambda *_: (True, "kernels everywhere"))
     settings = helpers.tiny_settings(train__precision="bf16")
-    is_fused, sentence = engine.choose(settings, CPU, model)
-    assert not is_fused
+    name, sentence = engine.choose(settings, CPU, model)
+    assert name == "plain"
     assert CHANGES[change] in sentence
 
 
@@ -212,3 +212,34 @@ def test_a_fingerprint_ignores_comments_and_layout() -> None:
     other = "def f(x):\n    return x + 2"
     trees = [fused_check._syntax(ast.parse(source).body[0]) for source in (one, same, other)]
     assert trees[0] == trees[1] != trees[2]
+
+
+@pytest.mark.parametrize(
+    ("capability", "given", "expected"),
+    [
+        ((9, 0), {"train__precision": "fp16"}, ("compiled", "flash attention")),
+        ((9, 0), {"train__precision": "fp32"}, ("compiled", "efficient attention")),
+        ((7, 5), {"train__precision": "fp16"}, ("compiled", "efficient attention")),
+        ((6, 1), {"train__precision": "fp32"}, ("plain", "")),
+        ((9, 0), {"train__precision": "fp32", "train__kernels": "plain"}, ("plain", "asked for")),
+        ((9, 0), {"train__precision": "fp32", "model__hidden_size": 24}, ("plain", "")),
+    ],
+)
+def test_where_the_kernels_do_not_serve_a_gpu_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    given: dict[str, object],
+    expected: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "some GPU")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    name, sentence = engine.choose(helpers.tiny_settings(**given), torch.device("cuda"))
+    assert name == expected[0]
+    assert expected[1] in sentence
+
+
+def test_an_engine_that_cannot_run_is_refused_when_it_is_asked_for() -> None:
+    for name in ("fused", "compiled"):
+        with helpers.refused("engine-not-possible", f"train.kernels {name}"):
+            engine.choose(helpers.tiny_settings(train__kernels=name), CPU)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import derive
 from bertrain.data.text.extract import extract
-from bertrain.data.text.sentences import split_sentences
+from bertrain.data.text.parsing import split_sentences
 from bertrain.data.text.wikipedia import Wiki, paragraphs_of_wikitext
 
 SAMPLE = Path(__file__).parents[1] / "golden" / "enwik-sample.xml"

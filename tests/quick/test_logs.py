@@ -61,7 +61,7 @@ def test_whatever_is_said_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("error", "level", "event"),
     [
         (RequeueError("stopped-by-signal", "saved"), "warning", "stop"),
-        (AgreedError("disk-full", "no room"), "error", "stop"),
+        (AgreedError("out-of-memory", "no room"), "error", "stop"),
         (ValueError("ours"), "error", "failure"),
         (KeyboardInterrupt(), "error", "failure"),
     ],

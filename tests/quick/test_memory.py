@@ -38,7 +38,7 @@ def test_parameters_are_counted_without_building_them(recipe: str) -> None:
 
 def test_a_sharded_optimizer_is_counted_by_its_share() -> None:
     settings, size = resolve("bert-base-phase1", [("optimizer.sharded", "true")]), BinSize(4096, 700, 128)
-    one, four = (estimate(settings, size, ranks=ranks, is_fused=True, on_gpu=True) for ranks in (1, 4))
+    one, four = (estimate(settings, size, ranks=ranks, engine="fused", on_gpu=True) for ranks in (1, 4))
     assert four.always["moments"] == one.always["moments"] // 4
     assert four.always["weights"] == one.always["weights"]
 
@@ -49,7 +49,7 @@ def test_every_rules_state_is_counted(name: str) -> None:
     settings, size = helpers.tiny_settings(optimizer__name=name), BinSize(256, 40, 64)
     model = Bert(settings.model)
     buffers = build_optimizer(Arena(model), settings.optimizer).state().values()
-    told = estimate(settings, size, ranks=1, is_fused=False, on_gpu=False)
+    told = estimate(settings, size, ranks=1, engine="plain", on_gpu=False)
     assert told.always["moments"] == sum(buffer.numel() * buffer.element_size() for buffer in buffers)
     assert told.always["a checkpoint being written"] == told.always["moments"] + told.always["weights"]
 
@@ -75,7 +75,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 
 def place(shards: Shards, gib: float, ranks: int = 1) -> Place:
-    return Place(shards, ranks, is_fused=False, on_gpu=False, bytes=int(gib * GIB), label="free")
+    return Place(shards, ranks, engine="plain", on_gpu=False, bytes=int(gib * GIB), label="free")
 
 
 def large_settings(**overrides: object) -> Settings:

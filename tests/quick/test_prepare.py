@@ -18,8 +18,7 @@ from bertrain.base.files import file_digest
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
-from bertrain.data.prepare.assembly import block_of_pairs
-from bertrain.data.prepare.examples import Pair, TokenText, draw_pairs, full_sentences
+from bertrain.data.prepare.examples import Pair, TokenText, block_of_pairs, draw_pairs, full_sentences
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.documents import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
 from bertrain.data.text.tokenizer import Tokenizer

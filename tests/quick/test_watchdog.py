@@ -13,43 +13,44 @@ from bertrain.run.stragglers import slow_ranks
 from tests import helpers
 
 
-def word(rank: int, step: int = 12, place: str = "sum over ranks", *, is_still: bool = True) -> Beat:
-    return Beat(rank, f"node{rank // 2}", 100 + rank, step, place, is_still, beat=1)
+def word(
+    rank: int, step: int = 12, place: str = "sum over ranks", *, is_still: bool = True, is_silent: bool = False
+) -> Beat:
+    return Beat(rank, f"node{rank // 2}", 100 + rank, step, place, is_still, 1, is_silent)
 
 
 def test_a_run_has_stopped_when_nobody_moves() -> None:
-    still, moving = word(0), word(1, is_still=False)
-    assert have_stopped([still, still], [False, False])
-    assert not have_stopped([still, moving], [False, False]), "one evaluates, the other waits for it"
-    assert have_stopped([still, moving], [False, True]), "the word of one who is not heard of is an old one"
+    still, moving, silent = word(0), word(1, is_still=False), word(1, is_still=False, is_silent=True)
+    assert have_stopped([still, still])
+    assert not have_stopped([still, moving]), "one evaluates, the other waits for it"
+    assert have_stopped([still, silent]), "the word of one who is not heard of is an old one"
 
 
 def test_the_one_that_came_least_far_is_waited_for() -> None:
     words = [word(0), word(1), word(2, place="forward and backward"), word(3)]
-    quiet = [False] * 4
-    assert [one.rank for one in waited_for(words, quiet)] == [2]
-    assert describe_hang(words, quiet, "10m") == (
+    assert [one.rank for one in waited_for(words)] == [2]
+    assert describe_hang(words, "10m") == (
         "rank 2 on host node1 has not moved since step 12, in forward and backward; the others wait for it (nothing "
         "moved for 10m, train.hang_timeout)"
     )
     ahead = [word(0, 13, "data"), word(1, 12, "saving"), word(2, 12, "saving"), word(3, 13, "data")]
-    assert [one.rank for one in waited_for(ahead, quiet)] == [1, 2]
-    assert describe_hang(ahead, quiet, "10m").count("; the others wait for them") == 1
+    assert [one.rank for one in waited_for(ahead)] == [1, 2]
+    assert describe_hang(ahead, "10m").count("; the others wait for them") == 1
 
 
 def test_one_that_is_not_heard_of_is_named_before_those_that_are() -> None:
-    words = [word(0, place="data"), word(1, 0, STARTING, is_still=False)]
-    assert [one.rank for one in waited_for(words, [False, True])] == [1]
-    assert describe_hang(words, [False, True], "5s").startswith(
+    words = [word(0, place="data"), word(1, 0, STARTING, is_still=False, is_silent=True)]
+    assert [one.rank for one in waited_for(words)] == [1]
+    assert describe_hang(words, "5s").startswith(
         "rank 1 on host node0 has not moved, nor answered, since it was started; the others wait for it"
     )
 
 
 def test_nobody_is_blamed_where_all_came_equally_far() -> None:
-    said = describe_hang([word(0), word(1)], [False, False], "5s")
+    said = describe_hang([word(0), word(1)], "5s")
     assert said.count("has not moved since step 12, in sum over ranks") == 2
     assert "no rank is behind the others" in said
-    assert "wait" not in describe_hang([word(0)], [False], "5s"), "there is no other"
+    assert "wait" not in describe_hang([word(0)], "5s"), "there is no other"
 
 
 def test_what_may_take_long() -> None:

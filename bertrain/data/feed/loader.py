@@ -248,11 +248,8 @@ def check_data(data: DataSource, settings: Settings) -> None:
             f"{data.folder} contains an example of {longest} tokens, more than data.max_seq_length {limit}; "
             f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}",
         )
-    if (
-        settings.model.head == "pretrain"
-        and settings.model.nsp
-        and data.read(np.array([0])).segment_b[0] == data.lengths[0]
-    ):
+    predicts_next = settings.model.head == "pretrain" and settings.model.nsp
+    if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
         raise UserError(
             "no-next-sentence",
             f"{data.folder} contains examples of one segment (--full-sentences), without a next sentence to predict; "
@@ -264,8 +261,6 @@ def training_rows(data: DataSource, settings: Settings) -> range:
     """The rows that data.slice selects for training; there must be at least one."""
     rows = settings.data.rows(len(data))
     if not rows:
-        raise UserError(
-            "empty-slice",
-            f"--data.slice {settings.data.slice} selects none of the {len(data)} rows in {data.folder}",
-        )
+        chosen = settings.data.slice
+        raise UserError("empty-slice", f"--data.slice {chosen} selects none of the {len(data)} rows in {data.folder}")
     return rows

@@ -77,15 +77,11 @@ def data_stats(
     longest, mean = int(lengths.max()), float(lengths.mean())
     budget = token_budget or max(longest, int(-(-sequences * mean // ranks) // longest + 1) * longest)
     if budget < longest:
-        raise UserError(
-            "example-too-long",
-            f"--token-budget {budget} is less than the longest example of {longest} tokens",
-        )
+        raise UserError("example-too-long", f"--token-budget is {budget}, but an example has {longest} tokens")
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
-    rows_of_steps = [
-        step_by_sequences(step * sequences, sequences, len(data), seed)[1] for step in range(STEPS_SAMPLED)
-    ]
+    starts = range(0, STEPS_SAMPLED * sequences, sequences)
+    rows_of_steps = [step_by_sequences(start, sequences, len(data), seed)[1] for start in starts]
     steps = [lengths[rows].astype(np.int64) for rows in rows_of_steps]
     return DataStats(
         folder=str(folder),

@@ -21,7 +21,7 @@ from bertrain.base.seeds import derive, permute
 from bertrain.config.choices import MASK_PROBABILITY, MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, concatenate, draw_masks
-from bertrain.data.formats.layouts import Shape
+from bertrain.data.formats.layouts import Fields, Shape, to_fixed, to_packed, to_varlength
 from bertrain.data.formats.masking import Ints, MaskingRules
 from bertrain.data.formats.packing import Packing, plan_packing
 from bertrain.data.formats.shards import VOCABULARY, Shards
@@ -124,15 +124,7 @@ def convert_into(
 ) -> Conversion:
     """Write the rows of a data folder, in the given order, into new files of given names and sizes."""
     plan = _plan(open_data(folder), to, shards=len(files))
-    refuse_occupied(Path(out))
-    write = hdf5.write_fixed if to == "hdf5-fixed" else hdf5.write_varlength
-    first = 0
-    with new_folder(Path(out)) as partial:
-        plan.source.vocabulary.save(partial / VOCABULARY)
-        for name, size in files:
-            write(partial / name, _blocks(plan, order or _unchanged, first, first + size), size, plan.shape)
-            first += size
-    return _conversion(plan, Path(out), rows=first, records=first, files=len(files))
+    return _write_folder(plan, order or _unchanged, sum(size for _, size in files), Path(out), files)
 
 
 def bin_by_length(
@@ -150,13 +142,10 @@ def bin_by_length(
     Returns the conversion of each sub-folder; empty ones are not made. Rows keep their order.
     """
     source = open_data(folder, vocab=vocab)
-    longest = int(source.lengths.max())
-    if longest > LENGTH_BINS[-1]:
-        raise UserError(
-            "example-too-long",
-            f"{folder} has an example of {longest} tokens; bins end at {LENGTH_BINS[-1]}",
-        )
-    plan = _plan(source, to, shards, seed, LENGTH_BINS[-1], max_predictions)
+    longest, limit = int(source.lengths.max()), LENGTH_BINS[-1]
+    if longest > limit:
+        raise UserError("example-too-long", f"{folder} has an example of {longest} tokens; bins end at {limit}")
+    plan = _plan(source, to, shards, seed, limit, max_predictions)
     refuse_occupied(Path(out))
     written = {}
     with new_folder(Path(out)) as partial:
@@ -208,12 +197,7 @@ def _unchanged(positions: Ints) -> Ints:
 
 
 def _plan(
-    source: DataSource,
-    to: Target,
-    shards: int,
-    seed: int = 0,
-    max_seq_length: int = 0,
-    max_predictions: int = 0,
+    source: DataSource, to: Target, shards: int, seed: int = 0, max_seq_length: int = 0, max_predictions: int = 0
 ) -> Plan:
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
@@ -248,52 +232,56 @@ def shard_sizes(count: int, shards: int) -> list[int]:
 # --- writing -------------------------------------------------------------------------------------------
 
 
-def _write_folder(plan: Plan, order: Order, count: int, out: Path) -> Conversion:
-    """Write the rows order(0), ... order(count - 1) to a new folder."""
+def _write_folder(
+    plan: Plan, order: Order, count: int, out: Path, files: Sequence[tuple[str, int]] | None = None
+) -> Conversion:
+    """Write the rows order(0), ... order(count - 1) to a new folder, into `files` of given names and sizes."""
     refuse_occupied(out)
     records = count
     if plan.to == "arrow":
-        sizes = shard_sizes(count, plan.shards)
-        _write_arrow(plan, order, sizes, out)
-        files = len(sizes)
+        num_files = _write_arrow(plan, order, shard_sizes(count, plan.shards), out)
     else:
         with new_folder(out) as partial:
             plan.source.vocabulary.save(partial / VOCABULARY)
             if plan.to == "hdf5-packed":
-                records, files = _write_packed(plan, order, count, partial)
+                records, num_files = _write_packed(plan, order, count, partial)
             elif plan.to == "hdf5-per-length":
-                files = _write_per_length(plan, order, count, partial)
+                num_files = _write_per_length(plan, order, count, partial)
             else:
-                files = _write_rows(plan, order, count, partial)
-    return _conversion(plan, out, rows=count, records=records, files=files)
-
-
-def _conversion(plan: Plan, out: Path, *, rows: int, records: int, files: int) -> Conversion:
+                num_files = _write_rows(plan, order, partial, files or _name_files(plan, count))
     return Conversion(
         folder=str(out),
         layout=plan.to,
-        rows=rows,
+        rows=count,
         records=records,
-        files=files,
+        files=num_files,
         max_seq_length=plan.shape.max_seq_length,
         max_predictions=plan.shape.max_predictions,
         masks="drawn" if plan.masking else "kept" if plan.has_masks else "none",
     )
 
 
-def _write_rows(plan: Plan, order: Order, count: int, folder: Path) -> int:
+def _name_files(plan: Plan, count: int) -> list[tuple[str, int]]:
+    """The names and sizes of files of one example per record."""
+    sizes = shard_sizes(count, plan.shards)
+    name = "part-{:05d}-of-{:05d}.tfrecord" if plan.to == "tfrecord" else "part_{:05d}_of_{:05d}.hdf5"
+    return [(name.format(number, len(sizes)), size) for number, size in enumerate(sizes)]
+
+
+def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[str, int]]) -> int:
     """Write files of one example per record; returns their number."""
     first = 0
-    sizes = shard_sizes(count, plan.shards)
-    for number, size in enumerate(sizes):
+    for name, size in files:
         blocks = _blocks(plan, order, first, first + size)
         if plan.to == "tfrecord":
-            tfrecord.write(folder / f"part-{number:05d}-of-{len(sizes):05d}.tfrecord", blocks, plan.shape)
+            tfrecord.write(folder / name, blocks, plan.shape)
+        elif plan.to == "hdf5-varlength":
+            records = (to_varlength(block, plan.shape) for block in blocks)
+            hdf5.write(folder / name, "varlength", records, size, plan.shape)
         else:
-            write = hdf5.write_fixed if plan.to == "hdf5-fixed" else hdf5.write_varlength
-            write(folder / f"part_{number:05d}_of_{len(sizes):05d}.hdf5", blocks, size, plan.shape)
+            hdf5.write(folder / name, "fixed", (to_fixed(block, plan.shape) for block in blocks), size, plan.shape)
         first += size
-    return len(sizes)
+    return len(files)
 
 
 def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
@@ -302,12 +290,9 @@ def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int
         raise UserError("useless-option", "--shards has no effect on hdf5-per-length, a file per length; leave it out")
     lengths = _lengths(plan, order, count)
     positions = np.argsort(lengths, kind="stable")
-    ends = np.cumsum(np.bincount(lengths, minlength=plan.shape.max_seq_length + 1))
-    for length in range(1, plan.shape.max_seq_length + 1):
-        first, last = int(ends[length - 1]), int(ends[length])
-        blocks = _blocks(plan, lambda chunk: order(positions[chunk]), first, last)
-        hdf5.write_fixed(folder / f"train_sentences_{length:03d}.hdf5", blocks, last - first, plan.shape)
-    return plan.shape.max_seq_length
+    counts = np.bincount(lengths, minlength=plan.shape.max_seq_length + 1).tolist()
+    files = [(f"train_sentences_{length:03d}.hdf5", number) for length, number in enumerate(counts) if length]
+    return _write_rows(plan, lambda chunk: order(positions[chunk]), folder, files)
 
 
 def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[int, int]:
@@ -323,16 +308,16 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
     first = 0
     for number, size in enumerate(sizes):
         packs = _packs(plan, order, packing, first, first + size)
-        hdf5.write_packed(folder / f"part_{number:05d}", packs, size, plan.shape)
+        hdf5.write(folder / f"part_{number:05d}", "packed", packs, size, plan.shape)
         first += size
     return len(packing), len(sizes)
 
 
-def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[tuple[Block, Ints]]:
-    """The packs first .. last - 1 in chunks: their examples, and the number of examples of each pack."""
+def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[Fields]:
+    """The packs first .. last - 1 in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
-        yield _read(plan, order(members)), np.diff(offsets)
+        yield to_packed(_read(plan, order(members)), np.diff(offsets), plan.shape)
 
 
 def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
@@ -344,7 +329,7 @@ def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
     return lengths
 
 
-def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> None:
+def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> int:
     source = plan.source
     made: dict[str, Any] = dict(source.manifest["preparation"]) if isinstance(source, Shards) else {}
     made |= {"converted_from": source.layout, "max_seq_length": plan.shape.max_seq_length}
@@ -356,6 +341,7 @@ def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> None:
         for size, end in zip(sizes, ends, strict=True)
     )
     write_blocks(out, shards, source.vocabulary, preparation=made)
+    return len(sizes)
 
 
 def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,7 @@ from bertrain.data.formats.index import (
     path_of,
     read_index,
 )
-from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
+from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields, join
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.vocabulary import Vocabulary
 
@@ -46,7 +44,13 @@ class ForeignData:
         self.predictions: npt.NDArray[np.int32] | None = arrays.get("predictions")
         self._is_random, self._places, self._parts = arrays["is_random"], arrays["places"], arrays["parts"]
         self._open = lru_cache(OPEN_FILES)(hdf5.OpenFile)
-        self._refuse_words_outside()
+        largest, words = self._index["largest_word"], len(vocabulary.words)
+        if largest["number"] >= words:
+            raise UserError(
+                "other-vocabulary",
+                f"{path_of(folder, largest)}, row {largest['row']}, has the token id {largest['number']}, but "
+                f"the vocabulary has {words} words; give the right one with --vocab FILE (pretrain: --data.vocab)",
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -75,9 +79,7 @@ class ForeignData:
         """The examples of `rows`, in that order; each record is read once."""
         file_of_row = np.searchsorted(self._first_row, rows, side="right") - 1
         record_of_row = np.empty(len(rows), dtype=np.int64)
-        groups: dict[
-            tuple[int, ...], list[_Fetched]
-        ] = {}  # by the widths of their fields: each group is decoded together
+        groups: dict[tuple[int, ...], list[_Fetched]] = {}  # by the widths of their fields; decoded together
         for number in np.unique(file_of_row).tolist():
             asked = np.flatnonzero(file_of_row == number)
             places, record_of_row[asked] = np.unique(self._places[rows[asked]], return_inverse=True)
@@ -93,10 +95,8 @@ class ForeignData:
                 record = records_before + record_of_row[fetched.asked]
                 part = self._parts[rows[fetched.asked]]
                 example = first_example[record] + part
-                is_same = (part < parts[record]).all() and np.array_equal(
-                    block.lengths[example], self.lengths[rows[fetched.asked]]
-                )
-                if not is_same:
+                lengths = self.lengths[rows[fetched.asked]]
+                if not ((part < parts[record]).all() and np.array_equal(block.lengths[example], lengths)):
                     raise UserError("changed-data", f"{fetched.path} changed after it was indexed; run again")
                 order[fetched.asked] = examples_before + example
                 records_before += len(fetched.places)
@@ -112,7 +112,7 @@ class ForeignData:
 
     def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
         """The examples of some files' records, and the number of examples of each record."""
-        fields = {name: _join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
+        fields = {name: join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
         try:
             block, parts = DECODERS[self._decoder](fields)
         except BadRecord as bad:
@@ -124,15 +124,6 @@ class ForeignData:
             files = ", ".join(str(fetched.path) for fetched in group)
             raise UserError("changed-data", f"{files} changed after it was indexed: it has the token id {largest}")
         return block, parts
-
-    def _refuse_words_outside(self) -> None:
-        largest, words = self._index["largest_word"], len(self.vocabulary.words)
-        if largest["number"] >= words:
-            raise UserError(
-                "other-vocabulary",
-                f"{path_of(self.folder, largest)}, row {largest['row']}, has the token id {largest['number']}, but "
-                f"the vocabulary has {words} words; give the right one with --vocab FILE (pretrain: --data.vocab)",
-            )
 
 
 @dataclass(frozen=True)
@@ -147,11 +138,6 @@ class _Fetched:
     def widths(self) -> tuple[int, ...]:
         """Widths of the 2-D fields."""
         return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)
-
-
-def _join(parts: list[Any]) -> Any:
-    """A field of several files, concatenated."""
-    return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 
 def load_vocabulary(path: str | Path | None) -> Vocabulary:

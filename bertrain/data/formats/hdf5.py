@@ -7,10 +7,9 @@ trainers read the files written here. Nothing is compressed, as in theirs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.data.formats.block import Block
-from bertrain.data.formats.layouts import (
-    ENCODED,
-    FIXED,
-    PACKED,
-    VARLENGTH,
-    BadRecord,
-    Fields,
-    Shape,
-    to_fixed,
-    to_packed,
-    to_varlength,
-)
+from bertrain.data.formats.layouts import ENCODED, FIXED, PACKED, VARLENGTH, BadRecord, Fields, Shape, join
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.ragged import RaggedColumn
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RECORDS_AT_ONCE = 1024
 FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": ENCODED}
-FLAT = {"next_sentence_labels"}  # one number per record; a list where records are packs
-PADDED = {"fixed", "encoded"}
+NARROW = {"input_mask", "segment_ids", "next_sentence_labels"}  # written in 8 bits
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -89,14 +75,8 @@ def layout_of(path: Path) -> str:
     """The layout of a file by its datasets; refuses missing or inconsistent datasets."""
     with OpenFile(path) as opened, _reading(path):
         names = set(opened.file.keys())
-        if "packed_input_len" in names:
-            layout = "packed"
-        elif "special_token_positions" in names:
-            layout = "encoded"
-        elif "input_mask" in names:
-            layout = "fixed"
-        else:
-            layout = "varlength"
+        marks = {"packed_input_len": "packed", "special_token_positions": "encoded", "input_mask": "fixed"}
+        layout = next((layout for mark, layout in marks.items() if mark in names), "varlength")
         _check_datasets(path, opened.file, layout)
         return layout
 
@@ -115,12 +95,7 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
 def fetch(opened: OpenFile, layout: str, numbers: Ints) -> Fields:
     """The fields of the records `numbers`, which ascend; consecutive ones are read together."""
     runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)]
-    fields: Fields = {}
-    for name in FIELDS[layout]:
-        parts = [opened.read(name, first, last) for first, last in runs]
-        is_varlength = isinstance(parts[0], list)
-        fields[name] = list(chain.from_iterable(parts)) if is_varlength else np.concatenate(parts)
-    return fields
+    return {name: join([opened.read(name, first, last) for first, last in runs]) for name in FIELDS[layout]}
 
 
 def row_checksum(path: Path) -> str:
@@ -141,27 +116,26 @@ def _check_datasets(path: Path, file: h5py.File, layout: str) -> None:
     names = FIELDS[layout]
     for name in names:
         if name not in file or not isinstance(file[name], h5py.Dataset):
-            raise UserError(
-                "missing-field", f"{path} has no dataset {name}; the layout {layout} has {', '.join(names)}"
-            )
+            wanted = ", ".join(names)
+            raise UserError("missing-field", f"{path} has no dataset {name}; the layout {layout} has {wanted}")
         dataset = file[name]
-        is_flat = name in FLAT and layout != "packed"
-        is_varlength = layout not in PADDED and not is_flat
+        axes, is_varlength = _axes(layout, name)
         kind = h5py.check_vlen_dtype(dataset.dtype)
         if (kind is not None) != is_varlength or (kind or dataset.dtype).kind not in "iu":
             wanted = "lists of integers" if is_varlength else "integers"
             raise UserError("bad-field", f"the dataset {name} of {path} contains {dataset.dtype}, not {wanted}")
-        dimensions = 1 if is_flat or is_varlength else 2
-        if len(dataset.shape) != dimensions:
-            raise UserError(
-                "bad-field", f"the dataset {name} of {path} has {len(dataset.shape)} axes, not {dimensions}"
-            )
+        if len(dataset.shape) != axes:
+            raise UserError("bad-field", f"the dataset {name} of {path} has {len(dataset.shape)} axes, not {axes}")
         if len(dataset) != len(file[names[0]]):
-            raise UserError(
-                "bad-field",
-                f"the datasets of {path} differ in length: {names[0]} has {len(file[names[0]])} rows, {name} "
-                f"{len(dataset)}",
-            )
+            rows = f"{names[0]} has {len(file[names[0]])} rows, {name} {len(dataset)}"
+            raise UserError("bad-field", f"the datasets of {path} differ in length: {rows}")
+
+
+def _axes(layout: str, name: str) -> tuple[int, bool]:
+    """The number of axes of a dataset, and whether its rows are variable-length."""
+    is_flat = name == "next_sentence_labels" and layout != "packed"  # one number per record; a list for a pack
+    is_padded = layout in ("fixed", "encoded") and not is_flat
+    return 1 + is_padded, not (is_flat or is_padded)
 
 
 @contextmanager
@@ -179,45 +153,17 @@ def _reading(path: Path) -> Iterator[None]:
 # --- writing ------------------------------------------------------------------------------------------
 
 
-def write_fixed(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -> None:
-    """Write `count` examples as padded rows."""
-    token, width, predictions = shape.token_type, shape.max_seq_length, shape.max_predictions
-    datasets = {
-        "input_ids": (token, (count, width)),
-        "input_mask": (np.int8, (count, width)),
-        "segment_ids": (np.int8, (count, width)),
-        "masked_lm_positions": (token, (count, predictions)),
-        "masked_lm_ids": (token, (count, predictions)),
-        "next_sentence_labels": (np.int8, (count,)),
-    }
-    _write(path, datasets, (to_fixed(block, shape) for block in blocks))
-
-
-def write_varlength(path: Path, blocks: Iterable[Block], count: int, shape: Shape) -> None:
-    """Write `count` examples as variable-length rows."""
-    token, small = h5py.vlen_dtype(np.dtype(shape.token_type)), h5py.vlen_dtype(np.dtype(np.int8))
-    kinds = {"input_ids": token, "segment_ids": small, "masked_lm_positions": token, "masked_lm_ids": token}
-    datasets = {name: (kind, (count,)) for name, kind in kinds.items()} | {"next_sentence_labels": (np.int8, (count,))}
-    _write(path, datasets, (to_varlength(block, shape) for block in blocks))
-
-
-def write_packed(path: Path, packs: Iterable[tuple[Block, Ints]], count: int, shape: Shape) -> None:
-    """Write `count` packs, given as blocks of examples and the number of examples of each pack."""
-    token, small = h5py.vlen_dtype(np.dtype(shape.token_type)), h5py.vlen_dtype(np.dtype(np.int8))
-    datasets = {
-        name: (small if name in ("segment_ids", "next_sentence_labels") else token, (count,)) for name in PACKED
-    }
-    _write(path, datasets, (to_packed(block, parts, shape) for block, parts in packs))
-
-
-def _write(path: Path, datasets: Mapping[str, tuple[Any, tuple[int, ...]]], parts: Iterable[Fields]) -> None:
-    # In memory first: the HDF5 library crashes when the disk is full.
-    content = BytesIO()
+def write(path: Path, layout: str, records: Iterable[Fields], count: int, shape: Shape) -> None:
+    """Write `count` records of a layout, given in chunks of their fields."""
+    content = BytesIO()  # in memory first: the HDF5 library crashes when the disk is full
     with h5py.File(content, "w") as file:
-        for name, (kind, shape) in datasets.items():
-            file.create_dataset(name, shape, dtype=kind)
+        for name in FIELDS[layout]:
+            kind = np.dtype(np.int8 if name in NARROW else shape.token_type)
+            width = shape.max_predictions if name.startswith("masked_lm") else shape.max_seq_length
+            axes, is_varlength = _axes(layout, name)
+            file.create_dataset(name, (count, width)[:axes], dtype=h5py.vlen_dtype(kind) if is_varlength else kind)
         first = 0
-        for fields in parts:
+        for fields in records:
             number = len(fields["next_sentence_labels"])
             for name, values in fields.items():
                 file[name][first : first + number] = _column(values)

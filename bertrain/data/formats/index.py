@@ -18,11 +18,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +93,7 @@ def verify_index(folder: Path) -> dict[str, Any] | None:
     if names != listed:
         name = min(names ^ listed)
         change = "removed" if name in listed else "added"
-        raise UserError(
-            "changed-data", f"{folder}: {name} was {change} after {place} was made; to accept that, remove it"
-        )
+        raise UserError("changed-data", f"{folder}: {name} was {change}; to accept that, remove the index {place}")
     _verify(folder, place, "hash")
     return index
 
@@ -140,17 +138,23 @@ def _build(
         names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
         streams = {name: stack.enter_context(open(out / f"{name}.bin", "wb")) for name in names}
         for (path, _), stamp in zip(files, stamps, strict=True):
-            rows = sum(
-                _append(block, places, parts, streams)
-                for block, places, parts in _blocks_of(path, stamp["name"], kind, decoder, limits)
-            )
+            rows = 0
+            for block, places, parts in _blocks_of(path, stamp["name"], kind, decoder, limits):
+                columns = {
+                    "lengths": block.lengths,
+                    "is_random": block.is_random,
+                    "places": np.repeat(places, parts),
+                    "parts": flat_ranges(np.zeros(len(parts), dtype=np.int64), parts),
+                }
+                if block.masks is not None:
+                    columns["predictions"] = block.masks.counts
+                for name, values in columns.items():
+                    streams[name].write(values.astype(ARRAYS[name]).tobytes())
+                rows += len(block)
             entries.append(stamp | {"rows": rows, "sha256": file_digest(path)[1]})
     if not sum(entry["rows"] for entry in entries):
         raise UserError("empty-data", f"the data folder {folder} contains no example")
-    arrays = []
-    for name in names:
-        size, digest = file_digest(out / f"{name}.bin")
-        arrays.append({"name": f"{name}.bin", "bytes": size, "sha256": digest})
+    digests = [(f"{name}.bin", *file_digest(out / f"{name}.bin")) for name in names]
     content = {
         "index_version": INDEX_VERSION,
         "layout": layout,
@@ -158,7 +162,7 @@ def _build(
         "max_predictions": limits.max_predictions,
         "largest_word": limits.largest_word,
         "files": entries,
-        "arrays": arrays,
+        "arrays": [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests],
     }
     write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
 
@@ -193,43 +197,25 @@ def _blocks_of(path: Path, name: str, kind: str, decoder: str, limits: _Limits) 
 
 
 def _raise_limits(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, limits: _Limits) -> None:
-    width = _width(fields, ("input_ids", "packed_input_ids")) or int(block.lengths.max(initial=0))
+    width = _width(fields, "input_ids", "packed_input_ids") or int(block.lengths.max(initial=0))
     limits.max_seq_length = max(limits.max_seq_length, width)
     if block.masks is not None:
-        most = _width(fields, ("masked_lm_positions",)) or int(block.masks.counts.max(initial=0))
+        most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
         limits.max_predictions = max(limits.max_predictions, most)
     largest = largest_word_of(block)
     if largest > limits.largest_word["number"]:
-        holds = [block.tokens == largest]
-        owners = [np.repeat(np.arange(len(block)), block.lengths)]
+        words, counts = [block.tokens], [block.lengths]
         if block.masks is not None:
-            holds.append(block.masks.labels == largest)
-            owners.append(np.repeat(np.arange(len(block)), block.masks.counts))
-        example = min(int(owner[where][0]) for owner, where in zip(owners, holds, strict=True) if where.any())
+            words, counts = [block.tokens, block.masks.labels], [block.lengths, block.masks.counts]
+        owners = np.concatenate([np.repeat(np.arange(len(block)), of_each) for of_each in counts])
+        example = int(owners[np.concatenate(words) == largest].min())
         record = int(np.searchsorted(np.cumsum(parts), example, side="right"))
         limits.largest_word = {"number": largest, "name": name, "row": records_before + record}
 
 
-def _width(fields: Fields, names: tuple[str, ...]) -> int:
+def _width(fields: Fields, *names: str) -> int:
     """The width of the first of these fields that is a 2-D array; 0 where they are variable-length."""
-    for name in names:
-        if name in fields and getattr(fields[name], "ndim", 0) == 2:
-            return int(fields[name].shape[1])
-    return 0
-
-
-def _append(block: Block, places: Ints, parts: Ints, streams: Mapping[str, BinaryIO]) -> int:
-    columns = {
-        "lengths": block.lengths,
-        "is_random": block.is_random,
-        "places": np.repeat(places, parts),
-        "parts": flat_ranges(np.zeros(len(parts), dtype=np.int64), parts),
-    }
-    if block.masks is not None:
-        columns["predictions"] = block.masks.counts
-    for name, values in columns.items():
-        streams[name].write(values.astype(ARRAYS[name]).tobytes())
-    return len(block)
+    return next((int(fields[name].shape[1]) for name in names if getattr(fields.get(name), "ndim", 0) == 2), 0)
 
 
 def largest_word_of(block: Block) -> int:
@@ -258,9 +244,7 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in BESIDE_DATA)
         paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not paths:
-        raise UserError(
-            "not-prepared", f"{folder} is not a data folder: it has no manifest.json, HDF5 or TFRecord file"
-        )
+        raise UserError("not-prepared", f"{folder} is no data folder: it has no manifest.json, HDF5 or TFRecord file")
     return [(path, _kind_of(path)) for path in paths]
 
 
@@ -328,11 +312,7 @@ def _verify(folder: Path, place: Path, verify: str) -> None:
         for file in index["files"]:
             path = path_of(folder, file)
             if file_digest(path)[1] != file["sha256"]:
-                raise UserError(
-                    "damaged-data",
-                    f"{path} is damaged: its SHA-256 differs from that in {place}; if the change was intended, remove "
-                    f"{place}",
-                )
+                raise UserError("damaged-data", f"{path} is damaged (SHA-256); to accept it, remove the index {place}")
 
 
 def read_index(place: Path) -> dict[str, Any]:

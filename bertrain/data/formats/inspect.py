@@ -35,8 +35,7 @@ def inspect_data(folder: str | Path, *, rows: str = "0:5", vocab: str | Path | N
     """The examples of `rows`, given as FIRST:END, of a data folder of any layout, as words."""
     source = open_data(folder, vocab=vocab, verify="size")
     first, last = parse_rows(rows, len(source))
-    numbers = np.arange(first, last)
-    block = source.read(numbers)
+    block = source.read(np.arange(first, last))
     words = source.vocabulary.words
     masks = block.masks
     shown = []
@@ -45,15 +44,8 @@ def inspect_data(folder: str | Path, *, rows: str = "0:5", vocab: str | Path | N
         if masks is not None:
             one = masks.take(np.array([index]))
             labels = {int(p): words[label] for p, label in zip(one.positions, one.labels, strict=True)}
-        shown.append(
-            Shown(
-                row=int(numbers[index]),
-                words=[words[token] for token in tokens],
-                segment_b=int(block.segment_b[index]),
-                is_random=bool(block.is_random[index]),
-                labels=labels,
-            )
-        )
+        segment_b, is_random = int(block.segment_b[index]), bool(block.is_random[index])
+        shown.append(Shown(first + index, [words[token] for token in tokens], segment_b, is_random, labels))
     return shown
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,7 @@ from bertrain.data.formats.masking import Ints
 
 Fields = dict[str, Any]  # field name to a 2-D array, or to a list of arrays, one for each record
 
-FIXED = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "next_sentence_labels",
-)
+FIXED = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 VARLENGTH = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 PACKED = (*VARLENGTH, "packed_input_len", "packed_masked_lm_len")
 ENCODED = ("input_ids", "special_token_positions", "next_sentence_labels")
@@ -51,6 +45,11 @@ GRAPHCORE = (
     "packed_next_sentence_labels",
 )
 WEIGHTS = "masked_lm_weights"  # of TFRecords: 1 for real predictions, 0 for padding
+
+
+def join(parts: list[Any]) -> Any:
+    """The values of a field in several runs of records, concatenated."""
+    return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 
 class BadRecord(Exception):

@@ -54,12 +54,7 @@ def count_predictions(lengths: npt.ArrayLike, max_predictions: int, probability:
 
 
 def mask_tokens(
-    tokens: Ints,
-    starts: Ints,
-    lengths: Ints,
-    rows: Ints,
-    keys: Words,
-    rules: MaskingRules,
+    tokens: Ints, starts: Ints, lengths: Ints, rows: Ints, keys: Words, rules: MaskingRules
 ) -> tuple[Ints, Ints, Ints]:
     """Mask a flat run of examples; returns (masked tokens, positions, labels), positions ascending.
 
@@ -103,12 +98,7 @@ def _choose_tokens(candidates: Ints, example: Ints, keys: Words, available: Ints
 
 
 def _choose_words(
-    tokens: Ints,
-    candidates: Ints,
-    example: Ints,
-    keys: Words,
-    wanted: Ints,
-    continues_word: npt.NDArray[np.bool_],
+    tokens: Ints, candidates: Ints, example: Ints, keys: Words, wanted: Ints, continues_word: npt.NDArray[np.bool_]
 ) -> Ints:
     """Whole words in random order while they fit, then pieces of other words if the count is still short.
 

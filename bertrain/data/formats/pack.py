@@ -13,7 +13,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.choices import PACKING, Algorithm
 from bertrain.data.formats.convert import Conversion, convert
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.packing import count_lengths, count_rows, efficiency, pack_histogram
+from bertrain.data.formats.packing import count_lengths, efficiency, pack_histogram
 from bertrain.data.formats.source import open_data
 
 COLUMNS = ["length", "sequences"]
@@ -92,7 +92,7 @@ def pack(
         row_length=row_length,
         sequences=sequences,
         tokens=tokens,
-        rows=count_rows(strategies),
+        rows=sum(strategy.rows for strategy in strategies),
         efficiency=efficiency(strategies, row_length),
         unpacked=tokens / (sequences * row_length),
         strategies=len(strategies),

@@ -72,10 +72,6 @@ def pack_histogram(
     return [Strategy(lengths, rows) for lengths, rows in sorted(packed.items(), reverse=True)]
 
 
-def count_rows(strategies: Iterable[Strategy]) -> int:
-    return sum(strategy.rows for strategy in strategies)
-
-
 def efficiency(strategies: Iterable[Strategy], row_length: int) -> float:
     """The share of all places in the rows that sequences take."""
     tokens = rows = 0
@@ -102,12 +98,7 @@ def _fill(fillings: list[tuple[tuple[int, ...], int]], counts: Ints) -> list[tup
 
 
 def _place(
-    counts: Ints,
-    begun: list[tuple[tuple[int, ...], int]],
-    row_length: int,
-    max_per_row: int,
-    *,
-    into_fullest: bool,
+    counts: Ints, begun: list[tuple[tuple[int, ...], int]], row_length: int, max_per_row: int, *, into_fullest: bool
 ) -> list[tuple[tuple[int, ...], int]]:
     """Place sequences, longest first, into the fullest or the emptiest row that holds them, or into a new one.
 

@@ -70,14 +70,11 @@ class Shards:
         self._first_row = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches])])
         self._tokens = ListColumn([batch.column("tokens") for batch in batches])
         self.lengths = self._tokens.counts
-        if len(self.lengths) != manifest["rows"]:
-            raise UserError(
-                "damaged-data", f"{folder} has {len(self.lengths)} rows, not {manifest['rows']}; prepare it again"
-            )
+        if len(self) != manifest["rows"]:
+            raise UserError("damaged-data", f"{folder} has {len(self)} rows, not {manifest['rows']}; prepare it again")
         self._segment_b = np.concatenate([batch.column("segment_b").to_numpy() for batch in batches])
-        self._is_random = np.concatenate(
-            [batch.column("is_random").to_numpy(zero_copy_only=False) for batch in batches]
-        )
+        labels = [batch.column("is_random").to_numpy(zero_copy_only=False) for batch in batches]
+        self._is_random = np.concatenate(labels)
         self.predictions: npt.NDArray[np.int32] | None = None
         """Predictions of each row where masks are static; None where they are drawn at load time."""
         if manifest["masks"] == "static":
@@ -98,12 +95,8 @@ class Shards:
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
-            version = manifest["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise UserError(
-                    "other-schema",
-                    f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare it again",
-                )
+            if (version := manifest["schema_version"]) != SCHEMA_VERSION:
+                raise UserError("other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare again")
             if not manifest["rows"]:
                 raise UserError("empty-data", f"the data folder {folder} contains no example")
             for file in manifest["files"]:
@@ -154,31 +147,27 @@ class Shards:
     def _refuse_damage(self, rows: Ints, block: Block) -> None:
         """Refuse values that would index out of bounds later; the files' hashes may not have been compared."""
         words = len(self.vocabulary.words)
-        found = [
-            (_first_owner(block.tokens >= words, block.lengths), f"a token id outside the vocabulary of {words} words"),
-            (
-                _first_owner(block.segment_b > block.lengths, np.ones_like(rows)),
-                "a segment B that begins after its end",
-            ),
+        checks = [
+            (block.tokens >= words, block.lengths, f"a token id outside the vocabulary of {words} words"),
+            (block.segment_b > block.lengths, np.ones_like(rows), "a segment B that begins after its end"),
         ]
         if block.masks is not None:
             counts = block.masks.counts
             is_past_end = block.masks.positions >= np.repeat(block.lengths, counts)
-            found += [
-                (_first_owner(is_past_end, counts), "a masked position after its end"),
-                (_first_owner(block.masks.labels >= words, counts), "a label outside the vocabulary"),
+            checks += [
+                (is_past_end, counts, "a masked position after its end"),
+                (block.masks.labels >= words, counts, "a label outside the vocabulary"),
             ]
-        for example, what in found:
-            if example is not None:
+        for is_bad, counts, what in checks:
+            if is_bad.any():
+                example = np.searchsorted(np.cumsum(counts), int(is_bad.argmax()), side="right")
                 raise self._damaged(int(rows[example]), f"it contains {what}")
 
     def _damaged(self, row: int, complaint: str) -> UserError:
         shard = int(np.searchsorted(self._first_row, row, side="right")) - 1
         path = self.folder / self.manifest["files"][shard]["name"]
-        return UserError(
-            "damaged-data",
-            f"{path} is damaged in row {row - self._first_row[shard]}: {complaint}; prepare the data again",
-        )
+        row -= int(self._first_row[shard])
+        return UserError("damaged-data", f"{path} is damaged in row {row}: {complaint}; prepare the data again")
 
     def gather(self, rows: Ints) -> Ints:
         """The tokens of `rows`, one after another."""
@@ -196,12 +185,10 @@ class Shards:
 def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
     if not path.is_file():
         raise UserError("missing-shard", f"the shard {path} is missing; prepare the data again")
-    if path.stat().st_size != expected["bytes"]:
-        raise UserError(
-            "damaged-data",
-            f"the shard {path} has {path.stat().st_size} bytes, but its manifest says {expected['bytes']}; prepare the "
-            "data again",
-        )
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        wanted = expected["bytes"]
+        raise UserError("damaged-data", f"the shard {path} has {size} bytes, not {wanted}; prepare the data again")
     if verify == "hash" and file_digest(path)[1] != expected["sha256"]:
         raise UserError("damaged-data", f"the shard {path} is damaged (SHA-256); prepare the data again")
 
@@ -223,20 +210,11 @@ def _open_shard(path: Path) -> pa.RecordBatch:
 
 def _is_sound(name: str, column: pa.Array) -> bool:
     """Whether a column has its expected type, no null, and consecutive lists."""
-    if name == "is_random":
-        return column.type == pa.bool_() and not column.null_count
-    if name == "segment_b":
-        return column.type == pa.uint32() and not column.null_count
+    if name in ("is_random", "segment_b"):
+        return column.type == (pa.bool_() if name == "is_random" else pa.uint32()) and not column.null_count
     if not pa.types.is_list(column.type) or column.null_count or column.values.null_count:
         return False
     is_number = column.values.type in (pa.uint16(), pa.uint32())
     offsets = column.offsets.to_numpy()
     is_ascending = offsets[0] >= 0 and offsets[-1] <= len(column.values) and bool((np.diff(offsets) >= 0).all())
     return is_number and is_ascending
-
-
-def _first_owner(is_bad: npt.NDArray[np.bool_], counts: Ints) -> int | None:
-    """The list that the first bad value belongs to, if any."""
-    if not is_bad.any():
-        return None
-    return int(np.searchsorted(np.cumsum(counts), int(is_bad.argmax()), side="right"))

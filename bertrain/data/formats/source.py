@@ -64,11 +64,7 @@ class DataSource(Protocol):
 
 
 def open_data(
-    folder: str | Path,
-    *,
-    vocab: str | Path | Vocabulary | None = None,
-    verify: str = "hash",
-    quiet: bool = False,
+    folder: str | Path, *, vocab: str | Path | Vocabulary | None = None, verify: str = "hash", quiet: bool = False
 ) -> DataSource:
     """Open a data folder of any layout, or one HDF5 or TFRecord file; the layout is detected.
 
@@ -77,7 +73,7 @@ def open_data(
     "size". Notes on what was detected go to standard error, unless `quiet`: ranks other than the first are quiet.
     """
     folder = Path(folder)
-    note = _ignore if quiet else print_once
+    note = (lambda line: None) if quiet else print_once
     if not folder.exists():
         raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
     if (folder / MANIFEST).is_file():
@@ -85,8 +81,7 @@ def open_data(
         if isinstance(vocab, str | Path) and vocab and Vocabulary.load(vocab).words != shards.vocabulary.words:
             raise UserError(
                 "other-vocabulary",
-                f"{folder} contains its own vocabulary, which differs from {vocab}; leave --vocab out "
-                "(pretrain: --data.vocab)",
+                f"{folder} has its own vocabulary, not {vocab}; leave --vocab (pretrain: --data.vocab) out",
             )
         return shards
     from bertrain.data.formats import foreign
@@ -97,10 +92,8 @@ def open_data(
         beside = (folder if folder.is_dir() else folder.parent) / VOCABULARY
         path = vocab or (beside if beside.is_file() else None)
         if path is None:
-            note(
-                f"{folder} contains no {VOCABULARY}: using BERT's uncased vocabulary; --vocab FILE (pretrain: "
-                "--data.vocab) selects another"
-            )
+            option = "--vocab FILE (pretrain: --data.vocab)"
+            note(f"{folder} contains no {VOCABULARY}: using BERT's uncased vocabulary; {option} selects another")
         vocab = foreign.load_vocabulary(path)
     return foreign.ForeignData(folder, index, vocab)
 
@@ -109,7 +102,3 @@ def open_data(
 def print_once(line: str) -> None:
     """Print a line to standard error, unless this process has printed it before."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _ignore(line: str) -> None:
-    pass

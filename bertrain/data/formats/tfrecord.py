@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.protobuf import decode_varints, encode_field, encode_varints, wire_fields
-from bertrain.data.formats.block import Block
+from bertrain.data.formats.block import Block, in_batches
 from bertrain.data.formats.layouts import FIXED, GRAPHCORE, WEIGHTS, BadRecord, Fields, Shape, to_fixed
 from bertrain.data.formats.masking import Ints
 
@@ -169,26 +169,22 @@ def rows_of(values: npt.NDArray) -> list[Feature]:
 
 def layout_of(path: Path) -> str:
     """The layout of a file by the features of its first record."""
-    features = _parse(*next(records(path)), path, 0)
-    layout = "graphcore" if "packed_input_ids" in features else "fixed"
-    _refuse_missing(features, layout, f"record 0 of {path}")
-    return layout
+    _, data = next(records(path))
+    return _layout_with(_parse(data, f"record 0 of {path}"))
+
+
+def _layout_with(features: dict[str, Feature]) -> str:
+    return "graphcore" if "packed_input_ids" in features else "fixed"
 
 
 def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, in chunks: byte offsets and features."""
-    places: list[int] = []
-    waiting: list[dict[str, Feature]] = []
-    for number, (place, data) in enumerate(records(path)):
-        features = _parse(place, data, path, number)
-        _refuse_missing(features, layout, f"record {number} of {path}")
-        places.append(place)
-        waiting.append(features)
-        if len(waiting) == RECORDS_AT_ONCE:
-            yield np.array(places), _stack_all(waiting, layout)
-            places, waiting = [], []
-    if waiting:
-        yield np.array(places), _stack_all(waiting, layout)
+    parsed = (
+        (place, _parse(data, f"record {number} of {path}", layout))
+        for number, (place, data) in enumerate(records(path))
+    )
+    for batch in in_batches(parsed, RECORDS_AT_ONCE):
+        yield np.array([place for place, _ in batch]), _stack_all([features for _, features in batch], layout)
 
 
 def fetch(path: Path, layout: str, places: Ints) -> Fields:
@@ -199,10 +195,7 @@ def fetch(path: Path, layout: str, places: Ints) -> Fields:
         for place in places.tolist():
             where = f"the record at byte {place} of {path}"
             stream.seek(place)
-            data = _read_record(stream, size - place, where)
-            features = _parse(place, data, path, None)
-            _refuse_missing(features, layout, where)
-            found.append(features)
+            found.append(_parse(_read_record(stream, size - place, where), where, layout))
     return _stack_all(found, layout)
 
 
@@ -222,21 +215,20 @@ def write(path: Path, blocks: Iterable[Block], shape: Shape) -> None:
                 stream.write(data + FOOTER.pack(masked_checksum(data)))
 
 
-def _parse(place: int, data: bytes, path: Path, number: int | None) -> dict[str, Feature]:
+def _parse(data: bytes, where: str, layout: str | None = None) -> dict[str, Feature]:
+    """The features of a record, which must have those of `layout`, or of the layout that it seems to have."""
     try:
-        return parse_example(data)
+        features = parse_example(data)
     except ValueError as error:
-        where = f"record {number}" if number is not None else f"the record at byte {place}"
-        raise UserError("damaged-data", f"{where} of {path} is not a tf.train.Example: {error}") from None
-
-
-def _refuse_missing(features: dict[str, Feature], layout: str, where: str) -> None:
-    for name in FIELDS[layout]:
+        raise UserError("damaged-data", f"{where} is not a tf.train.Example: {error}") from None
+    names = FIELDS[layout or _layout_with(features)]
+    for name in names:
         if name not in features:
-            wanted = ", ".join(FIELDS[layout])
+            wanted = ", ".join(names)
             raise UserError("missing-field", f"{where} has no feature {name}; a pre-training example has {wanted}")
         if features[name].is_float and name not in MAY_BE_FLOATS:
             raise UserError("bad-field", f"the feature {name} in {where} contains floats, not integers")
+    return features
 
 
 def _stack_all(found: list[dict[str, Feature]], layout: str) -> Fields:

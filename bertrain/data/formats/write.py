@@ -42,12 +42,7 @@ class Example:
 
 
 def write_shards(
-    out: Path,
-    examples: Iterable[Example],
-    vocabulary: Vocabulary,
-    *,
-    preparation: dict[str, Any],
-    rows_per_shard: int,
+    out: Path, examples: Iterable[Example], vocabulary: Vocabulary, *, preparation: dict[str, Any], rows_per_shard: int
 ) -> dict[str, Any]:
     """Write a prepared folder of single examples and return its manifest; see `write_blocks`."""
     blocks = (block_of_examples(batch) for batch in in_batches(examples, rows_per_shard))
@@ -91,11 +86,7 @@ def finish_folder(
         "rows": sum(file["rows"] for file in files),
         "tokens": sum(length * count for length, count in histogram.items()),
         "masks": "static" if has_masks else "dynamic",
-        "vocabulary": {
-            "size": len(vocabulary.words),
-            "lower_case": vocabulary.lower_case,
-            "sha256": vocabulary.hash,
-        },
+        "vocabulary": {"size": len(vocabulary.words), "lower_case": vocabulary.lower_case, "sha256": vocabulary.hash},
         "preparation": preparation,
         "length_histogram": {str(length): histogram[length] for length in sorted(histogram)},
         "files": files,

@@ -24,13 +24,9 @@ def make_units(
         for number in numbers:
             yield make_unit(work_folder, number)
     else:
-        yield from _in_processes(work_folder, numbers, min(workers, len(numbers)))
-
-
-def _in_processes(work_folder: str, numbers: list[int], workers: int) -> Iterator[int]:
-    with process_pool(workers) as pool:
-        for future in as_completed([pool.submit(make_unit, work_folder, number) for number in numbers]):
-            yield future.result()
+        with process_pool(min(workers, len(numbers))) as pool:
+            for future in as_completed([pool.submit(make_unit, work_folder, number) for number in numbers]):
+                yield future.result()
 
 
 def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Documents to examples: which ranges of the tokens make a row. No token is copied.
+"""Documents to examples: which ranges of the tokens make a row; and rows of these ranges with special tokens.
 
 Pairs for next-sentence prediction are those of BERT's reference: sentences of a document are collected into a chunk of
 about the target length (sometimes a shorter one), the chunk is split at a random sentence into A and B, and half the
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import derive
+from bertrain.data.formats.block import EXAMPLES_AT_ONCE, Block, Values, flat_ranges, offsets_of
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 SINGLE_SPECIAL_TOKENS = 2  # [CLS] A [SEP]
@@ -175,3 +176,21 @@ def _fill(begins: array[int], ends: array[int], longest: int) -> Iterator[Pair]:
         else:
             yield Pair(start, start + longest, start + longest, start + longest, False)
             start += longest
+
+
+def block_of_pairs(tokens: Values, pairs: Sequence[Pair], start: int, separator: int) -> Block:
+    """[CLS] A [SEP] B [SEP] of each pair, or [CLS] A [SEP] where there is no B."""
+    table = np.array(pairs, dtype=np.int64).reshape(-1, 5)
+    a_start, b_start = table[:, 0], table[:, 2]
+    a_length, b_length = table[:, 1] - a_start, table[:, 3] - b_start
+    lengths = a_length + 2 + np.where(b_length > 0, b_length + 1, 0)
+    offsets = offsets_of(lengths)
+    out = np.full(offsets[-1], separator, dtype=tokens.dtype)
+    out[offsets[:-1]] = start
+    for first in range(0, len(table), EXAMPLES_AT_ONCE):
+        some = slice(first, first + EXAMPLES_AT_ONCE)
+        begin = offsets[:-1][some]
+        out[flat_ranges(begin + 1, a_length[some])] = tokens[flat_ranges(a_start[some], a_length[some])]
+        after_a = begin + a_length[some] + 2
+        out[flat_ranges(after_a, b_length[some])] = tokens[flat_ranges(b_start[some], b_length[some])]
+    return Block(out, lengths, a_length + 2, table[:, 4].astype(np.bool_))

@@ -69,7 +69,15 @@ def prepare(
     `unit_mb`, since a random B comes from the same unit. Called again after an interruption, it resumes. With several
     workers, a script must call this under `if __name__ == "__main__":`.
     """
-    _check_combination(full_sentences, reference, per_file, short_seq_prob, engine == "dask", scheduler is not None)
+    if full_sentences and reference:
+        raise UserError("conflicting-options", "--full-sentences and --reference exclude each other")
+    for is_useless, option, reason in (
+        (per_file and not reference, "--per-file", "without --reference"),
+        (short_seq_prob is not None and full_sentences, "--short-seq-prob", "with --full-sentences"),
+        (scheduler is not None and engine != "dask", "--scheduler", "without --engine dask"),
+    ):
+        if is_useless:
+            raise UserError("useless-option", f"{option} has no effect {reason}; leave it out")
     recorded = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
     short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
     max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
@@ -95,12 +103,11 @@ def prepare(
     out = Path(out)
     refuse_occupied(out)
     mode = "reference" if reference else "full-sentences" if full_sentences else "pairs"
-    if mode != "reference":
-        units = plan_units(files, max(1, int(unit_mb * (1 << 20))))
-    elif per_file:
-        units = [[span] for span in map(_whole, files)]
+    if reference:
+        whole = [Span(str(path), 0, path.stat().st_size) for path in files]
+        units = [[span] for span in whole] if per_file else [whole]
     else:
-        units = [list(map(_whole, files))]
+        units = plan_units(files, max(1, int(unit_mb * (1 << 20))))
     plan = Plan(
         mode=mode,
         max_seq_length=max_seq_length,
@@ -140,25 +147,6 @@ def prepare(
         return _assemble(work, out, vocabulary, summaries, description)
 
 
-def _check_combination(
-    full_sentences: bool,
-    reference: bool,
-    per_file: bool,
-    short_seq_prob: float | None,
-    uses_dask: bool,
-    scheduler: bool,
-) -> None:
-    if full_sentences and reference:
-        raise UserError("conflicting-options", "--full-sentences and --reference exclude each other")
-    for is_useless, option, reason in (
-        (per_file and not reference, "--per-file", "without --reference"),
-        (short_seq_prob is not None and full_sentences, "--short-seq-prob", "with --full-sentences"),
-        (scheduler and not uses_dask, "--scheduler", "without --engine dask"),
-    ):
-        if is_useless:
-            raise UserError("useless-option", f"{option} has no effect {reason}; leave it out")
-
-
 def _check_ranges(*ranges: tuple[str, float, float, float]) -> None:
     """Refuse options that are not within their bounds: (option, value, minimum, maximum)."""
     for option, value, least, most in ranges:
@@ -179,10 +167,6 @@ def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path
                 raise
             unreadable.append(path)
     return usable, unreadable
-
-
-def _whole(path: Path) -> Span:
-    return Span(str(path), 0, path.stat().st_size)
 
 
 def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:

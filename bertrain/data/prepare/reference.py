@@ -9,17 +9,21 @@ per row.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bertrain.data.formats.block import EXAMPLES_AT_ONCE, Block, Masks, in_batches
-from bertrain.data.prepare.assembly import block_of_pairs, spool
-from bertrain.data.prepare.examples import Pair, TokenText, pairs_of_document
+from bertrain.data.prepare.examples import Pair, TokenText, block_of_pairs, pairs_of_document
 from bertrain.data.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from bertrain.data.prepare.units import Plan
 
 OTHER_DOCUMENT_TRIALS = 10
 KEPT = -1  # instead of a replacement: keep the token
@@ -28,35 +32,16 @@ Masked = tuple[Pair, list[int], list[int]]
 """A pair, the positions to predict, and the replacement of each token."""
 
 
-def reference_rows(
-    text: TokenText,
-    vocabulary: Vocabulary,
-    folder: Path,
-    *,
-    max_seq_length: int,
-    max_predictions: int,
-    masked_lm_prob: float,
-    short_seq_prob: float,
-    dupe_factor: int,
-    seed: int,
-    rows_per_shard: int,
-) -> Iterator[Block]:
-    """All rows in the reference's order, `rows_per_shard` at a time; `folder` stores them until they are shuffled."""
-    draw = random.Random(seed)
-    masks = mask_drawer(
-        draw,
-        mask_id=vocabulary.id_of("[MASK]"),
-        vocab_size=len(vocabulary.words),
-        max_predictions=max_predictions,
-        probability=masked_lm_prob,
-    )
-    masked = _masked_pairs(text, draw, masks, max_seq_length, short_seq_prob, dupe_factor)
+def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: Plan) -> Iterator[Block]:
+    """All rows in the reference's order, a shard at a time; `folder` stores them until they are shuffled."""
+    draw = random.Random(plan.seed)
+    masked = _masked_pairs(text, draw, mask_drawer(draw, vocabulary, plan), plan)
     start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
     parts = (_apply(batch, text, start, separator) for batch in in_batches(masked, EXAMPLES_AT_ONCE))
     whole = spool(parts, folder)
     order = list(range(len(whole)))
     shuffle(order, draw)
-    for numbers in in_batches(order, rows_per_shard):
+    for numbers in in_batches(order, plan.rows_per_shard):
         yield whole.take(np.array(numbers))
 
 
@@ -95,11 +80,11 @@ def _stretches(top: int, bottom: int) -> list[tuple[int, range]]:
     return stretches
 
 
-def mask_drawer(
-    draw: random.Random, *, mask_id: int, vocab_size: int, max_predictions: int, probability: float
-) -> Callable[[Pair], Masked]:
+def mask_drawer(draw: random.Random, vocabulary: Vocabulary, plan: Plan) -> Callable[[Pair], Masked]:
     """A function that draws the masks of a pair as the reference does: shuffle all positions, take the first."""
     uniform, bits = draw.random, draw.getrandbits
+    mask_id, vocab_size = vocabulary.id_of("[MASK]"), len(vocabulary.words)
+    max_predictions, probability = plan.max_predictions, plan.masked_lm_prob
     width = vocab_size.bit_length()
 
     def any_word() -> int:  # draw.randrange(vocab_size)
@@ -119,19 +104,14 @@ def mask_drawer(
 
 
 def _masked_pairs(
-    text: TokenText,
-    draw: random.Random,
-    masks: Callable[[Pair], Masked],
-    max_seq_length: int,
-    short_seq_prob: float,
-    dupe_factor: int,
+    text: TokenText, draw: random.Random, masks: Callable[[Pair], Masked], plan: Plan
 ) -> Iterator[Masked]:
     order = list(range(text.num_documents))
     shuffle(order, draw)
-    for _ in range(dupe_factor):
+    for _ in range(plan.dupe_factor):
         for index, number in enumerate(order):
             another = _mostly_another(order, index, draw)
-            for pair in pairs_of_document(text, number, draw, another, max_seq_length, short_seq_prob):
+            for pair in pairs_of_document(text, number, draw, another, plan.max_seq_length, plan.short_seq_prob):
                 yield masks(pair)
 
 
@@ -162,3 +142,21 @@ def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> 
     tokens[places] = np.where(words == KEPT, labels, words)
     masks = Masks(counts, positions.astype(tokens.dtype), labels)
     return Block(tokens, rows.lengths, rows.segment_b, rows.is_random, masks)
+
+
+def spool(blocks: Iterable[Block], folder: Path) -> Block:
+    """Masked blocks concatenated to one, its tokens in files of `folder` instead of memory."""
+    in_memory = []
+    dtype = np.dtype(np.uint16)
+    names = ("tokens", "positions", "labels")
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(folder / name, "xb")) for name in names]
+        for block in blocks:
+            assert block.masks is not None
+            dtype = block.tokens.dtype
+            for file, values in zip(files, (block.tokens, block.masks.positions, block.masks.labels), strict=True):
+                file.write(values.data)
+            in_memory.append((block.lengths, block.segment_b, block.is_random, block.masks.counts))
+    lengths, segment_b, is_random, counts = map(np.concatenate, zip(*in_memory, strict=True))
+    tokens, positions, labels = (np.memmap(folder / name, dtype, "r") for name in names)
+    return Block(tokens, lengths, segment_b, is_random, Masks(counts, positions, labels))

@@ -28,8 +28,14 @@ from bertrain.config.choices import OnError
 from bertrain.data.formats.block import Block, Values, in_batches
 from bertrain.data.formats.shards import VOCABULARY
 from bertrain.data.formats.write import Histogram, histogram_of, shard_name, write_shard
-from bertrain.data.prepare.assembly import block_of_pairs
-from bertrain.data.prepare.examples import SINGLE_SPECIAL_TOKENS, Pair, TokenText, draw_pairs, full_sentences
+from bertrain.data.prepare.examples import (
+    SINGLE_SPECIAL_TOKENS,
+    Pair,
+    TokenText,
+    block_of_pairs,
+    draw_pairs,
+    full_sentences,
+)
 from bertrain.data.prepare.reference import reference_rows
 from bertrain.data.text.documents import Span, read_lines
 from bertrain.data.text.tokenizer import Tokenizer
@@ -154,18 +160,7 @@ def _unit_rows(
     if not text.num_documents:
         return
     if as_reference:
-        yield from reference_rows(
-            text,
-            vocabulary,
-            spool,
-            max_seq_length=plan.max_seq_length,
-            max_predictions=plan.max_predictions,
-            masked_lm_prob=plan.masked_lm_prob,
-            short_seq_prob=plan.short_seq_prob,
-            dupe_factor=plan.dupe_factor,
-            seed=plan.seed,
-            rows_per_shard=plan.rows_per_shard,
-        )
+        yield from reference_rows(text, vocabulary, spool, plan)
         return
     start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
     for tokens, pairs in _sources(text, plan, number, tokenizer, separator):
@@ -261,9 +256,8 @@ def _count_text(text: TokenText, plan: Plan, unknown: int, counts: Counter[str])
     """Add the statistics of a text to `counts`."""
     counts["documents"] += text.num_documents
     counts["sentences"] += len(text.sentences) - 1
-    counts["sentences_longer_than_an_example"] += int(
-        np.count_nonzero(np.diff(np.frombuffer(text.sentences, np.int64)) > plan.max_seq_length - SINGLE_SPECIAL_TOKENS)
-    )
+    is_long = np.diff(np.frombuffer(text.sentences, np.int64)) > plan.max_seq_length - SINGLE_SPECIAL_TOKENS
+    counts["sentences_longer_than_an_example"] += int(np.count_nonzero(is_long))
     counts["tokens"] += len(text.tokens)
     for first in range(0, len(text.tokens), TOKENS_AT_ONCE):
         counts["unknown_tokens"] += int(np.count_nonzero(text.tokens[first : first + TOKENS_AT_ONCE] == unknown))

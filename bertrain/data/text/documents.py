@@ -55,13 +55,10 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
             if not inside:
                 raise UserError("empty-input", f"the input folder {entry} contains no file")
-            extracted = [path.parent for path in inside if path.name == EXTRACT_DESCRIPTION]
+            extracted = next((path.parent for path in inside if path.name == EXTRACT_DESCRIPTION), None)
             if extracted:
-                raise UserError(
-                    "held-out-input",
-                    f"{extracted[0]} is output of `bertrain data extract` and may contain held-out text; give "
-                    f"{extracted[0] / EXTRACT_TRAINING} instead",
-                )
+                train = extracted / EXTRACT_TRAINING
+                raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
             files += inside
         elif entry.is_file():
             files.append(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
@@ -136,11 +138,9 @@ def _read_checksums(url: str) -> list[tuple[str, str]]:
 
 
 def _read_text(url: str) -> str:
-    def read(_: int) -> str:
-        with _open(url, 0) as response:
-            return str(response.read().decode("utf-8", errors="replace"))
-
-    return str(_with_retries(url, read, lambda: 0))
+    content = BytesIO()
+    _receive(url, content)
+    return content.getvalue().decode(errors="replace")
 
 
 # --- fetching -------------------------------------------------------------------------------------------------
@@ -160,10 +160,11 @@ def fetch(file: RemoteFile, out: Path) -> bool:
     except OSError as error:
         raise UserError("unwritable-file", f"cannot write {place}: {error.strerror or error}") from None
     is_resumed = partial.stat().st_size > 0
-    _complete(file, partial)
-    if is_resumed and not _is_right(partial, file):  # the beginning may be of an older version, or damaged
-        partial.write_bytes(b"")
-        _complete(file, partial)
+    with progress(file.place, file.size or 0) as report, open(partial, "r+b") as sink:
+        _receive(file.url, sink, file.size, report)
+        if is_resumed and not _is_right(partial, file):  # the beginning may be of an older version, or damaged
+            sink.truncate(0)
+            _receive(file.url, sink, file.size, report)
     if not _is_right(partial, file):
         partial.unlink()
         raise UserError("wrong-checksum", f"{file.url} sent other bytes than those of MD5 {file.md5}; try again")
@@ -172,9 +173,7 @@ def fetch(file: RemoteFile, out: Path) -> bool:
 
 
 def _is_right(path: Path, file: RemoteFile) -> bool:
-    if file.size is not None and path.stat().st_size != file.size:
-        return False
-    return md5_of(path) == file.md5
+    return file.size in (None, path.stat().st_size) and md5_of(path) == file.md5
 
 
 def md5_of(path: Path) -> str:
@@ -182,57 +181,65 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(stream, "md5").hexdigest()
 
 
-def _complete(file: RemoteFile, partial: Path) -> None:
-    """Fetch the missing rest of `partial`, retrying while there is progress."""
-
-    def size() -> int:
-        return partial.stat().st_size
-
-    with progress(file.place, file.size or 0) as report, open(partial, "r+b") as sink:
-
-        def attempt(have: int) -> None:
-            if file.size is not None and have >= file.size:
-                sink.truncate(file.size)
-                return
-            with _open_from(file.url, have, sink) as response:
-                start, total = _extent(response, have)
-                if file.size is not None and total not in (None, file.size):
-                    raise UserError("wrong-checksum", f"{file.url} has {total:,} bytes, not {file.size:,}")
-                sink.seek(start)
-                sink.truncate()
-                _copy(response, sink, report)
-                if total is not None and size() < total:
-                    raise http.client.IncompleteRead(b"", total - size())
-
-        _with_retries(file.url, attempt, size)
-
-
-def _copy(response: Any, sink: IO[bytes], report: Callable[[int], None]) -> None:
-    while block := response.read(_BLOCK):
+def _receive(
+    url: str, sink: IO[bytes], size: int | None = None, report: Callable[[int], None] = lambda done: None
+) -> None:
+    """Append the missing rest; retry until it works, give up after several attempts without progress."""
+    failures = 0
+    while True:
+        have = sink.seek(0, os.SEEK_END)
+        wait = None
         try:
-            sink.write(block)
-            sink.flush()
-        except OSError as error:  # a full disk is not a bad connection
-            raise UserError("unwritable-file", f"cannot write {sink.name}: {error.strerror or error}") from None
-        report(sink.tell())
+            return _append(url, sink, have, size, report)
+        except urllib.error.HTTPError as error:
+            if error.code not in _RETRIED:
+                raise UserError("http-error", f"{url}: HTTP {error.code} {error.reason}; check the URL") from None
+            what, retry_after = f"HTTP {error.code} {error.reason}", error.headers.get("Retry-After", "")
+            wait = float(retry_after) if retry_after.isdecimal() else None
+        except (http.client.InvalidURL, ValueError) as error:  # an HTTPException, but permanent
+            raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
+        except (OSError, http.client.HTTPException) as error:
+            what = str(getattr(error, "reason", error)) or type(error).__name__
+        failures = 0 if sink.seek(0, os.SEEK_END) > have else failures + 1
+        if failures == ATTEMPTS_WITHOUT_PROGRESS:
+            raise UserError("download-failed", f"{url} failed {failures} times ({what}); run again to resume")
+        seconds = min(FIRST_WAIT_S * 2**failures if wait is None else wait, LONGEST_WAIT_S)
+        print(f"{url}: {what}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(seconds)
+
+
+def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Callable[[int], None]) -> None:
+    """Request the bytes from `have` on and write them."""
+    if size is not None and have >= size:
+        sink.truncate(size)
+        return
+    with _open(url, have) as response:
+        start, total = _extent(response, have)
+        if size is not None and total not in (None, size):
+            raise UserError("wrong-checksum", f"{url} has {total:,} bytes, not {size:,}")
+        sink.seek(start)
+        sink.truncate()
+        while block := response.read(_BLOCK):
+            try:
+                sink.write(block)
+                sink.flush()
+            except OSError as error:  # a full disk is not a bad connection
+                raise UserError("unwritable-file", f"cannot write {sink.name}: {error.strerror or error}") from None
+            report(sink.tell())
+        if total is not None and sink.tell() < total:
+            raise http.client.IncompleteRead(b"", total - sink.tell())
 
 
 def _open(url: str, have: int) -> Any:
     if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
         raise UserError("bad-url", f"{url} is not a URL that can be fetched; it must begin with https://")
     headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
-
-
-def _open_from(url: str, have: int, sink: IO[bytes]) -> Any:
-    """The response from byte `have` on; from the beginning if the server's file is shorter."""
     try:
-        return _open(url, have)
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
-            raise
-        sink.truncate(0)
-        return _open(url, 0)
+        if have and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the server's file is shorter
+            return _open(url, 0)
+        raise
 
 
 def _extent(response: Any, have: int) -> tuple[int, int | None]:
@@ -244,33 +251,3 @@ def _extent(response: Any, have: int) -> tuple[int, int | None]:
         raise http.client.HTTPException(f"a part that was not asked for: {response.headers.get('Content-Range')}")
     length = response.headers.get("Content-Length")
     return 0, int(length) if length else None
-
-
-def _with_retries(url: str, attempt: Callable[[int], Any], progress_made: Callable[[], int]) -> Any:
-    """Retry until it works; give up at permanent errors, or after several attempts without progress."""
-    failures = 0
-    while True:
-        have = progress_made()
-        try:
-            return attempt(have)
-        except urllib.error.HTTPError as error:
-            if error.code in _RETRIED:
-                what, wait = f"HTTP {error.code} {error.reason}", _retry_after(error.headers.get("Retry-After"))
-            else:
-                raise UserError("http-error", f"{url}: HTTP {error.code} {error.reason}; check the URL") from None
-        except http.client.InvalidURL as error:  # an HTTPException, but permanent
-            raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
-        except (OSError, http.client.HTTPException) as error:
-            what, wait = str(getattr(error, "reason", error)) or type(error).__name__, None
-        except ValueError as error:
-            raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
-        failures = 0 if progress_made() > have else failures + 1
-        if failures == ATTEMPTS_WITHOUT_PROGRESS:
-            raise UserError("download-failed", f"{url} failed {failures} times ({what}); run again to resume")
-        seconds = min(FIRST_WAIT_S * 2**failures if wait is None else wait, LONGEST_WAIT_S)
-        print(f"{url}: {what}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
-        time.sleep(seconds)
-
-
-def _retry_after(header: str | None) -> float | None:
-    return float(header) if header and header.isdecimal() else None

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,40 +58,25 @@ def extract(
     drawn by `hold_out_seed`, and `extract.json`, which describes them and is returned. `on_error` "skip" skips and
     counts damaged records; otherwise the first one raises UserError.
     """
-    settings = {
-        "form": form,
-        "text_column": text_column,
-        "document_end": document_end,
-        "sentences": sentences,
-        "language": language,
-        "min_characters": min_characters,
-        "deduplicate": deduplicate,
-        "hold_out": hold_out,
-        "hold_out_seed": hold_out_seed,
-        "on_error": on_error,
-        "part_bytes": part_bytes,
-    }
+    settings = {name: value for name, value in locals().items() if name not in ("inputs", "out", "workers")}
     _check_least(1, part_bytes=part_bytes, workers=workers)
     _check_least(0, min_characters=min_characters, hold_out=hold_out)
     out, files = Path(out), find_inputs(inputs)
     refuse_occupied(out)
     read = partial(read_records, form=form, text_column=text_column, document_end=document_end)
     parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
-    held = _HeldOut(hold_out, hold_out_seed)
     with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as report:
-        parts = _Parts(folder / EXTRACT_TRAINING, part_bytes)
         tally = _Tally(min_characters, deduplicate, on_error)
-        for results in in_order(parse, _batches(_all_records(files, read, report)), workers):
-            for result in results:
-                if tally.keeps(result):
-                    held.consider()
-                    parts.write(result.document)
+        batches = in_order(parse, _batches(_all_records(files, read, report)), workers)
+        kept = (result.document for results in batches for result in results if tally.keeps(result))
+        parts = _write_parts(kept, folder / EXTRACT_TRAINING, part_bytes)
         tally.refuse_no_document()
-        held_out = held.separate(parts.finish(), folder / EVALUATION)
+        if hold_out:
+            _hold_out(hold_out, hold_out_seed, tally.counts["documents"], parts, folder / EVALUATION)
         description = {
             "inputs": [file.name for file in files],
             "settings": settings,
-            "counts": tally.counts | {"held_out": held_out},
+            "counts": tally.counts | {"held_out": hold_out},
             "skipped": dict(sorted(tally.skipped.items())),
             "problems": tally.problems,
             "files": _name_parts(folder),
@@ -163,8 +149,7 @@ class _Tally:
                 raise UserError("damaged-input", f"{result.problem}; repair it, or skip it with --on-error skip")
             self.problems += [str(result.problem)] * (len(self.problems) < PROBLEMS_LISTED)
         characters = sum(map(len, result.document))
-        reason = result.skipped or self._reason_to_skip(result.document, characters)
-        if reason:
+        if reason := result.skipped or self._reason_to_skip(result.document, characters):
             self.skipped[reason] += 1
             return False
         self.counts["documents"] += 1
@@ -195,86 +180,45 @@ class _Tally:
 # --- files out ------------------------------------------------------------------------------------------------
 
 
-def _as_bytes(document: Document) -> bytes:
-    return ("\n".join(document) + "\n\n").encode()
+def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -> list[Path]:
+    """Write whole documents into files of about equal size."""
+    folder.mkdir()
+    paths: list[Path] = []
+    for first in documents:
+        paths.append(folder / f"part-{len(paths):05d}")
+        with open(paths[-1], "wb") as file:
+            for document in chain([first], documents):
+                file.write(("\n".join(document) + "\n\n").encode())
+                if file.tell() >= part_bytes:
+                    break
+    return paths
 
 
-class _Parts:
-    """Writes whole documents into files of about equal size."""
-
-    def __init__(self, folder: Path, part_bytes: int) -> None:
-        folder.mkdir()
-        self._folder = folder
-        self._part_bytes = part_bytes
-        self._paths: list[Path] = []
-        self._file: Any = None
-
-    def write(self, document: Document) -> None:
-        if self._file is None:
-            self._paths.append(self._folder / f"part-{len(self._paths):05d}")
-            self._file = open(self._paths[-1], "wb")  # noqa: SIM115 (closed when it is full)
-        self._file.write(_as_bytes(document))
-        if self._file.tell() >= self._part_bytes:
-            self._close()
-
-    def finish(self) -> list[Path]:
-        self._close()
-        return self._paths
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-class _HeldOut:
-    """A seeded draw from a stream of documents of unknown length: those with the smallest random numbers."""
-
-    def __init__(self, count: int, seed: int) -> None:
-        self._count = count
-        self._seed = seed
-        self._drawn: list[tuple[int, int]] = []  # (-random number, document): a heap, largest number first
-        self._documents = 0
-
-    def consider(self) -> None:
-        """Draw for the next document."""
-        if self._count:
-            drawn = (-derive(self._seed, "hold-out", self._documents), self._documents)
-            if len(self._drawn) < self._count:
-                heapq.heappush(self._drawn, drawn)
-            else:
-                heapq.heappushpop(self._drawn, drawn)
-        self._documents += 1
-
-    def separate(self, parts: list[Path], place: Path) -> int:
-        """Move the drawn documents from the parts to `place`, keeping the order of both; returns their number."""
-        if not self._count:
-            return 0
-        if self._documents <= self._count:
-            raise UserError(
-                "too-little-text", f"--hold-out is {self._count:,}, but there are {self._documents:,} documents"
-            )
-        wanted = {document for _, document in self._drawn}
-        number = 0
-        with open(place, "wb") as held:
-            for path in parts:
-                kept_path = path.with_name(f"{path.name}.kept")
-                with open(path, "rb") as part, open(kept_path, "wb") as kept:
-                    for line in part:
-                        (held if number in wanted else kept).write(line)
-                        number += line == b"\n"
-                kept_path.replace(path)
-        return len(wanted)
+def _hold_out(count: int, seed: int, documents: int, parts: list[Path], place: Path) -> None:
+    """Move `count` of the documents, drawn by `seed`, from the parts to `place`, keeping the order of both."""
+    if documents <= count:
+        raise UserError("too-little-text", f"--hold-out is {count:,}, but there are {documents:,} documents")
+    drawn = set(heapq.nsmallest(count, range(documents), key=lambda number: derive(seed, "hold-out", number)))
+    number = 0
+    with open(place, "wb") as held:
+        for path in parts:
+            kept_path = path.with_name(f"{path.name}.kept")
+            with open(path, "rb") as part, open(kept_path, "wb") as kept:
+                for line in part:
+                    (held if number in drawn else kept).write(line)
+                    number += line == b"\n"
+            kept_path.replace(path)
 
 
 def _name_parts(folder: Path) -> list[dict[str, Any]]:
     """Give the parts their final names, and list all files with size and hash."""
-    for path in (folder / EXTRACT_TRAINING).iterdir():
-        if not path.stat().st_size:  # all its documents were held out
+    parts = []
+    for path in sorted((folder / EXTRACT_TRAINING).iterdir()):
+        if path.stat().st_size:
+            parts.append(path)
+        else:  # all its documents were held out
             path.unlink()
-    parts = sorted((folder / EXTRACT_TRAINING).iterdir())
-    for number, path in enumerate(parts):
-        path.rename(path.with_name(f"part-{number:05d}-of-{len(parts):05d}.txt"))
-    files = [*sorted((folder / EXTRACT_TRAINING).iterdir()), *folder.glob(EVALUATION)]
-    described = [(str(file.relative_to(folder)), *file_digest(file)) for file in files]
+    names = [f"part-{number:05d}-of-{len(parts):05d}.txt" for number in range(len(parts))]
+    files = [path.rename(path.with_name(name)) for path, name in zip(parts, names, strict=True)]
+    described = [(str(file.relative_to(folder)), *file_digest(file)) for file in [*files, *folder.glob(EVALUATION)]]
     return [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in described]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from bertrain.config.choices import Splitter
 from bertrain.data.text.documents import LONGEST_LINE, Document
 from bertrain.data.text.records import Problem, Record
-from bertrain.data.text.sentences import split_sentences
 from bertrain.data.text.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
 
 
@@ -40,16 +39,11 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
     except _Unreadable as error:
         return Result([], "damaged", Problem(record.place, str(error)))
     document = split_sentences(paragraphs, splitter=splitter, language=language)
-    longest = max(map(_bytes_of_line, document), default=0)
+    longest = max((len(sentence.encode()) + 1 for sentence in document), default=0)  # with its newline
     if longest > LONGEST_LINE:
         what = f"contains a sentence of {longest:,} bytes, which is too long; try another --sentences"
         return Result([], "damaged", Problem(record.place, what))
     return Result(document, lines_not_utf8=_lines_not_utf8(record))
-
-
-def _bytes_of_line(sentence: str) -> int:
-    """With its newline."""
-    return len(sentence.encode()) + 1
 
 
 def _lines_not_utf8(record: Record) -> int:
@@ -57,15 +51,25 @@ def _lines_not_utf8(record: Record) -> int:
     content = record.content
     if record.form not in ("text", "prose", "wikiextractor") or isinstance(content, str):
         return 0
-    return sum(not _is_utf8(line) for line in content.split(b"\n")) if not _is_utf8(content) else 0
+    return sum(line.decode(errors="ignore").encode() != line for line in content.split(b"\n"))
 
 
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def split_sentences(paragraphs: Iterable[str], *, splitter: Splitter, language: str = "en") -> Document:
+    """The non-empty sentences of a document, runs of white space reduced to one space.
+
+    "sentencex" (Wikimedia's library) splits each paragraph by the rules and abbreviations of `language` and drops
+    sentences without letter or digit; "lines" makes each paragraph one sentence; "none" the whole document.
+    """
+    # sentencex panics on white space of more than one byte beside an initial, so white space is replaced first.
+    squeezed = [text for text in (" ".join(paragraph.split()) for paragraph in paragraphs) if text]
+    if splitter == "none":
+        return [" ".join(squeezed)] if squeezed else []
+    if splitter == "lines":
+        return squeezed
+    from sentencex import segment
+
+    sentences = (sentence.strip() for text in squeezed for sentence in segment(language, text))
+    return [sentence for sentence in sentences if any(map(str.isalnum, sentence))]
 
 
 class _Unreadable(Exception):

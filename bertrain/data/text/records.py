@@ -65,19 +65,18 @@ def read_records(
 
 def _read_stream(stream: Stream, form: str, text_column: str, document_end: DocumentEnd) -> Iterator[Record | Problem]:
     form = recognize(stream.bytes.peek(_CHUNK), stream.name) if form == "auto" else form
-    if form == "dump":
-        return _pages(stream)
-    if form == "wikiextractor":
-        return _extracted_documents(stream)
-    if form == "jsonl":
-        return _json_lines(stream)
-    if form == "parquet":
-        return _rows(stream, text_column)
-    if form == "text":
-        return _whole_file(stream) if document_end == "file" else _documents(stream)
-    if form == "json":
-        return iter([Problem(stream.name, "is one JSON value over many lines, or an array; give one object per line")])
-    return iter([Problem(stream.name, "has no format that bertrain reads; leave it out")])
+    readers: dict[str, Callable[[Stream], Iterator[Record | Problem]]] = {
+        "dump": _pages,
+        "wikiextractor": _extracted_documents,
+        "jsonl": _json_lines,
+        "parquet": lambda stream: _rows(stream, text_column),
+        "text": _whole_file if document_end == "file" else _documents,
+    }
+    if form in readers:
+        return readers[form](stream)
+    many_lines = "is one JSON value over many lines, or an array; give one object per line"
+    what = many_lines if form == "json" else "has no format that bertrain reads; leave it out"
+    return iter([Problem(stream.name, what)])
 
 
 def recognize(beginning: bytes, name: str) -> str:
@@ -140,9 +139,8 @@ def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
             yield line
         elif line.startswith(b"<doc "):
             if document.first:
-                yield Problem(
-                    f"line {number:,} of {stream.name}", f"opens a <doc> inside that of line {document.first:,}"
-                )
+                what = f"opens a <doc> inside that of line {document.first:,}"
+                yield Problem(f"line {number:,} of {stream.name}", what)
             document.begin(number, line)
         elif document.first and line.startswith(b"</doc>"):
             yield document.end("wikiextractor")

@@ -19,7 +19,6 @@ DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 """Raised by decompression of damaged or truncated input; an OSError with an errno is a failure of the machine."""
 
 BUFFER = 1 << 20
-ZSTANDARD_AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,7 @@ def _unpack_zstandard(packed: IO[bytes]) -> Callable[[int], bytes]:
     import pyarrow as pa
 
     stream = pa.CompressedInputStream(packed, "zstd")
-    return lambda most: bytes(
-        stream.read(min(most, ZSTANDARD_AT_ONCE))
-    )  # a read that fails returns nothing, so reads are small
+    return lambda most: bytes(stream.read(min(most, 1 << 13)))  # a read that fails returns nothing, so reads are small
 
 
 _UNPACKERS: dict[str, Callable[[Any], Callable[[int], bytes]]] = {

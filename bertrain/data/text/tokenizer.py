@@ -15,16 +15,9 @@ from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabular
 LONGEST_WORD = 200  # in characters; a longer word is [UNK]
 CACHED_WORDS = 500_000  # about 100 MB; then the cache is cleared
 ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: runs of letters and digits, single signs
-IDEOGRAPHS = (
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0x2F800, 0x2FA1F),
-)
+IS_IDEOGRAPH = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
+).match
 
 
 class Tokenizer:
@@ -123,7 +116,7 @@ def _cleaned(character: str) -> int | str | None:
         return code
     if code in (0, 0xFFFD) or unicodedata.category(character) in ("Cc", "Cf"):
         return None
-    return f" {character} " if any(first <= code <= last for first, last in IDEOGRAPHS) else code
+    return f" {character} " if IS_IDEOGRAPH(character) else code
 
 
 def _split_at_punctuation(character: str) -> int | str | None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertrain.base.files import write_atomically
+from bertrain.config.settings import TaskSettings
 from bertrain.data.formats.block import flat_ranges
 from bertrain.data.formats.masking import Ints
 from bertrain.tasks.metrics import softmax
@@ -23,8 +24,6 @@ from bertrain.tasks.squad.windows import Windows
 from bertrain.tasks.task import TaskOutputs
 
 CHUNK_WINDOWS = 1024  # processed together: each takes n_best^2 spans, and as many tokens as the longest
-
-Floats = np.ndarray
 
 
 class Candidate(NamedTuple):
@@ -54,56 +53,36 @@ class Answers:
 
 
 def find_answers(
-    collection: Collection,
-    windows: Windows,
-    outputs: TaskOutputs,
-    version: Version,
-    *,
-    n_best: int,
-    max_answer_length: int,
+    collection: Collection, windows: Windows, outputs: TaskOutputs, version: Version, settings: TaskSettings
 ) -> list[Answers]:
     """The best answers to each question over all its windows."""
-    spans = _Spans.join(
-        [
-            _best_spans(windows, outputs, slice(first, first + CHUNK_WINDOWS), n_best, max_answer_length)
-            for first in range(0, len(windows.question), CHUNK_WINDOWS)
-        ]
-    )
-    spans = spans.take(np.lexsort((-(spans.start + spans.end), windows.question[spans.window])))
+    chunks = (slice(first, first + CHUNK_WINDOWS) for first in range(0, len(windows.question), CHUNK_WINDOWS))
+    parts = [_best_spans(windows, outputs, chunk, settings) for chunk in chunks]
+    spans = _Spans(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    order = np.lexsort((-(spans.start + spans.end), windows.question[spans.window]))
+    spans = _Spans(*(values[order] for values in spans))
     per_question = np.bincount(windows.question[spans.window], minlength=len(collection.questions))
     texts = _SpanTexts(collection, windows, spans)
     nulls = _null_candidates(windows, outputs) if version == "v2.0" else [None] * len(collection.questions)
     ends = np.cumsum(per_question)
+    numbers = map(range, (ends - per_question).tolist(), ends.tolist())
     return [
-        rank_answers(question.id, texts, range(end - count, end), null, n_best)
-        for question, end, count, null in zip(
-            collection.questions, ends.tolist(), per_question.tolist(), nulls, strict=True
-        )
+        rank_answers(question.id, texts, own, null, settings.n_best)
+        for question, own, null in zip(collection.questions, numbers, nulls, strict=True)
     ]
 
 
-@dataclass(frozen=True)
-class _Spans:
+class _Spans(NamedTuple):
     """Candidates of all windows in flat arrays."""
 
     window: Ints
     first: Ints  # index of its first token in the window
     last: Ints
-    start: Floats
-    end: Floats
-
-    def take(self, chosen: np.ndarray) -> _Spans:
-        return _Spans(*(values[chosen] for values in self._columns()))
-
-    @staticmethod
-    def join(parts: Sequence[_Spans]) -> _Spans:
-        return _Spans(*(np.concatenate(columns) for columns in zip(*(part._columns() for part in parts), strict=True)))
-
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.window, self.first, self.last, self.start, self.end
+    start: np.ndarray
+    end: np.ndarray
 
 
-def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, n_best: int, max_answer_length: int) -> _Spans:
+def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, settings: TaskSettings) -> _Spans:
     """The valid spans between the `n_best` first and the `n_best` last tokens of each of some windows."""
     block = windows.block
     lengths, offsets = block.lengths[chosen], block.offsets[:-1][chosen]
@@ -115,13 +94,13 @@ def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, n_best: i
     scores[:, inside] = outputs[tokens].T
     most_context[inside] = windows.has_most_context[tokens]
     # Stable: of equal logits the earlier token comes first.
-    best = np.argsort(-scores, axis=2, kind="stable")[:, :, :n_best]
+    best = np.argsort(-scores, axis=2, kind="stable")[:, :, : settings.n_best]
     first, last = best[0][:, :, None], best[1][:, None, :]
     ends = (begins + windows.counts[chosen])[:, None, None]
     is_valid = (
         np.take_along_axis(most_context, best[0], axis=1)[:, :, None]
         & (last >= first)
-        & (last < first + max_answer_length)
+        & (last < first + settings.max_answer_length)
         & (last < ends)
     )
     window, row, column = np.nonzero(is_valid)
@@ -170,9 +149,6 @@ def rank_answers(identifier: str, spans: _SpanTexts, numbers: range, null: Candi
     best = next((spans[number] for number in numbers if spans[number].text), None)  # it may not be among the first
     odds = None if null is None else null.score - (best.score if best else 0.0)
     return Answers(identifier, list(found.values()) or [Candidate("", 0.0, 0.0)], best.text if best else "", odds)
-
-
-# --- files ---------------------------------------------------------------------------------------------------
 
 
 def write_answers(answers: Sequence[Answers], folder: Path, *, null_threshold: float) -> list[Path]:

@@ -10,14 +10,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
 from bertrain.tasks.tables import HUB, SKIP_HINT
 
-Version = Literal["v1.1", "v2.0"]
-"""In v2.0, some questions have no answer in their paragraph."""
+Version = Literal["v1.1", "v2.0"]  # in v2.0, some questions have no answer in their paragraph
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 JSON_FORMAT = '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
@@ -59,12 +59,7 @@ class RawQuestion(NamedTuple):
     fields: dict[str, Any]  # id, question, answers, is_impossible
 
 
-class _BadQuestionError(Exception):
-    """Says why a question is unusable."""
-
-
-ReportProblem = Callable[[str], None]
-"""Takes a sentence about an unusable question; raises UserError, or notes that it is skipped."""
+ReportProblem = Callable[[str], None]  # takes a sentence about an unusable question; raises UserError, or notes it
 
 
 def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"] = "stop") -> Collection:
@@ -82,14 +77,15 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
     for raw in _read_questions(path, report_problem):
         try:
             question = _parse_question(raw, contexts, questions)
-        except _BadQuestionError as error:
-            report_problem(f"{path}: {_name_question(raw)} {error}")
+        except ValueError as error:
+            identifier = raw.fields.get("id")
+            is_legible = isinstance(identifier, str) and identifier.strip() and identifier.isprintable()
+            question_name = f"question {shorten(str(identifier))}" if is_legible else raw.place
+            report_problem(f"{path}: {question_name} {error}")
             continue
         if version == "v1.1" and raw.fields.get("is_impossible"):
-            raise UserError(
-                "other-squad-version",
-                f"{path}: question {question.id} has is_impossible, which squad/v1.1 does not have; use squad/v2.0",
-            )
+            problem = f"question {question.id} has is_impossible"
+            raise UserError("other-squad-version", f"{path}: {problem}, unlike any in squad/v1.1; use squad/v2.0")
         if version == "v2.0":  # an empty list of answers is a label
             labeled.add(raw.fields.get("answers") is not None or bool(raw.fields.get("is_impossible")))
         else:
@@ -107,34 +103,29 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
     return Collection(path, list(contexts), list(questions.values()), labeled.pop(), problems)
 
 
-# --- checks of a question ------------------------------------------------------------------------------------
-
-
 def _parse_question(raw: RawQuestion, contexts: dict[str, int], known: dict[str, Question]) -> Question:
     """Check a question, and add its context to `contexts`."""
     identifier = _parse_text(raw.fields, "id")
     if identifier in known:
-        raise _BadQuestionError("has the id of an earlier question")
+        raise ValueError("has the id of an earlier question")
     text = _parse_text(raw.fields, "question")
     context = _parse_text({"context": raw.context}, "context")
     answers = _parse_answers(raw.fields.get("answers"))
     if raw.fields.get("is_impossible") and answers:
-        raise _BadQuestionError("has is_impossible and answers")
+        raise ValueError("has is_impossible and answers")
     return Question(identifier, text, contexts.setdefault(context, len(contexts)), answers)
 
 
 def _parse_text(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     if value is None:
-        raise _BadQuestionError(f"has no {name!r}")
+        raise ValueError(f"has no {name!r}")
     if not isinstance(value, str):
-        raise _BadQuestionError(f"has a {name!r} that is not a text")
+        raise ValueError(f"has a {name!r} that is not a text")
     if not any(character.isprintable() and not character.isspace() for character in value):
-        raise _BadQuestionError(f"has an empty {name!r}")
-    try:
-        value.encode()  # no tokenizer takes a lone surrogate
-    except UnicodeEncodeError:
-        raise _BadQuestionError(f"has invalid Unicode (a lone surrogate) in {name!r}") from None
+        raise ValueError(f"has an empty {name!r}")
+    if re.search("[\ud800-\udfff]", value):  # no tokenizer takes one
+        raise ValueError(f"has invalid Unicode (a lone surrogate) in {name!r}")
     return value
 
 
@@ -145,32 +136,22 @@ def _parse_answers(answers: Any) -> tuple[Answer, ...]:
     if isinstance(answers, dict):
         texts, starts = answers.get("text"), answers.get("answer_start")
         if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
-            raise _BadQuestionError("has 'answers' whose 'text' and 'answer_start' differ in length")
+            raise ValueError("has 'answers' whose 'text' and 'answer_start' differ in length")
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(answers, list) or not all(isinstance(answer, dict) for answer in answers):
-        raise _BadQuestionError("has 'answers' that are not a list of objects")
-    return tuple(Answer(_parse_text(answer, "text"), _parse_start(answer.get("answer_start"))) for answer in answers)
-
-
-def _parse_start(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise _BadQuestionError("has an answer whose 'answer_start' is not an index of a character")
-    return value
-
-
-def _name_question(raw: RawQuestion) -> str:
-    identifier = raw.fields.get("id")
-    if isinstance(identifier, str) and identifier.strip() and identifier.isprintable():
-        return f"question {shorten(identifier)}"
-    return raw.place
+        raise ValueError("has 'answers' that are not a list of objects")
+    parsed = []
+    for answer in answers:
+        text, start = _parse_text(answer, "text"), answer.get("answer_start")
+        if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < 1 << 62:
+            raise ValueError("has an answer whose 'answer_start' is not an index of a character")
+        parsed.append(Answer(text, start))
+    return tuple(parsed)
 
 
 def shorten(text: str) -> str:
     """A text cut to fit in a message."""
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-# --- readers of each format ----------------------------------------------------------------------------------
 
 
 def _read_questions(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
@@ -206,10 +187,7 @@ def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQue
     """The questions of the official format."""
     content = read_json_file(path)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
-        raise UserError(
-            "not-squad",
-            f"{path} has no list 'data' as in SQuAD's JSON, {JSON_FORMAT}; name a file of one object per line .jsonl",
-        )
+        raise UserError("not-squad", f"{path} has no 'data' like {JSON_FORMAT}; name a file of JSON lines .jsonl")
 
     def list_of(parent: Any, name: str, place: str) -> list[Any]:
         children = parent.get(name) if isinstance(parent, dict) else None
@@ -250,17 +228,12 @@ def _read_parquet(path: Path) -> Iterator[RawQuestion]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=4096):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield RawQuestion(f"row {number}", fields.get("context"), fields)
+            rows = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(batch_size=4096))
+            for number, fields in enumerate(rows, start=1):
+                yield RawQuestion(f"row {number}", fields.get("context"), fields)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError("damaged-table", f"cannot read the Parquet file {path}: {reason}") from None
-
-
-# --- finding files -------------------------------------------------------------------------------------------
 
 
 def find_file(folder: Path, prefixes: tuple[str, ...], version: Version) -> Path | None:

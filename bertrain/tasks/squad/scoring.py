@@ -17,8 +17,7 @@ from bertrain.tasks.squad.files import Collection, Version
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-Scores = dict[str, float]
-"""The score of each question from 0 to 1, by id, in the order of the file."""
+Scores = dict[str, float]  # the score of each question from 0 to 1, by id, in the order of the file
 
 
 def score_squad(
@@ -29,10 +28,9 @@ def score_squad(
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The metrics of the official script, in percent. A question without a prediction counts as wrong.
+    """The metrics of the official script, in percent, with the best thresholds if `null_odds` are given; see `score`.
 
-    `null_odds` (v2.0) score each question for having no answer: above `null_threshold` its prediction counts as empty.
-    With them, the best thresholds are found too.
+    A question without a prediction counts as wrong.
     """
     exact, f1 = {}, {}
     for question in collection.questions:
@@ -63,12 +61,11 @@ def score_answer(given: str, truths: Some[str], version: Version) -> tuple[float
 
     In v2.0, a true answer that normalizes to nothing does not count, and two empty answers match.
     """
-    if version == "v1.1":
-        return float(given in truths), max(map(_word_f1, [given] * len(truths), truths), default=0.0)
-    truths = [truth for truth in truths if truth] or [""]
-    if not given or truths == [""]:
-        return float(given in truths), float(given in truths)
-    return float(given in truths), max(map(_word_f1, [given] * len(truths), truths))
+    if version == "v2.0":
+        truths = [truth for truth in truths if truth] or [""]
+        if not given or truths == [""]:
+            return float(given in truths), float(given in truths)
+    return float(given in truths), max((_word_f1(given, truth) for truth in truths), default=0.0)
 
 
 def _word_f1(given: str, truth: str) -> float:
@@ -95,10 +92,8 @@ def _metrics_by_answerability(
     """The metrics of v2.0: of all questions, and of the answerable and unanswerable ones."""
     metrics: dict[str, float] = {}
     withheld = {identifier for identifier in exact if null_odds.get(identifier, 0.0) > threshold}
-    parts = {"": list(exact)}
-    for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-        parts[prefix] = [identifier for identifier in exact if answerable[identifier] is wanted]
-    for prefix, part in parts.items():
+    for prefix, wanted in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        part = [identifier for identifier in exact if answerable[identifier] in wanted]
         if not part:
             continue
         for name, scores in (("exact", exact), ("f1", f1)):

@@ -23,17 +23,15 @@ from bertrain.tasks.task import Head, Split, TaskOutputs
 
 PREFIXES = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 """How the file names of each split start."""
-SINGLE = "single"
-"""The key of a file given by itself; its split has the name of the file, and is never trained on."""
+SINGLE = "single"  # the key of a file given by itself; its split has the name of the file, and is never trained on
 
 
 def squad_version(task: str) -> Version:
     """The version in a task name such as squad/v1.1."""
     names: dict[str, Version] = {f"squad/{version}": version for version in get_args(Version)}
     if task not in names:
-        raise UserError(
-            "unknown-task", f"there is no task {task!r}{nearest(task, list(names))}; use {' or '.join(names)}"
-        )
+        hint = f"{nearest(task, list(names))}; use {' or '.join(names)}"
+        raise UserError("unknown-task", f"there is no task {task!r}{hint}")
     return names[task]
 
 
@@ -57,14 +55,7 @@ class SquadSplit:
 
     def answers(self, outputs: TaskOutputs) -> list[Answers]:
         """The predicted answers to each question, in the order of the file."""
-        return find_answers(
-            self.collection,
-            self.windows,
-            outputs,
-            self.version,
-            n_best=self.settings.n_best,
-            max_answer_length=self.settings.max_answer_length,
-        )
+        return find_answers(self.collection, self.windows, outputs, self.version, self.settings)
 
     def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
         """The metrics of the official script, in percent; in v2.0 also those at the best null threshold."""
@@ -110,8 +101,8 @@ class SquadTask:
         if not files:
             raise UserError(
                 "missing-data",
-                f"{folder} has no file for squad/{version}, such as train-{version}.json and dev-{version}.json; names "
-                "start with train, dev, validation or test and end in .json, .jsonl or .parquet",
+                f"{folder} has no file for squad/{version}, such as train-{version}.json; names start with train, dev, "
+                "validation or test and end in .json, .jsonl or .parquet",
             )
         return SquadTask(settings.task.name, settings, vocabulary, files)
 
@@ -135,11 +126,8 @@ class SquadTask:
     @cached_property
     def _training(self) -> SquadSplit:
         if "train" not in self.files:
-            raise UserError(
-                "missing-split",
-                f"--data has no training file, such as train-{self.version}.json; it has "
-                f"{', '.join(str(path) for path in self.files.values())}",
-            )
+            files = ", ".join(map(str, self.files.values()))
+            raise UserError("missing-split", f"--data has no train-{self.version}.json or similar; it has {files}")
         split = self._read("train", "train")
         if not split.collection.has_answers:
             raise UserError("no-answers", f"{self.files['train']} has no answers to train on")
@@ -147,27 +135,18 @@ class SquadTask:
 
     @cached_property
     def _others(self) -> list[SquadSplit]:
-        return [
-            self._read(key, path.stem if key == SINGLE else key) for key, path in self.files.items() if key != "train"
-        ]
+        others = {key: path for key, path in self.files.items() if key != "train"}
+        return [self._read(key, path.stem if key == SINGLE else key) for key, path in others.items()]
 
     def _read(self, key: str, name: str) -> SquadSplit:
         """Read a file and cut it into windows; adds to `notes`."""
-        task, data = self.settings.task, self.settings.data
+        task = self.settings.task
         collection = read_squad(self.files[key], self.version, on_error=task.on_error)
         paragraphs = tokenize(collection.contexts, self.vocabulary)
         collection, spans = self._drop_unusable(collection, paragraphs, is_training=key == "train")
         queries = tokenize([question.text for question in collection.questions], self.vocabulary)
-        windows = make_windows(
-            collection,
-            paragraphs,
-            queries,
-            spans.spans if collection.has_answers else None,
-            self.vocabulary,
-            max_seq_length=data.max_seq_length,
-            doc_stride=task.doc_stride,
-            max_query_length=task.max_query_length,
-        )
+        targets = spans.spans if collection.has_answers else None
+        windows = make_windows(collection, paragraphs, queries, targets, self.vocabulary, self.settings)
         self._add_notes(name, collection, windows, spans, int(np.sum(queries.counts > task.max_query_length)))
         return SquadSplit(name, self.version, collection, windows, task)
 
@@ -193,9 +172,7 @@ class SquadTask:
                 raise UserError("bad-question", f"{sentence}; {SKIP_HINT}")
             problems.append(sentence)
         if not usable:
-            raise UserError(
-                "no-usable-question", f"{collection.path} has no usable question; the first problem: {problems[0]}"
-            )
+            raise UserError("no-usable-question", f"{collection.path} has no usable question; first: {problems[0]}")
         questions = [collection.questions[number] for number in usable]
         kept = replace(spans, spans=spans.spans[usable], is_usable=spans.is_usable[usable])
         return replace(collection, questions=questions, problems=problems), kept
@@ -205,9 +182,7 @@ class SquadTask:
     ) -> None:
         path, task = collection.path, self.settings.task
         num_missing = int(np.sum(~spans.is_usable))
-        is_like_v1 = (
-            self.version == "v2.0" and collection.has_answers and all(one.answers for one in collection.questions)
-        )
+        is_v2 = self.version == "v2.0" and collection.has_answers
         self.notes.append(
             f"{name}: {len(collection.questions):,} questions about {len(collection.contexts):,} paragraphs of {path}, "
             f"in {len(windows.question):,} windows of at most {self.settings.data.max_seq_length} tokens"
@@ -220,5 +195,5 @@ class SquadTask:
             self.notes.append(f"{num_missing:,} answers of {path} are not in their paragraphs; they are scored as text")
         if num_truncated:
             self.notes.append(f"truncated {num_truncated:,} questions of {path} to {task.max_query_length} tokens")
-        if is_like_v1:
+        if is_v2 and all(question.answers for question in collection.questions):
             self.notes.append(f"every question of {path} has an answer, as in squad/v1.1")

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block, Values, flat_ranges, offsets_of
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import build_pipeline
@@ -107,18 +108,15 @@ def make_windows(
     queries: TokenizedTexts,
     spans: Ints | None,
     vocabulary: Vocabulary,
-    *,
-    max_seq_length: int,
-    doc_stride: int,
-    max_query_length: int,
+    settings: Settings,
 ) -> Windows:
     """Windows of all questions. `spans` [questions, 2] are the first and last token of each answer in its paragraph,
     -1 for an unanswerable question; None for unlabeled questions."""
     context_of = np.array([question.context for question in collection.questions], np.int64)
-    query_lengths = np.minimum(queries.counts, max_query_length)
-    max_counts = max_seq_length - SPECIAL_TOKENS - query_lengths
+    query_lengths = np.minimum(queries.counts, settings.task.max_query_length)
+    max_counts = settings.data.max_seq_length - SPECIAL_TOKENS - query_lengths
     paragraph_lengths = paragraphs.counts[context_of]
-    stride = np.minimum(max_counts, doc_stride)
+    stride = np.minimum(max_counts, settings.task.doc_stride)
     num_windows = 1 + np.maximum(0, -(-(paragraph_lengths - max_counts) // stride))
 
     question = np.repeat(np.arange(len(num_windows)), num_windows)
@@ -128,27 +126,19 @@ def make_windows(
     lengths = query_counts + counts + SPECIAL_TOKENS
     begins, segment_b = offsets_of(lengths)[:-1], query_counts + 2
 
-    separator = vocabulary.id_of("[SEP]")
-    tokens = np.full(lengths.sum(), separator, vocabulary.dtype)
+    tokens = np.full(lengths.sum(), vocabulary.id_of("[SEP]"), vocabulary.dtype)
     tokens[begins] = vocabulary.id_of("[CLS]")
-    tokens[flat_ranges(begins + 1, query_counts)] = queries.tokens[
-        flat_ranges(queries.offsets[:-1][question], query_counts)
-    ]
-    tokens[flat_ranges(begins + segment_b, counts)] = paragraphs.tokens[
-        flat_ranges(paragraphs.offsets[:-1][context] + first, counts)
-    ]
-    answers = None if spans is None else _answers_in_windows(spans[question], first, counts, segment_b)
+    source = flat_ranges(queries.offsets[:-1][question], query_counts)
+    tokens[flat_ranges(begins + 1, query_counts)] = queries.tokens[source]
+    source = flat_ranges(paragraphs.offsets[:-1][context] + first, counts)
+    tokens[flat_ranges(begins + segment_b, counts)] = paragraphs.tokens[source]
+    answers = None
+    if spans is not None:  # where the window does not contain the answer, (0, 0), the [CLS]
+        begin, end = spans[question].T
+        is_inside = (begin >= first) & (end < first + counts)
+        answers = np.where(is_inside[:, None], spans[question] + (segment_b - first)[:, None], 0)
     block = Block(tokens, lengths, segment_b, np.zeros(len(lengths), np.int64), None, answers)
     return Windows(block, question, context, first, counts, paragraphs)
-
-
-def _answers_in_windows(spans: Ints, first: Ints, counts: Ints, segment_b: Ints) -> Ints:
-    """First and last token of each answer in its window; (0, 0), the [CLS], where the window does not contain it."""
-    is_inside = (spans[:, 0] >= first) & (spans[:, 1] < first + counts)
-    return np.where(is_inside[:, None], spans + (segment_b - first)[:, None], 0)
-
-
-# --- locating answers ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -184,9 +174,9 @@ def locate_answers(collection: Collection, paragraphs: TokenizedTexts) -> Answer
     first = np.searchsorted(paragraphs.ends + token_bases, characters[:, 0] + base, side="right")
     last = np.searchsorted(paragraphs.begins + token_bases, characters[:, 1] + base, side="left") - 1
     spans = np.stack([first, last], axis=1) - paragraphs.offsets[context][:, None]
-    is_usable &= (characters[:, 0] < 0) | (last >= first)  # an answer of control characters has no token
-    has_none = (characters[:, 0] < 0) | ~is_usable
-    spans[has_none] = -1
+    has_none = characters[:, 0] < 0
+    is_usable &= has_none | (last >= first)  # an answer of control characters has no token
+    spans[has_none | ~is_usable] = -1
     return AnswerSpans(spans, is_usable, num_moved)
 
 

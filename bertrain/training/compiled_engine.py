@@ -1,0 +1,93 @@
+"""The compiled engine: `model/bert.py` through torch.compile, with PyTorch's own variable-length attention.
+
+It needs no kernel of ours, so it serves what those do not: fp16, tf32 and fp32, other head sizes, other GPUs. A bin has
+one of few fixed shapes, and each is compiled once. What does not compile runs as the plain engine does, with a warning.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bertrain.base.console import warn
+from bertrain.base.logs import note
+from bertrain.config.settings import Settings
+from bertrain.model.attention import RaggedPlan, VarlenPlan
+from bertrain.model.batch import Batch
+from bertrain.model.bert import Bert
+from bertrain.training.plain_engine import PlainEngine
+from bertrain.training.precision import SIXTEEN_BITS
+
+MAX_FLASH_HEAD = 256
+NO_HOST_NUMBERS: dict[str, Any] = {
+    "sequence_lengths": (), "dropout_seed": 0, "num_tokens": 0, "num_sequences": 0, "num_predictions": 0,
+}  # fmt: skip
+
+
+def why_not_compiled(settings: Settings, device: torch.device) -> str:
+    """The reason why the compiled engine cannot run on this device; empty if it can."""
+    if device.type != "cuda":
+        return "torch.compile with variable-length attention needs a GPU"
+    if torch.version.hip:
+        return "PyTorch's variable-length attention has not been tried on AMD GPUs"
+    if torch.cuda.get_device_capability(device) < (7, 0):
+        return "torch.compile needs compute capability 7.0 or newer"
+    if not (shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")):
+        return "torch.compile needs a C compiler: put gcc or clang on the PATH"
+    if settings.model.head_size % 8 or settings.model.head_size > MAX_FLASH_HEAD:
+        return f"heads of {settings.model.head_size} are not a multiple of 8 up to {MAX_FLASH_HEAD}"
+    return ""
+
+
+def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash", "efficient"]:
+    """PyTorch's attention for this precision and GPU."""
+    has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
+    return "flash" if has_flash and settings.train.precision in SIXTEEN_BITS else "efficient"
+
+
+def use_varlen_attention(model: Bert, settings: Settings, device: torch.device) -> None:
+    """Let `model` compute attention over `cu_seqlens`."""
+    kernel = attention_kernel(settings, device)
+    model.plan_attention = lambda batch: VarlenPlan(batch.cu_seqlens, batch.max_seqlen, kernel)
+
+
+class CompiledEngine(PlainEngine):
+    """The plain engine with its loss compiled, forward and backward."""
+
+    def __init__(self, model: Bert, *others: Any) -> None:
+        super().__init__(model, *others)
+        use_varlen_attention(model, self._settings, self.sums.device)
+        torch._dynamo.reset()  # PyTorch limits recompilations of a function, and earlier runs of this process count
+        self._compiled = torch.compile(self._loss_of_tensors, dynamic=False, fullgraph=True)
+        self._compiles = True
+
+    def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
+        if not self._compiles:
+            return super()._loss(batch, num_predictions, num_sequences)
+        tensors = {item.name: getattr(batch, item.name) for item in fields(batch) if item.name not in NO_HOST_NUMBERS}
+        from torch._dynamo.exc import TorchDynamoException  # seconds to import, so only where it is needed
+
+        try:
+            return self._compiled(tensors, torch.tensor(num_predictions), torch.tensor(num_sequences))
+        except TorchDynamoException as error:
+            self._stop_compiling(error)
+            return super()._loss(batch, num_predictions, num_sequences)
+
+    def _loss_of_tensors(
+        self, tensors: dict[str, Any], num_predictions: Tensor, num_sequences: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Host numbers that differ from bin to bin would each be compiled in as a constant.
+        batch = Batch(**tensors, **NO_HOST_NUMBERS)
+        return PlainEngine._loss(self, batch, num_predictions, num_sequences)
+
+    def _stop_compiling(self, error: Exception) -> None:
+        """Compute this and all later bins as the plain engine does."""
+        self._compiles = False
+        self._model.plan_attention = RaggedPlan.of
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warn(f"torch.compile failed, so this run computes with plain PyTorch, which is slower: {reason[:200]}")
+        note("warning", "compile", str(error))
