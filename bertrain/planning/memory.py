@@ -1,7 +1,7 @@
 """How much memory a run needs on each rank, from its settings alone; memory_fit.py compares it with the machine.
 
 `estimate` counts permanent memory, and what a bin or an update adds, by kind. Activations are counted as the plain and
-the fused path keep them: `tests/quick/test_memory.py` compares every term of the plain path with the bytes of live
+the fused path keep them: `tests/numerics/test_memory.py` compares every term of the plain path with the bytes of live
 tensors, `benchmarks/memory.py` whole runs with the size of their processes, `benchmarks/gpu_memory.py` those on a GPU.
 
 Letters as in bert.py: T tokens of a bin, P predictions, E hidden size, F intermediate size, H heads, V vocabulary.

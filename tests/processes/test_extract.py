@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bertrain.data.text.extract import extract
 from tests import helpers
-from tests.quick.test_extract import DUMP, documents_of
+from tests.quick.test_extract import DUMP, SAMPLE, documents_of
 
 
 def test_the_command_line(tmp_path: Path) -> None:
@@ -23,3 +24,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert made["counts"]["documents"] == 4
     assert made["skipped"]["damaged"] == 1
     assert made["counts"]["held_out"] == len(documents_of((tmp_path / "out" / "eval.txt").read_text())) == 1
+
+
+def test_workers_do_not_change_a_byte(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Sentence {n} is here. And {'more ' * 200}.\n\n" for n in range(2000)))
+    for workers in (1, 2):
+        extract([SAMPLE, text], tmp_path / str(workers), workers=workers, hold_out=20, part_bytes=500_000)
+    one, two = ([path for path in sorted((tmp_path / n).rglob("*")) if path.is_file()] for n in "12")
+    assert len(one) == len(two) == 7
+    for first, second in zip(one, two, strict=True):
+        assert first.relative_to(tmp_path / "1") == second.relative_to(tmp_path / "2")
+        assert first.read_bytes() == second.read_bytes()

@@ -147,18 +147,6 @@ def test_our_own_text_comes_out_as_it_went_in(tmp_path: Path) -> None:
     assert text_of(tmp_path / "again") == text_of(tmp_path / "once")
 
 
-def test_workers_do_not_change_a_byte(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"Sentence {n} is here. And {'more ' * 200}.\n\n" for n in range(2000)))
-    for workers in (1, 2):
-        extract([SAMPLE, text], tmp_path / str(workers), workers=workers, hold_out=20, part_bytes=500_000)
-    one, two = ([path for path in sorted((tmp_path / n).rglob("*")) if path.is_file()] for n in "12")
-    assert len(one) == len(two) == 7
-    for first, second in zip(one, two, strict=True):
-        assert first.relative_to(tmp_path / "1") == second.relative_to(tmp_path / "2")
-        assert first.read_bytes() == second.read_bytes()
-
-
 lines = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=12)
 
 

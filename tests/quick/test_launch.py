@@ -14,12 +14,9 @@ from bertrain.config.resolve import resolve, to_toml
 from bertrain.launch.job import (
     JobSpec,
     Launcher,
-    code_version,
     make_job,
     parse_time,
     read_hostfile,
-    read_job,
-    write_job,
     write_time,
 )
 from bertrain.launch.remote import combine_exit_codes
@@ -31,75 +28,8 @@ from bertrain.launch.rendezvous import (
     torchrun_variables_from_mpi,
     wait_for_endpoint,
 )
-from bertrain.launch.scripts import job_script
 from bertrain.launch.submit import is_inside_allocation
 from tests import helpers
-
-LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
-
-
-def job_of(folder: Path, launcher: Launcher, **spec: Any) -> Any:
-    """A job with everything asked for that its launcher knows, in a folder whose name a shell could trip over."""
-    folder = folder / "a folder"
-    folder.mkdir(exist_ok=True)
-    hostfile = folder / "hosts.txt"
-    hostfile.write_text("# ours\none slots=2\ntwo\n")
-    given: dict[str, Any] = {"procs_per_node": 1, "time": "1h30m", "restarts": 2}
-    given |= {"hostfile": str(hostfile)} if launcher in ("ssh", "mpi") else {}
-    given |= {"nodes": 2} if launcher != "local" else {}
-    settings = helpers.tiny_settings()
-    return make_job(
-        launcher, settings, folder / "data", folder / "run", spec=JobSpec(**given | spec), folder=folder / "job"
-    )
-
-
-def test_slurm_is_asked_for_what_was_wished(tmp_path: Path) -> None:
-    script = job_script(
-        job_of(
-            tmp_path, "slurm", procs_per_node=0, gpus_per_node=8, partition="large", account="us", constraint="h100",
-            nodelist="a[1-2]", mpi="pmi2", repeats=10, warning="5m", container="registry#image", mounts="/data:/data",
-        )
-    )  # fmt: skip
-    directives = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
-    assert directives >= {
-        "nodes=2", "ntasks-per-node=1", "gres=gpu:8", "time=01:30:00", "partition=large", "account=us",
-        "constraint=h100", "nodelist=a[1-2]", "array=1-10", "signal=B:USR1@300", "requeue", "exclusive", "mem=0",
-        "open-mode=append",
-    }  # fmt: skip
-    (srun,) = (block for block in script.split("\n}\n") if "exec srun" in block)
-    for words in ("--gres=gpu:8", "--mpi=pmi2", "--nodes=2", "--container-image='registry#image'"):
-        assert words in srun, "every srun has it"
-
-
-def test_pbs_is_asked_for_what_was_wished(tmp_path: Path) -> None:
-    script = job_script(
-        job_of(
-            tmp_path, "pbs", procs_per_node=0, gpus_per_node=4, cpus_per_node=32, queue="prod", project="us", repeats=4
-        )
-    )
-    directives = [line.removeprefix("#PBS ") for line in script.splitlines() if line.startswith("#PBS")]
-    assert directives[:7] == [
-        "-N run", "-l select=2:ncpus=32:ngpus=4", "-l place=scatter:excl", "-l walltime=01:30:00", "-q prod", "-A us",
-        "-J 1-4",
-    ]  # fmt: skip
-
-
-def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
-    job, settings = job_of(tmp_path, "slurm", repeats=2), helpers.tiny_settings()
-    write_job(job, settings, job_script(job))
-    assert read_job(job.folder) == job
-    content = json.loads((job.folder / "job.json").read_text())
-    assert content["command"][:3] == ["bertrain", "pretrain", str(job.folder / "recipe.toml")]
-    assert job.command(2)[-2:] == ["--train.seed", str(settings.train.seed + 1)]
-    assert resolve(str(job.folder / "recipe.toml")) == settings, "the recipe is complete by itself"
-    assert content["code"] == code_version()
-    with helpers.refused("folder-exists", job.folder):
-        write_job(job, settings, "")
-    (job.folder / "job.json").write_text("{}")
-    with helpers.refused("damaged-job", job.folder / "job.json"):
-        read_job(job.folder)
-    with helpers.refused("missing-job", tmp_path):
-        read_job(tmp_path)
 
 
 def test_a_recipe_of_all_settings_is_read_as_it_was_written() -> None:
@@ -172,35 +102,6 @@ def test_no_path_ends_a_line_of_the_script(option: str) -> None:
             "local", helpers.tiny_settings(), paths["data"], paths["run"],
             spec=JobSpec(procs_per_node=1), folder=paths["job"], init=paths["init"],
         )  # fmt: skip
-
-
-def test_directives_hold_any_name_together(tmp_path: Path) -> None:
-    """A per cent sign stands for something to Slurm, a hash begins a comment, and names are of few letters."""
-    settings, spec = helpers.tiny_settings(), JobSpec(procs_per_node=1)
-    scripts = [
-        job_script(make_job(which, settings, "data", "a run#1", spec=spec, folder=tmp_path / "50% #2"))
-        for which in LAUNCHERS
-        if which in ("slurm", "pbs")
-    ]
-    assert "#SBATCH --job-name=a_run_1\n" in scripts[0]
-    assert f'#SBATCH --output="{tmp_path}/50%% #2/logs/job-%j.log"\n' in scripts[0]
-    assert "#PBS -N a_run_1\n" in scripts[1]
-    assert f'#PBS -o "{tmp_path}/50% #2/logs/"\n' in scripts[1]
-    with helpers.refused("quotation-mark", "--job"):
-        make_job("slurm", settings, "data", "run", spec=spec, folder=tmp_path / 'a"b')
-
-
-def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert job_of(tmp_path, "local", python="venv/bin/python").python == str(tmp_path / "venv/bin/python")
-    assert job_of(tmp_path, "local", python="python3").python == "python3"
-    assert "export BERTRAIN_NODE=0 BERTRAIN_NODES=1" in job_script(job_of(tmp_path, "local"))
-
-
-def test_repeats_that_draw_their_seeds_are_given_none(tmp_path: Path) -> None:
-    settings = helpers.tiny_settings(train__seed=-1)
-    job = make_job("local", settings, "data", "run", spec=JobSpec(procs_per_node=1, repeats=2), folder=tmp_path / "job")
-    assert "--train.seed" not in job.command(2)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bertrain.base.errors import UserError
 from bertrain.cli.main import app
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
@@ -19,89 +18,21 @@ from bertrain.data.formats.block import Block
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.mlperf import experiment
-from bertrain.mlperf.check import check_results
 from bertrain.mlperf.experiment import (
     as_experiment,
     clear_page_cache,
     hyperparameters,
-    run_experiment,
     tensor_names,
 )
-from bertrain.mlperf.log import Log, read_log
-from bertrain.mlperf.show import show_logs
-from bertrain.run.folder import Run
+from bertrain.mlperf.log import read_log
 from bertrain.training.agenda import mlperf_interval
 from tests import helpers
 from tests.miniature import make_miniature, miniature_settings
-
-IN_ORDER = [
-    "cache_clear",
-    "init_start",
-    "submission_benchmark",
-    "submission_org",
-    "submission_division",
-    "submission_status",
-    "submission_platform",
-    "seed",
-    "global_batch_size",
-    "d_batch_size",
-    "gradient_accumulation_steps",
-    "max_predictions_per_seq",
-    "opt_learning_rate_training_steps",
-    "num_warmup_steps",
-    "weights_initialization",
-    "opt_base_learning_rate",
-    "opt_lamb_epsilon",
-    "opt_epsilon",
-    "opt_lamb_beta_1",
-    "opt_lamb_beta_2",
-    "opt_lamb_weight_decay_rate",
-    "opt_learning_rate_warmup_steps",
-    "opt_lamb_learning_rate_decay_poly_power",
-    "start_warmup_step",
-    "init_stop",
-    "run_start",
-    "epoch_start",
-    "block_start",
-    "tracked_stats",
-    "eval_start",
-    "eval_stop",
-    "eval_accuracy",
-]
-"""The keys of NVIDIA's logs in their order, up to the first accuracy, ranks and data files left out."""
-AT_THE_END = ["block_stop", "epoch_stop", "train_samples", "eval_samples", "run_stop", "tracked_stats"]
 
 
 @pytest.fixture(scope="module")
 def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_miniature(tmp_path_factory.mktemp("miniature"))
-
-
-@pytest.fixture(scope="module")
-def converged(miniature: Path) -> Path:
-    """A folder with one experiment, which has converged; its steps are measured in tokens."""
-    settings = miniature_settings(
-        miniature,
-        mlperf__division="closed",
-        mlperf__organization="Miniature",
-        mlperf__global_batch_size=32,
-        batch__sequences=0,
-        batch__tokens=880,
-    )
-    assert run_experiment(settings, miniature / "train", miniature / "converged")
-    return miniature / "converged"
-
-
-def values(log: Log) -> dict[str, Any]:
-    return {entry.key: entry.value for entry in reversed(log.entries)}
-
-
-def test_keys_come_in_the_published_order(converged: Path) -> None:
-    log = read_log(converged / "result_0.txt")
-    keys = list(dict.fromkeys(entry.key for entry in log.entries))
-    assert [key for key in keys if key in IN_ORDER] == IN_ORDER
-    assert [entry.key for entry in log.entries[-len(AT_THE_END) :]] == AT_THE_END
-    assert len(log.all("weights_initialization")) == 2 * 16 + 14
 
 
 def test_the_big_model_has_as_many_tensors_as_in_every_published_log() -> None:
@@ -115,78 +46,6 @@ def test_tensors_have_the_published_names() -> None:
     published = read_log(helpers.SHARED / "golden" / "mlperf-logs" / "nvidia-h200x8-v4.0" / "result_0.txt")
     theirs = {entry.metadata["tensor"] for entry in published.all("weights_initialization")}
     assert set(tensor_names(resolve("mlperf-nvidia-1x8x48-packed"))) == theirs
-
-
-def test_the_log_says_what_happened(converged: Path) -> None:
-    """The batch is nominal, the samples are those of the run, the accuracy is that of its metrics."""
-    log, run = read_log(converged / "result_0.txt"), Run.open(converged / "experiments" / "0-1" / "run")
-    said = values(log)
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
-    evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    assert said["seed"] == run.settings.train.seed >= 0
-    assert said["global_batch_size"] == 32
-    assert said["train_samples"] == evaluations[-1]["samples"]
-    assert said["train_samples"] % 32, "tokens fill a step, whatever the number of sequences"
-    assert [entry.value for entry in log.all("eval_accuracy")] == [line["mlm_accuracy"] for line in evaluations]
-    assert [entry.metadata["epoch_num"] for entry in log.all("eval_accuracy")] == [
-        line["samples"] for line in evaluations
-    ]
-    assert said["eval_samples"] == evaluations[-1]["examples"]
-    assert log.status == "success"
-    assert evaluations[-1]["mlm_accuracy"] >= 0.72 > evaluations[-2]["mlm_accuracy"]
-    assert said["cache_clear"] is False
-    assert log.all("cache_clear")[0].metadata["reason"] == "mlperf.clear_cache is false"
-
-
-@pytest.mark.parametrize("division", ["closed", "open"])
-def test_the_official_checker_passes_it(converged: Path, division: str) -> None:
-    checked = check_results(converged, division=division)  # type: ignore[arg-type]
-    assert [one.passes for one in checked.compliance] == [True, True], checked.compliance
-    assert checked.seeds_pass
-    assert checked.verdict[0] == "a submission needs 10 results; there are 1"
-
-
-def test_show_takes_it(converged: Path) -> None:
-    (figures,) = show_logs([converged / "result_0.txt"])
-    assert figures.has_converged
-    assert figures.ranks == 1
-    assert figures.organization == "Miniature"
-    assert figures.evaluations[-1].samples == figures.train_samples
-
-
-def test_a_result_is_not_written_over(converged: Path, miniature: Path) -> None:
-    settings = miniature_settings(miniature)
-    with helpers.refused("result-exists", "result_0.txt"):
-        run_experiment(settings, miniature / "train", converged, attempt=2)
-    (converged / "experiments" / "7-1").mkdir()
-    with helpers.refused("result-exists", "7-1"):
-        run_experiment(settings, miniature / "train", converged, number=7)
-
-
-def test_a_run_that_does_not_converge_is_reported_as_such(miniature: Path, tmp_path: Path) -> None:
-    settings = miniature_settings(miniature, train__max_steps=3)
-    assert not run_experiment(settings, miniature / "train", tmp_path / "out")
-    log = read_log(tmp_path / "out" / "result_0.txt")
-    assert log.status == "aborted"
-    assert log.all("run_stop")[0].metadata["reason"] == "all 3 steps are done"
-    assert values(log)["train_samples"] == 96
-    assert all(one.passes for one in check_results(tmp_path / "out").compliance), "an open log may fail to converge"
-    as_closed = check_results(tmp_path / "out", division="closed")
-    assert not any(one.passes for one in as_closed.compliance)
-    assert any("v['value'] >= 0.720" in complaint for complaint in as_closed.compliance[0].complaints)
-
-
-def test_a_run_that_diverges_is_one_that_does_not_converge(
-    miniature: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = miniature_settings(
-        miniature, optimizer__learning_rate=1e30, train__max_skipped_steps=2, log__every_steps=1
-    )
-    assert not run_experiment(settings, miniature / "train", tmp_path / "out")
-    assert "experiment 0 diverged: " in capsys.readouterr().out
-    log = read_log(tmp_path / "out" / "result_0.txt")
-    assert log.status == "aborted"
-    assert values(log)["train_samples"] == 3 * 32
 
 
 def test_the_page_cache_is_dropped_where_that_is_permitted(
@@ -224,7 +83,7 @@ def test_the_log_names_the_schedule_that_is_followed(miniature: Path) -> None:
 
 
 def test_nominal_sizes_that_contradict(miniature: Path) -> None:
-    with pytest.raises(UserError, match=r"exactly batch\.sequences 32, and mlperf\.global_batch_size 768"):
+    with helpers.refused("conflicting-settings", "mlperf.global_batch_size 768", "batch.sequences 32"):
         miniature_settings(miniature, mlperf__global_batch_size=768)
 
 

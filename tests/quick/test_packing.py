@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import sys
 import tempfile
@@ -22,7 +21,6 @@ from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.packing import (
     Algorithm,
     count_lengths,
-    efficiency,
     pack_histogram,
     pack_lengths,
     plan_packing,
@@ -80,27 +78,6 @@ def test_histograms_are_packed_as_one_sequence_after_another_would_be(
         [ROW - sum(strategy.lengths), len(strategy.lengths)] for strategy in strategies for _ in range(strategy.rows)
     ]
     assert sorted(packed) == sorted(rows)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "max_per_row", "least"),
-    [("lpfhp", 12, 0.998), ("lpfhp", 0, 0.999), ("spfhp", 12, 0.9955), ("nnlshp", 3, 0.997)],
-)
-def test_wikipedia_is_packed_as_well_as_published(algorithm: Algorithm, max_per_row: int, least: float) -> None:
-    histogram = np.zeros(513, dtype=np.int64)
-    with open(Path(__file__).parents[2] / "benchmarks" / "wikipedia-512.csv") as file:
-        for entry in csv.DictReader(file):
-            histogram[int(entry["length"])] = int(entry["sequences"])
-    strategies = pack_histogram(histogram, row_length=512, algorithm=algorithm, max_per_row=max_per_row)
-    found = np.zeros_like(histogram)
-    for strategy in strategies:
-        np.add.at(found, list(strategy.lengths), strategy.rows)
-    assert (found == histogram).all()
-    assert efficiency(strategies, 512) >= least
-    assert efficiency(strategies, 512) == pytest.approx(
-        (histogram * np.arange(513)).sum() / (512 * sum(strategy.rows for strategy in strategies))
-    )
-    assert max(len(strategy.lengths) for strategy in strategies) <= (max_per_row or 512)
 
 
 @given(lengths=some_lengths, key=st.integers(0, 9), chunk=st.integers(1, 60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ OTHER = replace(FIT, rank=1, node=1, host="b", clock=100.2)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    made = make_job("local", helpers.tiny_settings(), "data", "run", spec=JobSpec(procs_per_node=1), folder="job")
-    return replace(made, code={"version": "0.1.0", "commit": "", "files": "0123456789abcdef"})
+def job() -> Iterator[Job]:
+    code = {"version": "0.1.0", "commit": "", "files": "0123456789abcdef"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertrain.launch.job.code_version", lambda: code)
+        yield make_job("local", helpers.tiny_settings(), "data", "run", spec=JobSpec(procs_per_node=1), folder="job")
 
 
 def judge(job: Job, *facts: Facts, links: list[Link] | None = None, **settings: object) -> tuple[list[str], list[str]]:

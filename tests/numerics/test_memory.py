@@ -1,0 +1,48 @@
+"""The estimate of memory against the bytes of live tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bertrain.config.settings import Settings
+from bertrain.model.bert import Bert
+from bertrain.model.heads import pretraining_sums
+from bertrain.planning.memory import LIBRARIES, BinSize, estimate
+from bertrain.training.precision import autocast
+from bertrain.training.recompute import recompute_layers
+from tests import helpers, whole_model
+from tests.live_memory import LiveMemory
+
+CPU = torch.device("cpu")
+
+
+def bin_peak(settings: Settings, length: int, tokens: int, predictions: int) -> int:
+    """The most bytes that a bin of full sequences needs on the plain path beside weights and gradients."""
+    model = Bert(settings.model).train()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    recompute_layers(model, settings.train.activation_checkpointing)
+    slots = tokens // length
+    batch = whole_model.random_batch([length] * slots, tokens, slots, predictions, length, settings.model.vocab_size)
+    with LiveMemory() as live:
+        with autocast(settings.train, CPU):
+            outputs = model(batch)
+        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+        (sums.mlm_loss / predictions + sums.sequence_loss / slots).backward()
+    return live.peak
+
+
+@pytest.mark.parametrize("vocab_size", [100, 6000], ids=["layers weigh most", "scores weigh most"])
+@pytest.mark.parametrize("what", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_estimate_of_a_bin_is_what_its_tensors_take(precision: str, what: str, vocab_size: int) -> None:
+    length, tokens, predictions = 64, 1024, 160
+    settings = helpers.tiny_settings(
+        model__hidden_size=64, model__num_heads=2, model__intermediate_size=256, model__num_layers=6,
+        model__vocab_size=vocab_size, train__precision=precision, train__activation_checkpointing=what,
+    )  # fmt: skip
+    expected = estimate(settings, BinSize(tokens, predictions, length), ranks=1, engine="plain", on_gpu=False)
+    peak = bin_peak(settings, length, tokens, predictions)
+    tensors = sum(size for name, size in expected.bin.items() if name != LIBRARIES)
+    assert 0.95 <= tensors / peak <= 1.2
