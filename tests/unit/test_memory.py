@@ -101,7 +101,7 @@ def test_what_every_rule_needs_on_the_way_is_counted(name: str, monkeypatch: pyt
     arena.gradients.normal_()
     with LiveMemory() as live:
         optimizer.step(1e-3, torch.tensor(0.5), torch.tensor(1.0))
-    assert 1.0 <= live.peak / (optimizer.ON_THE_WAY * len(arena.values)) <= 1.05
+    assert 1.0 <= live.peak / (optimizer.TEMPORARY_BYTES * len(arena.values)) <= 1.05
 
 
 # --- what fits, and what is said --------------------------------------------------------------------
