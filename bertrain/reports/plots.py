@@ -79,13 +79,7 @@ COURSE = (
         starts_at_zero=True,
     ),
     Curve("sequences_per_s", "Sequences", "Sequences per second of step time.", starts_at_zero=True),
-    Curve(
-        "padding_share",
-        "Padding",
-        "Share of the computed tokens that are padding.",
-        PERCENT,
-        starts_at_zero=True,
-    ),
+    Curve("padding_share", "Padding", "Share of the computed tokens that are padding.", PERCENT, starts_at_zero=True),
 )
 IDLE = Curve(
     "idle_share",

@@ -178,8 +178,7 @@ class Run:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
         if fields:
             raise AgreedError(
-                "other-run",
-                f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run",
+                "other-run", f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run"
             )
 
     def refuse_other_data(self, data: DataSource) -> None:
