@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from bertrain.profiling.roofline import (
 )
 from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
 from bertrain.profiling.synthetic import write_synthetic
+from bertrain.profiling.variability import summarize
 from bertrain.ranks import parallel
 from bertrain.run.folder import describe_environment
 from bertrain.run.metrics import PendingStep, Stopwatch
@@ -113,7 +114,10 @@ def profile(
             refuse_occupied(out)
         ranks.broadcast_int(0)
         devices = choose_devices(ranks, each_gpu=each_gpu)
-        source = stack.enter_context(_open(data, settings, ranks))
+        if data is not None:
+            source = open_for(data, settings, ranks)
+        else:
+            source = write_synthetic(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data", settings)
         settings, _ = find_token_budget(settings, source, ranks)
         settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.max_steps)
         check_memory(settings, source, ranks.world, is_begun=False)
@@ -167,24 +171,6 @@ def set_name(ranks: parallel.Ranks, device: torch.device) -> str:
     return f"{platform.node()}-{device.type}{number}"
 
 
-@contextmanager
-def _open(data: str | Path | None, settings: Settings, ranks: parallel.Ranks) -> Iterator[DataSource]:
-    if data is not None:
-        yield open_for(data, settings, ranks)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield write_synthetic(Path(folder) / "data", settings)
-
-
-@contextmanager
-def _closing(steps: Iterator[Step]) -> Iterator[Iterator[Step]]:
-    """Stop the thread that prepares steps afterwards."""
-    try:
-        yield steps
-    finally:
-        steps.close()  # type: ignore[attr-defined] # a generator
-
-
 def _pause(seconds: float, ranks: parallel.Ranks) -> None:
     """Let the devices cool down, with a heartbeat for the watchdog."""
     end = time.monotonic() + seconds
@@ -213,7 +199,9 @@ def _measure(
     state = TrainState.build(settings, ranks)
     state.engine.restore({})
     loader = Loader(source, settings, rank=ranks.rank, world=ranks.world, pin_memory=device.type == "cuda")
-    with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.max_steps)) as steps:
+    with new_folder(place) as folder, ExitStack() as stack:
+        steps = loader.steps(0, 0, plan.max_steps)
+        stack.callback(steps.close)  # type: ignore[attr-defined] # a generator, whose thread prepares steps
         runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
         is_fused = isinstance(state.engine, FusedEngine)
         in_graphs = is_fused and device.type == "cuda"
@@ -309,7 +297,8 @@ class StepRunner:
             self.done += 1
             if kept is not None:
                 kept.append(step)
-        self._wait()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
         return taken
 
     def iteration_rows(self, taken: list[tuple[int, PendingStep]]) -> list[tuple[Any, ...]]:
@@ -349,10 +338,6 @@ class StepRunner:
             kineto.write_trace(path, content)
         return Recording(launches, StepSize.of(steps))
 
-    def _wait(self) -> None:
-        if self._ranks.device.type == "cuda":
-            torch.cuda.synchronize(self._ranks.device)
-
 
 def device_facts(device: torch.device) -> dict[str, Any]:
     """Name, UUID and driver of a GPU; the name of a CPU."""
@@ -370,8 +355,6 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 def describe_set(place: Path) -> str:
     """One line about a set."""
-    from bertrain.profiling.variability import summarize
-
     summary = summarize(read_set(place))
     joules = summary.joules_per_million_tokens
     energy = "" if joules is None else f", {joules:,.0f} J per million tokens"

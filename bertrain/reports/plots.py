@@ -19,7 +19,6 @@ from bertrain.reports.history import (
     bin_lengths,
     describe_lengths,
     group_size,
-    own_seconds,
     rank_means,
     smooth,
     smoothing_window,
@@ -188,7 +187,7 @@ def how_to_read(histories: Sequence[History]) -> str:
 
 def plot_phases(history: History) -> Plot:
     """The share of each phase in the time of the steps."""
-    figure, axes = blank_axes("step", "{:.3g}%".format)
+    figure, axes = blank_axes("step", PERCENT)
     steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
     axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLORS, linewidth=0)
     axes.set(ylim=(0, 100), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
@@ -211,7 +210,7 @@ def plot_ranks(history: History) -> Plot | None:
         under += heights
     note = "Mean time per step. The fastest rank waits longest in the reduction."
     note += f" A bar is the mean of {group} ranks." if group > 1 else ""
-    own = [1e3 * own_seconds(one) for one in ranks]
+    own = [1e3 * one.own_seconds for one in ranks]
     slowest = ranks[int(np.argmax(own))].rank
     label = f"Time of each rank: own work from {min(own):.3g} to {max(own):.3g} ms, longest on rank {slowest}"
     return Plot("Ranks", note, to_svg(figure, label), PHASE_LEGEND)
@@ -256,11 +255,11 @@ def plot_track(name: str, histories: Sequence[History]) -> Plot | None:
 
 def plot_lengths(histories: Sequence[History]) -> Plot:
     """The lengths of the examples of each data folder that still exists."""
-    figure, axes = blank_axes("tokens in an example", "{:.3g}%".format)
+    figure, axes = blank_axes("tokens in an example", PERCENT)
     by_data: dict[str, list[int]] = {}
     for number, history in enumerate(histories):
         by_data.setdefault(history.run.data_fingerprint, []).append(number)
-    notes, tallest = [], 0.0
+    notes = []
     for numbers in by_data.values():
         history, color = histories[numbers[0]], RUN_COLORS[numbers[0] % NUM_COLORS]
         whose = f"Run {', '.join(str(number + 1) for number in numbers)}: " if len(histories) > 1 else ""
@@ -268,16 +267,21 @@ def plot_lengths(histories: Sequence[History]) -> Plot:
             gone = f"The data is no longer at {history.run.data}, so its lengths are unknown."
             notes.append(whose + ("The lengths of a task's examples are not shown." if history.run.task else gone))
             continue
-        edges, shares = bin_lengths(history.lengths)
-        tallest = max(tallest, *shares)
-        for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
-            axes.stairs([100 * share for share in shares], edges, color=color, **style)
+        draw_lengths(axes, history.lengths, color)
         notes.append(whose + describe_lengths(history.lengths))
-    if tallest > 0.5:  # on a linear scale the most frequent length would hide the others
-        use_logarithm(axes, "{:.3g}%".format)
+    if axes.get_yscale() == "log":
         notes.append("The scale is logarithmic.")
     note = " ".join(notes)
-    return Plot("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if tallest else Markup())
+    return Plot("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if axes.patches else Markup())
+
+
+def draw_lengths(axes: Any, lengths: dict[int, int], color: str) -> None:
+    """Draw a length histogram."""
+    edges, shares = bin_lengths(lengths)
+    for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
+        axes.stairs([100 * share for share in shares], edges, color=color, **style)
+    if max(shares) > 0.5:  # on a linear scale the most frequent length would hide the others
+        use_logarithm(axes, PERCENT)
 
 
 def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:

@@ -15,12 +15,12 @@ from markupsafe import Markup
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import amount, compact, duration, is_speed, show, title_of
+from bertrain.base.formatting import amount, compact, duration, few, is_speed, show, title_of
 from bertrain.base.logs import describe
 from bertrain.config.settings import SECTIONS, Settings
 from bertrain.reports import compare, plots
 from bertrain.reports.compare import UNKNOWN
-from bertrain.reports.history import History, Summary, display_names, own_seconds, rank_means, read, thin
+from bertrain.reports.history import History, Summary, display_names, rank_means, read, thin
 from bertrain.reports.page import page_path, parts, render_page, write_page
 from bertrain.run.records import is_metric
 
@@ -130,7 +130,7 @@ def _warnings(histories: Sequence[History]) -> list[Markup]:
             (summary.spikes, f"of {total} steps had a loss far above those before"),
         ):
             if steps:
-                named = ", ".join(f"{step:,}" for step in steps[:MAX_NAMED]) + ", …" * (len(steps) > MAX_NAMED)
+                named = few((f"{step:,}" for step in steps), MAX_NAMED)
                 wrong.append(f"{history.name}: {len(steps):,} {what}: {named}")
     missing = [f"{history.name}: {note}" for history in histories for note in history.missing]
     return [parts.sentences(texts, "warning") for texts in (wrong, missing)]
@@ -187,7 +187,7 @@ def _time(histories: Sequence[History]) -> list[Markup]:
     def ranks(history: History) -> Iterator[list[str]]:
         found = rank_means(history.table)
         if len(found) > MAX_ROWS:
-            found.sort(key=lambda rank: -own_seconds(rank))
+            found.sort(key=lambda rank: -rank.own_seconds)
         for rank in found[:MAX_ROWS]:
             times = [f"{1e3 * seconds:,.1f}" for seconds in rank.seconds.values()]
             yield [f"{rank.rank}", rank.host, f"{rank.tokens:,.0f}", *times]

@@ -19,7 +19,7 @@ from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, show, title_of
 from bertrain.run import checkpoint
-from bertrain.run.folder import Run
+from bertrain.run.folder import ENVIRONMENT, Run, read_starts
 from bertrain.run.progress import computed, seconds_left
 from bertrain.run.records import (
     EndRecord,
@@ -68,7 +68,7 @@ def look(run: str | Path) -> dict[str, Any]:
         "state": state,
         "why": why,
         "last_word_s": _seconds_since_output(folder),
-        "starts": _count_starts(folder),
+        "starts": len(read_starts(folder / ENVIRONMENT)),
         "max_steps": max_steps,
         **(_progress(steps, max_steps) if steps else {"step": 0}),
         "loss_curve": loss_curve(folder / "metrics.jsonl"),
@@ -119,13 +119,6 @@ def _seconds_since_output(folder: Path) -> float | None:
     paths = [folder / "metrics.jsonl", *(folder / logs.FOLDER).glob("rank-*.jsonl")]
     times = [os.stat(path).st_mtime for path in paths if path.is_file()]
     return max(0.0, time.time() - max(times)) if times else None
-
-
-def _count_starts(folder: Path) -> int:
-    try:
-        return len(json.loads((folder / "environment.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return 0
 
 
 def _warnings(folder: Path) -> list[str]:

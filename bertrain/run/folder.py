@@ -32,7 +32,7 @@ from bertrain.data.formats.shards import VOCABULARY
 from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 
-CONFIG = "config.json"
+CONFIG, ENVIRONMENT = "config.json", "environment.json"
 SCHEMA_VERSION = 1
 ENDING_S = 20
 
@@ -210,12 +210,17 @@ class Run:
 
     def note_environment(self, facts: dict[str, Any]) -> None:
         """Add one entry to environment.json."""
-        path = self.folder / "environment.json"
-        try:
-            entries = json.loads(path.read_text())
-        except (OSError, ValueError):
-            entries = []  # for information only: a damaged one is replaced
-        write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
+        path = self.folder / ENVIRONMENT
+        write_atomically(path, json.dumps([*read_starts(path), facts], indent=1) + "\n")
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """The entries of environment.json or telemetry.json, one for each start; none if the file is missing or damaged."""
+    try:
+        starts = json.loads(path.read_text(errors="replace"))
+    except (OSError, ValueError):
+        return []
+    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
 
 def _try_to_lock(file: TextIO) -> bool:

@@ -22,6 +22,7 @@ from bertrain.base import clock
 from bertrain.base.console import warn
 from bertrain.base.files import write_atomically
 from bertrain.config.settings import LogSettings
+from bertrain.run.folder import read_starts
 from bertrain.run.sensors import Gauge, Sensors, describe, sensors_for, uuid_of
 
 MAX_FAILURES = 3  # in a row, after which a sensor is no longer read
@@ -48,7 +49,7 @@ class TelemetryWriter:
         self._file: TextIO | None = None
         self._has_begun, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="bertrain-telemetry", daemon=True)
-        self._earlier = _read_starts(self._json)
+        self._earlier = read_starts(self._json)
         self._thread.start()
 
     @property
@@ -87,12 +88,11 @@ class TelemetryWriter:
         is_last = False
         while True:
             began, busy = time.monotonic(), time.thread_time()
-            self._write_row(self._sample(began, with_counters=is_last))
+            flush = began - flushed >= FLUSH_EVERY_S or is_last
+            flushed = began if flush else flushed
+            self._write_row(self._sample(began, with_counters=is_last), flush=flush)
             self._has_begun.set()
             offset = self._watch_clock(offset)
-            if began - flushed >= FLUSH_EVERY_S or is_last:
-                flushed = began
-                self._flush()
             if is_last:
                 return
             took = time.thread_time() - busy
@@ -151,21 +151,14 @@ class TelemetryWriter:
         except OSError as error:
             self._give_up_writing(error)
 
-    def _write_row(self, row: list[float | None]) -> None:
+    def _write_row(self, row: list[float | None], *, flush: bool) -> None:
         if self._file is None:
             return
+        stamps = [f"{stamp:.6f}" for stamp in row[:2]]
         try:
-            stamps, values = row[:2], row[2:]
-            cells = [f"{stamp:.6f}" for stamp in stamps] + ["" if v is None else f"{v:.10g}" for v in values]
-            self._file.write(",".join(cells) + "\n")
-        except OSError as error:
-            self._give_up_writing(error)
-
-    def _flush(self) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.flush()
+            self._file.write(",".join(stamps + ["" if v is None else f"{v:.10g}" for v in row[2:]]) + "\n")
+            if flush:
+                self._file.flush()
         except OSError as error:
             self._give_up_writing(error)
 
@@ -228,15 +221,6 @@ class EnergyMeter:
     @property
     def joules(self) -> float | None:
         return self._integral if self._first is None else self._newest - self._first
-
-
-def _read_starts(path: Path) -> list[dict[str, Any]]:
-    """The entries of earlier starts in telemetry.json; none if the file is damaged."""
-    try:
-        starts = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return []
-    return starts if isinstance(starts, list) else []
 
 
 def _set_aside_other_columns(path: Path, header: str) -> None:

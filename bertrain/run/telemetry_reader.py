@@ -8,7 +8,6 @@ there is a time. Elapsed time is the sum of the intervals between samples; a clo
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections import Counter
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from bertrain.base.formatting import few
+from bertrain.run.folder import read_starts
 from bertrain.run.sensors import throttle_reasons
 from bertrain.run.stream import parse_by_halves, whole_lines
 
@@ -250,13 +250,8 @@ def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     """The notes of each start of a rank in telemetry.json, as far as they are readable."""
-    try:
-        starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
-    except (OSError, ValueError):
-        return []
-    if not isinstance(starts, list):
-        return []
-    return [notes for notes in starts if isinstance(notes, dict) and isinstance(notes.get("missing"), dict)]
+    starts = read_starts(folder / (f"telemetry-{rank}.json" if rank else "telemetry.json"))
+    return [notes for notes in starts if isinstance(notes.get("missing"), dict)]
 
 
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
