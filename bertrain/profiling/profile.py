@@ -205,11 +205,11 @@ def _measure(
         runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
         is_fused = isinstance(state.engine, FusedEngine)
         in_graphs = is_fused and device.type == "cuda"
-        eager: Recording | None = None
+        by_part: tuple[list[kineto.Launch], StepSize] | None = None
         if in_graphs:  # a graph hides which operator launches a kernel, so record without graphs first
             state.engine.uses_graphs = False
             runner.run(EAGER_WARM_UP)
-            eager = runner.record(plan.recorded, folder, with_sizes=True)
+            by_part = runner.record(plan.recorded, folder, with_sizes=True)
             state.engine.uses_graphs = True
         ceilings = measure_ceilings(device, settings.train.precision)
         runner.run(plan.warm_up)
@@ -219,22 +219,23 @@ def _measure(
             telemetry.wait_until_begun()
             records = runner.run(plan.steps)
             iterations = runner.iteration_rows(records)
-            recording = runner.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
+            recorded = runner.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
         finally:
             telemetry.stop()
-        if not recording.launches:
+        launches, _ = recorded
+        if not launches:
             missing["launches"] = "the profiler recorded none; on a GPU it needs CUPTI and the permission to use it"
             warn(f"{place}: {missing['launches']}")
 
-        by_part = eager or recording
-        measured = measured_by_part(by_part.launches, settings.model, by_part.size, plan.recorded)
-        if device.type == "cuda" and recording.launches:
+        launches_by_part, size = by_part or recorded
+        measured = measured_by_part(launches_by_part, settings.model, size, plan.recorded)
+        if device.type == "cuda" and launches:
             step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
-            measured[IDLE] = idle_ms(step_ms, recording.launches, plan.recorded)
-        rows = roofline(required_costs(settings, by_part.size, is_fused=is_fused), measured, ceilings)
+            measured[IDLE] = idle_ms(step_ms, launches, plan.recorded)
+        rows = roofline(required_costs(settings, size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
-        write_launches(folder / "launches.csv.gz", recording.launches)
-        write_objects(folder / "kernels.csv", kineto.total_by_name(recording.launches))
+        write_launches(folder / "launches.csv.gz", launches)
+        write_objects(folder / "kernels.csv", kineto.total_by_name(launches))
         write_objects(folder / "roofline.csv", rows)
         first = runner.done - plan.recorded + 1
         content = facts | {
@@ -246,7 +247,7 @@ def _measure(
             "computing_with": engine.choose(settings, device)[1],
             "timed_steps": [first - plan.steps, first - 1],
             "recorded_steps": [first, runner.done],
-            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if eager else None,
+            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if by_part else None,
             "telemetry_ms": plan.telemetry_ms,
             "ceilings": asdict(ceilings),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -258,14 +259,6 @@ def _measure(
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-@dataclass
-class Recording:
-    """The kernel launches of some steps, and the mean size of these steps."""
-
-    launches: list[kineto.Launch]
-    size: StepSize
 
 
 class StepRunner:
@@ -311,8 +304,10 @@ class StepRunner:
             rows.append((record.step, f"{started:.6f}", sum(phases), *phases, *counts))
         return rows
 
-    def record(self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False) -> Recording:
-        """Run the next `count` steps under the profiler; `keep` writes the trace into the folder."""
+    def record(
+        self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False
+    ) -> tuple[list[kineto.Launch], StepSize]:
+        """Run the next `count` steps under the profiler; returns launches and mean size. `keep` keeps the trace."""
         from torch.profiler import ProfilerActivity
         from torch.profiler import profile as recording
 
@@ -336,7 +331,7 @@ class StepRunner:
             content["traceName"] = path.name  # not that of a temporary file
             kineto.add_device_regions(content, launches)
             kineto.write_trace(path, content)
-        return Recording(launches, StepSize.of(steps))
+        return launches, StepSize.of(steps)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:

@@ -65,25 +65,22 @@ def read_roofline(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
         raise UserError("missing-file", f"there is no roofline.csv in {found.folder}; `bertrain profile` makes it")
     if "ceilings" not in found.facts:
         raise UserError("damaged-file", f"{found.folder / 'device.json'} is damaged: it has no ceilings")
-    return _read_rows(path, _row), found.facts
+    return [Row(*values) for values in _read_rows(path, [item.name for item in fields(Row)])], found.facts
 
 
-def _read_rows(path: Path, make: Callable[[dict[str, str]], Any]) -> list[Any]:
-    """The rows of a CSV file. Raises UserError if it is damaged."""
+def _read_rows(path: Path, columns: Sequence[str]) -> list[list[Any]]:
+    """These columns of a CSV file; those of text as they are. Raises UserError if it is damaged."""
     try:
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
-            return [make(cells) for cells in csv.DictReader(file)]
+            return [[_value(name, row[name]) for name in columns] for row in csv.DictReader(file)]
     except (KeyError, TypeError, ValueError):
         raise UserError("damaged-file", f"{path} is damaged; profile again, or remove the file") from None
 
 
-def _row(cells: dict[str, str]) -> Row:
-    values: dict[str, Any] = {}
-    for item in fields(Row):
-        text = cells[item.name]
-        is_text = item.name in ("part", "bound_by")
-        values[item.name] = text if is_text else (float(text) if text else None)
-    return Row(**values)
+def _value(column: str, cell: str) -> str | float | None:
+    if column in ("name", "part", "bound_by"):
+        return cell
+    return None if column == "share_of_floor" and not cell else float(cell)
 
 
 def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
@@ -208,7 +205,7 @@ def _kernels(sets: Sequence[ProfileSet]) -> Markup:
     by_name: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for path in (found.folder / "kernels.csv" for found in sets):
         if path.is_file():
-            for name, median_us, share in _read_rows(path, _kernel):
+            for name, median_us, share in _read_rows(path, ("name", "median_us", "share")):
                 by_name[name].append((median_us, share))
     largest = sorted(by_name.items(), key=lambda item: -sum(share for _, share in item[1]))[:MAX_KERNELS]
     rows = []
@@ -219,10 +216,6 @@ def _kernels(sets: Sequence[ProfileSet]) -> Markup:
         rows.append([shortened, f"{share:.1%}", f"{box.median:,.2f}", f"{box.spread:.1%}", f"{len(measured)}"])
     headings = ["kernel", "share of the time", "median, us", "spread of the sets", "sets"]
     return parts.table(f"The {len(rows)} that take longest", headings, rows)
-
-
-def _kernel(cells: dict[str, str]) -> tuple[str, float, float]:
-    return cells["name"], float(cells["median_us"]), float(cells["share"])
 
 
 def _missing(sets: Sequence[ProfileSet]) -> Markup:

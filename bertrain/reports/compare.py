@@ -62,7 +62,7 @@ def _best(history: History) -> tuple[str, str]:
 
 
 def _energy(history: History) -> tuple[str, str]:
-    joules, tokens = history.summary.energy_j, history.summary.tokens
+    joules, tokens = history.telemetry.joules, history.summary.tokens
     if not joules:
         return UNKNOWN, "no telemetry"
     return amount(joules, "J"), f"{amount(joules / max(tokens, 1) * 1e6, 'J')} per million tokens"
@@ -90,7 +90,7 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
         times = [duration(seconds) if math.isfinite(seconds) else "not reached" for seconds in reached]
         rows.append([f"Time in steps to {title_of(metric)} of {show(metric, target)}", *times])
         rows.append(["The same, times as fast", *_ratios([1 / max(seconds, 1e-9) for seconds in reached])])
-    energies = [run.summary.energy_j / max(run.summary.tokens, 1) for run in histories]
+    energies = [run.telemetry.joules / max(run.summary.tokens, 1) for run in histories]
     if all(energies):
         rows.append(["Energy per token, times", *_ratios(energies)])
     for metric in dict.fromkeys(metric for run in histories for metric in run.summary.last):

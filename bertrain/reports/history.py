@@ -225,7 +225,6 @@ class Summary:
     best: EvaluationRecord | None  # the evaluation with its best value, the earliest of equals
     padding: float  # share of the computed tokens; NaN if unknown
     idle: float  # share of the ranks' time; NaN if unknown
-    energy_j: float  # of all devices; 0 if unknown
     not_applied: list[int]  # steps that were not finite
     skipped: list[int]  # steps named by train.skip_steps
     spikes: list[int]  # steps whose loss was far above those before
@@ -259,7 +258,6 @@ def summarize(history: History) -> Summary:
         best=best_evaluation(history.evaluations, headline),
         padding=weighted_mean(history.column("padding_share"), history.column("tokens")),
         idle=mean(history.column("idle_share")),
-        energy_j=history.telemetry.joules,
         not_applied=numbers[is_bad].astype(int).tolist(),
         skipped=numbers[is_skipped].astype(int).tolist(),
         spikes=numbers[history.column("spike") == 1].astype(int).tolist(),

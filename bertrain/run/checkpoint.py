@@ -307,8 +307,7 @@ def read_progress(checkpoint: Path) -> Progress:
 
 def read_settings(checkpoint: Path) -> dict[str, Any]:
     """The settings of the run that wrote it."""
-    settings: dict[str, Any] = _read_state(checkpoint).get("settings", {})
-    return settings
+    return _read_state(checkpoint).get("settings", {})
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:
@@ -327,7 +326,5 @@ def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the tensors, on the CPU."""
     import torch
 
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    kind = torch.contiguous_format
+    return {name: tensor.detach().to("cpu", copy=True, memory_format=kind) for name, tensor in tensors.items()}
