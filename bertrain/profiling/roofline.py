@@ -64,14 +64,11 @@ class StepSize:
     """The size of a step on one device, padding included: the mean over some steps."""
 
     tokens: float
-    pairs: float
-    """The sum of the squared sequence lengths."""
+    pairs: float  # the sum of the squared sequence lengths
     predictions: float
     sequences: float
-    rows: frozenset[int]
-    """Tokens of a bin, for each shape that occurred."""
-    head_rows: frozenset[int]
-    """Predictions and sequences of a bin, likewise."""
+    rows: frozenset[int]  # tokens of a bin, for each shape that occurred
+    head_rows: frozenset[int]  # predictions and sequences of a bin, likewise
 
     @staticmethod
     def of(steps: Sequence[Step]) -> StepSize:
@@ -218,8 +215,7 @@ class Ceilings:
 
     operations_per_s: float
     bytes_per_s: float
-    product: str
-    """The product that was measured."""
+    product: str  # the product that was measured
 
 
 @dataclass(frozen=True)
@@ -230,11 +226,9 @@ class Row:
     gflop: float
     megabytes: float
     floor_ms: float
-    bound_by: str
-    """products or memory, whichever sets the floor; empty without a floor."""
+    bound_by: str  # products or memory, whichever sets the floor; empty without a floor
     measured_ms: float
-    share_of_floor: float | None
-    """The floor over the measured time; None without a floor."""
+    share_of_floor: float | None  # the floor over the measured time; None without a floor
     share_of_step: float
 
 

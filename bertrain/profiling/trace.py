@@ -32,17 +32,14 @@ class Launch:
 
     name: str
     kind: str
-    start_ns: int
-    """Unix time."""
+    start_ns: int  # Unix time
     duration_ns: int
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
     region: str
-    operator: str
-    """The PyTorch operator that launched it; empty for our own kernels and inside graphs."""
-    sizes: tuple[tuple[int, ...], ...]
-    """Of the operator's inputs, if they were recorded."""
+    operator: str  # the PyTorch operator that launched it; empty for our own kernels and inside graphs
+    sizes: tuple[tuple[int, ...], ...]  # of the operator's inputs, if they were recorded
 
     @property
     def end_ns(self) -> int:

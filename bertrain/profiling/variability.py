@@ -120,15 +120,13 @@ class SetSummary:
     upper_quartile_s: float
     spread: float
     outliers: int
-    tokens_per_s: float
-    """Over all ranks."""
+    tokens_per_s: float  # over all ranks
     joules_per_million_tokens: float | None
     clock_mhz: float | None
     power_w: float | None
     temperature_c: float | None
     throttled_by: str
-    with_clock: float | None
-    """Correlation of a step's duration with the clock; likewise with power and temperature."""
+    with_clock: float | None  # correlation of a step's duration with the clock; likewise with power and temperature
     with_power: float | None
     with_temperature: float | None
     folder: str
@@ -178,10 +176,8 @@ class DeviceSummary:
     uuid: str
     repeats: int
     median_s: float
-    over_median: float
-    """The device's median over that of all devices."""
-    between_repeats: float
-    """The difference of the slowest and the fastest repeat, over the median."""
+    over_median: float  # the device's median over that of all devices
+    between_repeats: float  # the difference of the slowest and the fastest repeat, over the median
     is_outlier: bool
 
 
@@ -190,10 +186,8 @@ class Variability:
     """The comparison of several sets."""
 
     sets: list[SetSummary]
-    devices: list[DeviceSummary]
-    """The slowest first."""
-    hosts: dict[str, float]
-    """The median of a host's devices over that of all devices; the slowest first."""
+    devices: list[DeviceSummary]  # the slowest first
+    hosts: dict[str, float]  # the median of a host's devices over that of all devices; the slowest first
     median_s: float
     spread: float
     correlations: dict[str, float | None]

@@ -123,17 +123,11 @@ def list_checkpoints(run: Run) -> list[CheckpointEntry]:
             continue
         is_whole = (path / checkpoint.MANIFEST).is_file()
         states = {"": "whole" if is_whole else "not whole", "damaged-": "damaged, passed over"}
-        step = path.name.rpartition("step-")[2]
-        entries.append(
-            CheckpointEntry(
-                name=path.name,
-                step=int(step) if step.isdigit() else None,
-                bytes=sum(file.st_size for file in files),
-                saved_s=max((file.st_mtime for file in files), default=0.0),
-                is_best=not kind and step.isdigit() and int(step) == best,
-                state=states.get(kind, "put aside"),
-            )
-        )
+        digits = path.name.rpartition("step-")[2]
+        step = int(digits) if digits.isdigit() else None
+        size, saved_s = sum(file.st_size for file in files), max((file.st_mtime for file in files), default=0.0)
+        is_best = not kind and step is not None and step == best
+        entries.append(CheckpointEntry(path.name, step, size, saved_s, is_best, states.get(kind, "put aside")))
     return sorted(entries, key=lambda one: (one.step or 0, one.name))
 
 

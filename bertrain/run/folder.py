@@ -85,16 +85,16 @@ class Run:
             content = json.loads(path.read_text())
             version = content["schema_version"]
             if version != SCHEMA_VERSION:
-                raise UserError(
-                    "other-layout", f"{path} has layout {version}; this version of bertrain reads {SCHEMA_VERSION}"
-                )
+                reads = f"this version of bertrain reads {SCHEMA_VERSION}"
+                raise UserError("other-layout", f"{path} has layout {version}; {reads}")
+            data = content["data"]
             return Run(
                 folder=folder,
                 settings=from_dict(content["settings"]),
-                data=Path(content["data"]["folder"]),
-                data_fingerprint=content["data"]["fingerprint"],
-                vocabulary_hash=content["data"]["vocabulary"],
-                lower_case=content["data"]["lower_case"],
+                data=Path(data["folder"]),
+                data_fingerprint=data["fingerprint"],
+                vocabulary_hash=data["vocabulary"],
+                lower_case=data["lower_case"],
                 init=content["init"]["source"],
                 init_fingerprint=content["init"]["fingerprint"],
                 measured=content.get("measured", {}),

@@ -35,8 +35,7 @@ class Sensors:
     gauges: list[Gauge] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
-    joules_by: str = ""
-    """The source of the column energy_j; empty without one."""
+    joules_by: str = ""  # the source of the column energy_j; empty without one
 
     def try_out(self, *gauges: Gauge) -> None:
         """Add the gauges that can be read."""

@@ -41,13 +41,10 @@ class MetricsTable:
 
     columns: dict[str, Floats] = field(default_factory=dict)
     """Every number of a step by its key (`seconds.data` for one of the phases); NaN where it is null or absent."""
-    evaluations: list[EvaluationRecord] = field(default_factory=list)
-    """In order; metrics that are null are left out."""
+    evaluations: list[EvaluationRecord] = field(default_factory=list)  # in order; metrics that are null are left out
     end: EndRecord | None = None
-    ranks: dict[tuple[int, str], RankSums] = field(default_factory=dict)
-    """By rank and host."""
-    num_unreadable: int = 0
-    """Lines that could not be parsed, apart from an unfinished last line."""
+    ranks: dict[tuple[int, str], RankSums] = field(default_factory=dict)  # by rank and host
+    num_unreadable: int = 0  # lines that could not be parsed, apart from an unfinished last line
 
 
 def read_metrics(path: Path) -> MetricsTable:

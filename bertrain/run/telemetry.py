@@ -9,6 +9,7 @@ steps and kernel launches.
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import threading
@@ -230,16 +231,12 @@ def _set_aside_other_columns(path: Path, header: str) -> None:
     with open(path, encoding="ascii", errors="replace") as file:
         if file.readline().rstrip("\n") == header:
             return
-    number = 1
-    while (other := path.with_name(f"{path.stem}-before-{number}.csv")).exists():
-        number += 1
-    path.rename(other)
+    names = (path.with_name(f"{path.stem}-before-{number}.csv") for number in itertools.count(1))
+    path.rename(next(other for other in names if not other.exists()))
 
 
 @contextmanager
-def telemetry_of(
-    folder: Path, device: Any, settings: LogSettings, *, rank: int = 0
-) -> Iterator[TelemetryWriter | None]:
+def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int) -> Iterator[TelemetryWriter | None]:
     """Sample while the body runs, if log.telemetry is set. Rank N > 0 writes telemetry-N.csv."""
     if not settings.telemetry:
         yield None

@@ -150,7 +150,7 @@ def test_console_line_worked_out_by_hand() -> None:
 
     assert console_line([record(3, 2.0, 1.0), record(4, 4.0, 3.0)], 100) == (
         "step   4/100  loss 3.0000  masked words 25.00%  lr 1.00e-03  250 tokens/s  1 not finite, not applied"
-        "  data 10% forward+backward 70% reduction 10% optimizer 10%  3:12 left"
+        "  data 10% forward+backward 70% reduction 10% optimizer 10%  3 min 12 s left"
     )
 
 
