@@ -38,16 +38,8 @@ from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Setti
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory_fit import oom_as_user_error
+from bertrain.profiling import roofline
 from bertrain.profiling import trace as kineto
-from bertrain.profiling.roofline import (
-    IDLE,
-    StepSize,
-    idle_ms,
-    measure_ceilings,
-    measured_by_part,
-    required_costs,
-    roofline,
-)
 from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.profiling.variability import summarize
@@ -205,13 +197,13 @@ def _measure(
         runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
         is_fused = isinstance(state.engine, FusedEngine)
         in_graphs = is_fused and device.type == "cuda"
-        by_part: tuple[list[kineto.Launch], StepSize] | None = None
+        by_part: tuple[list[kineto.Launch], roofline.StepSize] | None = None
         if in_graphs:  # a graph hides which operator launches a kernel, so record without graphs first
             state.engine.uses_graphs = False
             runner.run(EAGER_WARM_UP)
             by_part = runner.record(plan.recorded, folder, with_sizes=True)
             state.engine.uses_graphs = True
-        ceilings = measure_ceilings(device, settings.train.precision)
+        ceilings = roofline.measure_ceilings(device, settings.train.precision)
         runner.run(plan.warm_up)
         ranks.broadcast_int(0)
         telemetry = TelemetryWriter(folder, device_sensors(device), plan.telemetry_ms)
@@ -228,11 +220,11 @@ def _measure(
             warn(f"{place}: {missing['launches']}")
 
         launches_by_part, size = by_part or recorded
-        measured = measured_by_part(launches_by_part, settings.model, size, plan.recorded)
+        measured = roofline.measured_by_part(launches_by_part, settings.model, size, plan.recorded)
         if device.type == "cuda" and launches:
             step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
-            measured[IDLE] = idle_ms(step_ms, launches, plan.recorded)
-        rows = roofline(required_costs(settings, size, is_fused=is_fused), measured, ceilings)
+            measured[roofline.IDLE] = roofline.idle_ms(step_ms, launches, plan.recorded)
+        rows = roofline.roofline(roofline.required_costs(settings, size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
         write_launches(folder / "launches.csv.gz", launches)
         write_objects(folder / "kernels.csv", kineto.total_by_name(launches))
@@ -306,7 +298,7 @@ class StepRunner:
 
     def record(
         self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False
-    ) -> tuple[list[kineto.Launch], StepSize]:
+    ) -> tuple[list[kineto.Launch], roofline.StepSize]:
         """Run the next `count` steps under the profiler; returns launches and mean size. `keep` keeps the trace."""
         from torch.profiler import ProfilerActivity
         from torch.profiler import profile as recording
@@ -331,7 +323,7 @@ class StepRunner:
             content["traceName"] = path.name  # not that of a temporary file
             kineto.add_device_regions(content, launches)
             kineto.write_trace(path, content)
-        return launches, StepSize.of(steps)
+        return launches, roofline.StepSize.of(steps)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from bertrain.data.feed.stats import DataStats
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import count_lengths
 from bertrain.data.formats.source import open_data
-from bertrain.reports.history import describe_lengths
 from bertrain.reports.page import Plot, render_panels
-from bertrain.reports.plots import PERCENT, RUN_COLORS, blank_axes, draw_lengths, to_svg
+from bertrain.reports.plots import PERCENT, RUN_COLORS, blank_axes, describe_lengths, draw_lengths, to_svg
 
 OVERHEADS = ("padding", "tokens", "attention")
 

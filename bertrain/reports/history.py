@@ -28,7 +28,6 @@ from bertrain.run.stream import Floats, MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import RunTelemetry, read_telemetry
 
 MAX_POINTS = 1000  # of a curve; more would be megabytes
-MAX_BARS = 40  # of the length histogram
 MAX_EVENTS = 50  # newest warnings and errors in the logs
 LONG_GAP_S = 60.0  # time without a sample that is reported
 
@@ -314,20 +313,3 @@ def smooth(values: Floats, window: int) -> Floats:
     """Centered mean over `window` points, over fewer at the ends so that it stays centered."""
     reach = [min(index, len(values) - 1 - index, window // 2) for index in range(len(values))]
     return np.array([mean(values[index - half : index + half + 1]) for index, half in enumerate(reach)])
-
-
-def bin_lengths(lengths: dict[int, int], most: int = MAX_BARS) -> tuple[list[int], list[float]]:
-    """Edges and shares of examples of at most `most` equal ranges of length; an edge belongs to the range below."""
-    width, total = group_size(max(lengths), most), sum(lengths.values())
-    shares = [0.0] * -(-max(lengths) // width)
-    for length, count in lengths.items():
-        shares[(length - 1) // width] += count / total
-    return [number * width for number in range(len(shares) + 1)], shares
-
-
-def describe_lengths(lengths: dict[int, int]) -> str:
-    """Number, mean and maximum of the lengths in a sentence."""
-    total, longest = sum(lengths.values()), max(lengths)
-    average = sum(length * count for length, count in lengths.items()) / total
-    at_most = f"{lengths[longest] / total:.1%} have {longest}, the most"
-    return f"{total:,} examples of {average:.1f} tokens on average; {at_most}."

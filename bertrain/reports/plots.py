@@ -14,16 +14,7 @@ from markupsafe import Markup
 
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share, is_speed
-from bertrain.reports.history import (
-    History,
-    bin_lengths,
-    describe_lengths,
-    group_size,
-    rank_means,
-    smooth,
-    smoothing_window,
-    thin,
-)
+from bertrain.reports.history import History, group_size, rank_means, smooth, smoothing_window, thin
 from bertrain.reports.page import NUM_COLORS, PLOT_HEIGHT, PLOT_WIDTH, Plot
 from bertrain.run.stream import Floats
 
@@ -48,45 +39,30 @@ class Curve:
 
     field: str
     title: str
-    note: str
-    show: Callable[[float], str] = compact
-    starts_at_zero: bool = False
-    marks_not_applied: bool = False  # with crosses at the steps that were not finite
-    may_be_logarithmic: bool = False
+    note: str = ""
+
+    @property
+    def show(self) -> Callable[[float], str]:
+        if self.field == "learning_rate":
+            return "{:.3g}".format
+        return PERCENT if is_share(self.field) else compact
 
 
 PERCENT = "{:.3g}%".format
 CURVES = (
-    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words.", marks_not_applied=True),
-    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly.", PERCENT),
+    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words."),
+    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly."),
     Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of next-sentence prediction."),
-    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%.", PERCENT),
+    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%."),
 )
 COURSE = (
-    Curve("learning_rate", "Learning rate", "As set by the schedule.", "{:.3g}".format),
-    Curve(
-        "gradient_norm",
-        "Gradient norm",
-        "Global norm, before clipping.",
-        marks_not_applied=True,
-        may_be_logarithmic=True,
-    ),
-    Curve(
-        "tokens_per_s",
-        "Throughput",
-        "Real tokens per second of step time; padding does not count.",
-        starts_at_zero=True,
-    ),
-    Curve("sequences_per_s", "Sequences", "Sequences per second of step time.", starts_at_zero=True),
-    Curve("padding_share", "Padding", "Share of the computed tokens that are padding.", PERCENT, starts_at_zero=True),
+    Curve("learning_rate", "Learning rate", "As set by the schedule."),
+    Curve("gradient_norm", "Gradient norm", "Global norm, before clipping."),
+    Curve("tokens_per_s", "Throughput", "Real tokens per second of step time; padding does not count."),
+    Curve("sequences_per_s", "Sequences", "Sequences per second of step time."),
+    Curve("padding_share", "Padding", "Share of the computed tokens that are padding."),
 )
-IDLE = Curve(
-    "idle_share",
-    "Idle ranks",
-    "Share of the ranks' time spent waiting, estimated from lengths.",
-    PERCENT,
-    starts_at_zero=True,
-)
+IDLE = Curve("idle_share", "Idle ranks", "Share of the ranks' time spent waiting, estimated from lengths.")
 
 
 def curves_of(histories: Sequence[History]) -> list[Curve]:
@@ -96,10 +72,7 @@ def curves_of(histories: Sequence[History]) -> list[Curve]:
     left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
     if any(curve.field.endswith("_loss") for curve in known):
         left = [name for name in left if name != "loss"]  # it is their sum
-    others = [
-        Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact, marks_not_applied=name == "loss")
-        for name in left
-    ]
+    others = [Curve(name, heading_of(name)) for name in left]
     idle = [IDLE] if any(history.table.ranks for history in histories) else []
     return [*known, *others, *COURSE, *idle]
 
@@ -129,9 +102,9 @@ def plot_curve(curve: Curve, histories: Sequence[History]) -> Plot | None:
     if not spans:
         return None
     lowest, highest = axes.dataLim.intervaly
-    if curve.may_be_logarithmic and highest > 30 * lowest > 0:
+    if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
         use_logarithm(axes, curve.show)
-    if curve.starts_at_zero:
+    if curve.field.endswith(("_per_s", "_share")):
         axes.set_ylim(bottom=0)
     return Plot(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
 
@@ -145,7 +118,7 @@ def _draw_run(axes: Any, curve: Curve, number: int, history: History, values: Fl
     if window > 1:
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
     axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
-    if curve.marks_not_applied and history.summary.not_applied:
+    if curve.field in ("loss", "mlm_loss", "gradient_norm") and history.summary.not_applied:
         skipped = few_marks(history.summary.not_applied)
         axes.plot(skipped, [0.035] * len(skipped), "x", color=line["color"], transform=axes.get_xaxis_transform())
 
@@ -273,6 +246,23 @@ def plot_lengths(histories: Sequence[History]) -> Plot:
         notes.append("The scale is logarithmic.")
     note = " ".join(notes)
     return Plot("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if axes.patches else Markup())
+
+
+def bin_lengths(lengths: dict[int, int], most: int = 40) -> tuple[list[int], list[float]]:
+    """Edges and shares of examples of at most `most` equal ranges of length; an edge belongs to the range below."""
+    width, total = group_size(max(lengths), most), sum(lengths.values())
+    shares = [0.0] * -(-max(lengths) // width)
+    for length, count in lengths.items():
+        shares[(length - 1) // width] += count / total
+    return [number * width for number in range(len(shares) + 1)], shares
+
+
+def describe_lengths(lengths: dict[int, int]) -> str:
+    """Number, mean and maximum of the lengths in a sentence."""
+    total, longest = sum(lengths.values()), max(lengths)
+    average = sum(length * count for length, count in lengths.items()) / total
+    at_most = f"{lengths[longest] / total:.1%} have {longest}, the most"
+    return f"{total:,} examples of {average:.1f} tokens on average; {at_most}."
 
 
 def draw_lengths(axes: Any, lengths: dict[int, int], color: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -266,13 +266,14 @@ def tails(path: str | Path, num_bytes: int = TAIL_BYTES, max_bytes: float = math
         return
 
 
+def newest(records: Sequence[Record], kind: type[R]) -> R | None:
+    """The newest of these records of one kind, or None."""
+    return next((record for record in reversed(records) if isinstance(record, kind)), None)
+
+
 def last_record(path: str | Path, kind: type[R]) -> R | None:
     """The newest record of one kind in a metrics file, or None."""
-    for records in tails(path):
-        for record in reversed(records):
-            if isinstance(record, kind):
-                return record
-    return None
+    return next(filter(None, (newest(records, kind) for records in tails(path))), None)
 
 
 def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:
