@@ -51,7 +51,7 @@ def test_the_first_run_is_the_measure_of_the_others(folder: Path) -> None:
     rows = {row[0]: row[1:] for row in compare.against_first([first, second, third])}
     assert rows["Throughput, times"] == ["1.00 ×", "2.50 ×", "0.50 ×"]
     assert rows["Median step, times as fast"] == ["1.00 ×", "2.50 ×", "0.50 ×"]
-    assert rows["Time in steps to f1 of 0.8000"] == ["5.0 s", "1.0 s", "not reached"]
+    assert rows["Time in steps to f1 of 0.8000"] == ["5 s", "1 s", "not reached"]
     assert rows["The same, times as fast"] == ["1.00 ×", "5.00 ×", "–"]
     assert rows["F1, best evaluation"] == ["0.8000", "0.9000 (+0.1000)", "0.7000 (-0.1000)"]
     assert rows["Loss, best evaluation"] == ["1.0000", "1.2000 (+0.2000)", "–"]
