@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,11 @@ from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Setti
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory_fit import oom_as_user_error
+from bertrain.profiling import roofline
 from bertrain.profiling import trace as kineto
-from bertrain.profiling.roofline import (
-    IDLE,
-    StepSize,
-    idle_ms,
-    measure_ceilings,
-    measured_by_part,
-    required_costs,
-    roofline,
-)
 from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
 from bertrain.profiling.synthetic import write_synthetic
+from bertrain.profiling.variability import summarize
 from bertrain.ranks import parallel
 from bertrain.run.folder import describe_environment
 from bertrain.run.metrics import PendingStep, Stopwatch
@@ -113,7 +106,10 @@ def profile(
             refuse_occupied(out)
         ranks.broadcast_int(0)
         devices = choose_devices(ranks, each_gpu=each_gpu)
-        source = stack.enter_context(_open(data, settings, ranks))
+        if data is not None:
+            source = open_for(data, settings, ranks)
+        else:
+            source = write_synthetic(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data", settings)
         settings, _ = find_token_budget(settings, source, ranks)
         settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.max_steps)
         check_memory(settings, source, ranks.world, is_begun=False)
@@ -167,24 +163,6 @@ def set_name(ranks: parallel.Ranks, device: torch.device) -> str:
     return f"{platform.node()}-{device.type}{number}"
 
 
-@contextmanager
-def _open(data: str | Path | None, settings: Settings, ranks: parallel.Ranks) -> Iterator[DataSource]:
-    if data is not None:
-        yield open_for(data, settings, ranks)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield write_synthetic(Path(folder) / "data", settings)
-
-
-@contextmanager
-def _closing(steps: Iterator[Step]) -> Iterator[Iterator[Step]]:
-    """Stop the thread that prepares steps afterwards."""
-    try:
-        yield steps
-    finally:
-        steps.close()  # type: ignore[attr-defined] # a generator
-
-
 def _pause(seconds: float, ranks: parallel.Ranks) -> None:
     """Let the devices cool down, with a heartbeat for the watchdog."""
     end = time.monotonic() + seconds
@@ -213,17 +191,19 @@ def _measure(
     state = TrainState.build(settings, ranks)
     state.engine.restore({})
     loader = Loader(source, settings, rank=ranks.rank, world=ranks.world, pin_memory=device.type == "cuda")
-    with new_folder(place) as folder, _closing(loader.steps(0, 0, plan.max_steps)) as steps:
+    with new_folder(place) as folder, ExitStack() as stack:
+        steps = loader.steps(0, 0, plan.max_steps)
+        stack.callback(steps.close)  # type: ignore[attr-defined] # a generator, whose thread prepares steps
         runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
         is_fused = isinstance(state.engine, FusedEngine)
         in_graphs = is_fused and device.type == "cuda"
-        eager: Recording | None = None
+        by_part: tuple[list[kineto.Launch], roofline.StepSize] | None = None
         if in_graphs:  # a graph hides which operator launches a kernel, so record without graphs first
             state.engine.uses_graphs = False
             runner.run(EAGER_WARM_UP)
-            eager = runner.record(plan.recorded, folder, with_sizes=True)
+            by_part = runner.record(plan.recorded, folder, with_sizes=True)
             state.engine.uses_graphs = True
-        ceilings = measure_ceilings(device, settings.train.precision)
+        ceilings = roofline.measure_ceilings(device, settings.train.precision)
         runner.run(plan.warm_up)
         ranks.broadcast_int(0)
         telemetry = TelemetryWriter(folder, device_sensors(device), plan.telemetry_ms)
@@ -231,22 +211,23 @@ def _measure(
             telemetry.wait_until_begun()
             records = runner.run(plan.steps)
             iterations = runner.iteration_rows(records)
-            recording = runner.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
+            recorded = runner.record(plan.recorded, folder, with_sizes=not in_graphs, keep=plan.with_trace)
         finally:
             telemetry.stop()
-        if not recording.launches:
+        launches, _ = recorded
+        if not launches:
             missing["launches"] = "the profiler recorded none; on a GPU it needs CUPTI and the permission to use it"
             warn(f"{place}: {missing['launches']}")
 
-        by_part = eager or recording
-        measured = measured_by_part(by_part.launches, settings.model, by_part.size, plan.recorded)
-        if device.type == "cuda" and recording.launches:
+        launches_by_part, size = by_part or recorded
+        measured = roofline.measured_by_part(launches_by_part, settings.model, size, plan.recorded)
+        if device.type == "cuda" and launches:
             step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
-            measured[IDLE] = idle_ms(step_ms, recording.launches, plan.recorded)
-        rows = roofline(required_costs(settings, by_part.size, is_fused=is_fused), measured, ceilings)
+            measured[roofline.IDLE] = roofline.idle_ms(step_ms, launches, plan.recorded)
+        rows = roofline.roofline(roofline.required_costs(settings, size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
-        write_launches(folder / "launches.csv.gz", recording.launches)
-        write_objects(folder / "kernels.csv", kineto.total_by_name(recording.launches))
+        write_launches(folder / "launches.csv.gz", launches)
+        write_objects(folder / "kernels.csv", kineto.total_by_name(launches))
         write_objects(folder / "roofline.csv", rows)
         first = runner.done - plan.recorded + 1
         content = facts | {
@@ -258,7 +239,7 @@ def _measure(
             "computing_with": engine.choose(settings, device)[1],
             "timed_steps": [first - plan.steps, first - 1],
             "recorded_steps": [first, runner.done],
-            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if eager else None,
+            "recorded_one_by_one": [EAGER_WARM_UP + 1, EAGER_WARM_UP + plan.recorded] if by_part else None,
             "telemetry_ms": plan.telemetry_ms,
             "ceilings": asdict(ceilings),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -270,14 +251,6 @@ def _measure(
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-@dataclass
-class Recording:
-    """The kernel launches of some steps, and the mean size of these steps."""
-
-    launches: list[kineto.Launch]
-    size: StepSize
 
 
 class StepRunner:
@@ -309,7 +282,8 @@ class StepRunner:
             self.done += 1
             if kept is not None:
                 kept.append(step)
-        self._wait()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
         return taken
 
     def iteration_rows(self, taken: list[tuple[int, PendingStep]]) -> list[tuple[Any, ...]]:
@@ -322,8 +296,10 @@ class StepRunner:
             rows.append((record.step, f"{started:.6f}", sum(phases), *phases, *counts))
         return rows
 
-    def record(self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False) -> Recording:
-        """Run the next `count` steps under the profiler; `keep` writes the trace into the folder."""
+    def record(
+        self, count: int, folder: Path, *, with_sizes: bool, keep: bool = False
+    ) -> tuple[list[kineto.Launch], roofline.StepSize]:
+        """Run the next `count` steps under the profiler; returns launches and mean size. `keep` keeps the trace."""
         from torch.profiler import ProfilerActivity
         from torch.profiler import profile as recording
 
@@ -347,11 +323,7 @@ class StepRunner:
             content["traceName"] = path.name  # not that of a temporary file
             kineto.add_device_regions(content, launches)
             kineto.write_trace(path, content)
-        return Recording(launches, StepSize.of(steps))
-
-    def _wait(self) -> None:
-        if self._ranks.device.type == "cuda":
-            torch.cuda.synchronize(self._ranks.device)
+        return launches, roofline.StepSize.of(steps)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -370,8 +342,6 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 def describe_set(place: Path) -> str:
     """One line about a set."""
-    from bertrain.profiling.variability import summarize
-
     summary = summarize(read_set(place))
     joules = summary.joules_per_million_tokens
     energy = "" if joules is None else f", {joules:,.0f} J per million tokens"

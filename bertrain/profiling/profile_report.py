@@ -5,36 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from markupsafe import Markup
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
 from bertrain.base.formatting import compact, counted
 from bertrain.profiling.roofline import Row
 from bertrain.profiling.sets import ProfileSet, find_sets
-from bertrain.profiling.variability import SetSummary, Variability, box_of, compare
+from bertrain.profiling.variability import DeviceSummary, SetSummary, Variability, box_of, compare
+from bertrain.reports.compare import UNKNOWN
 from bertrain.reports.history import group_size, thin
-from bertrain.reports.page import (
-    NUM_COLORS,
-    Facts,
-    Legend,
-    Part,
-    Plot,
-    Plots,
-    RunName,
-    Section,
-    Sentences,
-    Table,
-    render_page,
-)
+from bertrain.reports.page import NUM_COLORS, Plot, page_path, parts, render_page, write_page
 from bertrain.reports.plots import RUN_COLORS, SURFACE, blank_axes, few_marks, to_svg
 
-MOST_KERNELS = 15
+MAX_KERNELS = 15
 TIME_LINES = {
     "sm_clock_mhz": ("SM clock", "MHz"),
     "clock_mhz": ("Core clock", "MHz, mean of the cores"),
@@ -43,6 +33,8 @@ TIME_LINES = {
     "gpu_utilisation": ("GPU utilisation", "share of time in which any kernel ran"),
     "rss_bytes": ("Process memory", "bytes"),
 }
+
+T = TypeVar("T")
 
 
 def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = None) -> tuple[Path, Variability]:
@@ -54,19 +46,14 @@ def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = No
     """
     sets = find_sets(folders)
     found = compare(sets)
-    path = Path(out) if out is not None else Path(folders[0]) / "profile-report.html"
-    if path.is_dir():
-        raise UserError("out-is-folder", f"cannot write the report to {path}, which is a folder; name a file")
+    path = page_path(out, Path(folders[0]) / "profile-report.html")
     if path.suffix in (".json", ".csv"):
         raise UserError(
             "out-not-html", f"--out names the page, not {path}; its numbers go into .json and .csv files beside it"
         )
-    try:
-        write_atomically(path, page(sets, found))
-        write_atomically(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
-        write_atomically(path.with_suffix(".csv"), sets_as_csv(found.sets))
-    except OSError as error:
-        raise UserError("cannot-write", f"cannot write the report to {path}: {error.strerror or error}") from None
+    write_page(path, page(sets, found))
+    write_page(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
+    write_page(path.with_suffix(".csv"), sets_as_csv(found.sets))
     return path, found
 
 
@@ -78,25 +65,22 @@ def read_roofline(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
         raise UserError("missing-file", f"there is no roofline.csv in {found.folder}; `bertrain profile` makes it")
     if "ceilings" not in found.facts:
         raise UserError("damaged-file", f"{found.folder / 'device.json'} is damaged: it has no ceilings")
-    return _read_rows(path, _row), found.facts
+    return [Row(*values) for values in _read_rows(path, [item.name for item in fields(Row)])], found.facts
 
 
-def _read_rows(path: Path, make: Callable[[dict[str, str]], Any]) -> list[Any]:
-    """The rows of a CSV file. Raises UserError if it is damaged."""
+def _read_rows(path: Path, columns: Sequence[str]) -> list[list[Any]]:
+    """These columns of a CSV file; those of text as they are. Raises UserError if it is damaged."""
     try:
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
-            return [make(cells) for cells in csv.DictReader(file)]
+            return [[_value(name, row[name]) for name in columns] for row in csv.DictReader(file)]
     except (KeyError, TypeError, ValueError):
         raise UserError("damaged-file", f"{path} is damaged; profile again, or remove the file") from None
 
 
-def _row(cells: dict[str, str]) -> Row:
-    values: dict[str, Any] = {}
-    for item in fields(Row):
-        text = cells[item.name]
-        is_text = item.name in ("part", "bound_by")
-        values[item.name] = text if is_text else (float(text) if text else None)
-    return Row(**values)
+def _value(column: str, cell: str) -> str | float | None:
+    if column in ("name", "part", "bound_by"):
+        return cell
+    return None if column == "share_of_floor" and not cell else float(cell)
 
 
 def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
@@ -114,21 +98,23 @@ def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
 
 def page(sets: Sequence[ProfileSet], found: Variability) -> str:
     """The whole report."""
+    names = [parts.run_name(index, str(one.folder)) for index, one in enumerate(sets)]
+    legend = parts.legend(names, is_sticky=len(sets) <= NUM_COLORS)  # a longer one would cover the page
     plots = [plot_durations(sets), plot_steps(sets), *(plot_telemetry(sets, column) for column in TIME_LINES)]
-    sections = [
-        Section("Variability", [*_facts(found), *devices_tables(found)]),
-        Section("Sets", [_legend(sets), sets_table(found)]),
-        Section("Curves", [Plots([plot for plot in plots if plot is not None])]),
-        Section("Roofline", roofline_tables(sets)),
-        Section("Kernels", kernels_table(sets)),
-        Section("What is missing", missing_list(sets)),
-    ]
+    sections = {
+        "Variability": [*_facts(found), *_devices(found)],
+        "Sets": [legend, _sets(found)],
+        "Curves": [parts.plots(plots)],
+        "Roofline": _rooflines(sets),
+        "Kernels": [_kernels(sets)],
+        "What is missing": [_missing(sets)],
+    }
     heading = found.devices[0].device if len(found.devices) == 1 else f"{len(found.devices)} devices"
     source = f"a profile of {counted(len(sets), 'set')}"
     return render_page(heading, heading, sections, kind="profile report", source=source)
 
 
-def _facts(found: Variability) -> list[Part]:
+def _facts(found: Variability) -> list[Markup]:
     """The metrics at the head, and the verdict."""
     energy = found.joules_per_million_tokens
     several = len(found.devices) > 1
@@ -140,132 +126,111 @@ def _facts(found: Variability) -> list[Part]:
     if several:
         entries.insert(1, ("Spread", f"{found.spread:.1%}", "of the devices, between the whiskers, over the median"))
     entries += [
-        (f"Duration with {name}", _signed(value), "correlation across sets")
+        (f"Duration with {name}", _format(value, "+.2f"), "correlation across sets")
         for name, value in found.correlations.items()
         if value is not None
     ]
     verdict = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
     is_uneven = found.slow_repeats or any(device.is_outlier for device in found.devices)
-    return [Facts(entries), Sentences([verdict], "warning" if is_uneven else "notes")]
+    return [parts.facts(entries), parts.sentences([verdict], "warning" if is_uneven else "notes")]
 
 
-def devices_tables(found: Variability) -> list[Part]:
-    rows = [
-        [
-            device.uuid or device.device,
-            device.device,
-            device.host,
-            f"{device.repeats}",
-            f"{1e3 * device.median_s:,.3f}",
-            f"{device.over_median:.3f}",
-            f"{device.between_repeats:.1%}" if device.repeats > 1 else "–",
-            "outlier" if device.is_outlier else "",
-        ]
-        for device in found.devices
-    ]
-    headings = ["device", "which", "host", "repeats", "median, ms", "over the median", "between repeats", ""]
+def _devices(found: Variability) -> list[Markup]:
+    columns: dict[str, Callable[[DeviceSummary], str]] = {
+        "device": lambda one: one.uuid or one.device,
+        "which": lambda one: one.device,
+        "host": lambda one: one.host,
+        "repeats": lambda one: f"{one.repeats}",
+        "median, ms": lambda one: f"{1e3 * one.median_s:,.3f}",
+        "over the median": lambda one: f"{one.over_median:.3f}",
+        "between repeats": lambda one: f"{one.between_repeats:.1%}" if one.repeats > 1 else UNKNOWN,
+        "": lambda one: "outlier" if one.is_outlier else "",
+    }
     hosts = [[host, f"{ratio:.3f}"] for host, ratio in found.hosts.items()]
-    of_hosts = Table("Hosts: the median of their devices", ["host", "over the median"], hosts)
-    return [Table("Devices, the slowest first", headings, rows), *([of_hosts] if len(hosts) > 1 else [])]
-
-
-def sets_table(found: Variability) -> Table:
-    rows = [
-        [
-            f"{number + 1}",
-            summary.uuid or summary.device,
-            f"{summary.repeat}",
-            f"{1e3 * summary.median_s:,.3f}",
-            f"{summary.spread:.1%}",
-            f"{summary.outliers} of {summary.steps}",
-            f"{summary.tokens_per_s:,.0f}",
-            _number(summary.joules_per_million_tokens),
-            _number(summary.clock_mhz),
-            _number(summary.power_w),
-            _number(summary.temperature_c),
-            summary.throttled_by or "–",
-            _signed(summary.with_clock),
-            _signed(summary.with_power),
-            _signed(summary.with_temperature),
-        ]
-        for number, summary in enumerate(found.sets)
+    return [
+        _table("Devices, the slowest first", columns, found.devices),
+        parts.table("Hosts: the median of their devices", ["host", "over the median"], hosts if len(hosts) > 1 else []),
     ]
-    headings = [
-        "set", "device", "repeat", "median, ms", "spread", "outliers", "tokens/s", "J/M tokens", "clock, MHz",
-        "power, W", "temperature", "held back by", "with clock", "with power", "with temperature",
-    ]  # fmt: skip
-    caption = "Each set; the last three are correlations of its steps' durations"
-    return Table(caption, headings, rows)
 
 
-def roofline_tables(sets: Sequence[ProfileSet]) -> list[Table]:
+def _sets(found: Variability) -> Markup:
+    columns: dict[str, Callable[[SetSummary], str]] = {
+        "set": lambda one: f"{found.sets.index(one) + 1}",
+        "device": lambda one: one.uuid or one.device,
+        "repeat": lambda one: f"{one.repeat}",
+        "median, ms": lambda one: f"{1e3 * one.median_s:,.3f}",
+        "spread": lambda one: f"{one.spread:.1%}",
+        "outliers": lambda one: f"{one.outliers} of {one.steps}",
+        "tokens/s": lambda one: f"{one.tokens_per_s:,.0f}",
+        "J/M tokens": lambda one: _format(one.joules_per_million_tokens, ",.0f"),
+        "clock, MHz": lambda one: _format(one.clock_mhz, ",.0f"),
+        "power, W": lambda one: _format(one.power_w, ",.0f"),
+        "temperature": lambda one: _format(one.temperature_c, ",.0f"),
+        "held back by": lambda one: one.throttled_by or UNKNOWN,
+        "with clock": lambda one: _format(one.with_clock, "+.2f"),
+        "with power": lambda one: _format(one.with_power, "+.2f"),
+        "with temperature": lambda one: _format(one.with_temperature, "+.2f"),
+    }
+    return _table("Each set; the last three are correlations of its steps' durations", columns, found.sets)
+
+
+def _rooflines(sets: Sequence[ProfileSet]) -> list[Markup]:
     """The roofline of the first set of each kind of device."""
-    tables: list[Table] = []
-    seen: set[str] = set()
+    columns: dict[str, Callable[[Row], str]] = {
+        "part": lambda row: row.part,
+        "GFLOP": lambda row: f"{row.gflop:,.4g}",
+        "MB": lambda row: f"{row.megabytes:,.4g}",
+        "floor, ms": lambda row: f"{row.floor_ms:,.3f}",
+        "set by": lambda row: row.bound_by or UNKNOWN,
+        "measured, ms": lambda row: f"{row.measured_ms:,.3f}",
+        "share of floor": lambda row: _format(row.share_of_floor, ".0%"),
+        "share of step": lambda row: f"{row.share_of_step:.1%}",
+    }
+    tables: dict[str, Markup] = {}
     for found in sets:
         name = str(found.facts.get("device", {}).get("name", ""))
-        if name in seen or not (found.folder / "roofline.csv").is_file():
-            continue
-        seen.add(name)
-        rows, facts = read_roofline(found.folder)
-        ceilings = facts["ceilings"]
-        caption = (
-            f"{name}: {ceilings['operations_per_s'] / 1e12:,.4g} TFLOP/s in a product of {ceilings['product']}, "
-            f"{ceilings['bytes_per_s'] / 1e9:,.4g} GB/s in a copy, measured in the same run"
-        )
-        cells = [
-            [
-                row.part,
-                f"{row.gflop:,.4g}",
-                f"{row.megabytes:,.4g}",
-                f"{row.floor_ms:,.3f}",
-                row.bound_by or "–",
-                f"{row.measured_ms:,.3f}",
-                "–" if row.share_of_floor is None else f"{row.share_of_floor:.0%}",
-                f"{row.share_of_step:.1%}",
-            ]
-            for row in rows
-        ]
-        headings = ["part", "GFLOP", "MB", "floor, ms", "set by", "measured, ms", "share of floor", "share of step"]
-        tables.append(Table(caption, headings, cells))
-    return tables
+        if name not in tables and (found.folder / "roofline.csv").is_file():
+            rows, facts = read_roofline(found.folder)
+            ceilings = facts["ceilings"]
+            caption = (
+                f"{name}: {ceilings['operations_per_s'] / 1e12:,.4g} TFLOP/s in a product of {ceilings['product']}, "
+                f"{ceilings['bytes_per_s'] / 1e9:,.4g} GB/s in a copy, measured in the same run"
+            )
+            tables[name] = _table(caption, columns, rows)
+    return list(tables.values())
 
 
-def kernels_table(sets: Sequence[ProfileSet]) -> list[Table]:
+def _kernels(sets: Sequence[ProfileSet]) -> Markup:
     """The kernels that take longest: their median over the sets, and its spread."""
-    by_name: dict[str, list[tuple[float, float]]] = {}
-    for found in sets:
-        path = found.folder / "kernels.csv"
+    by_name: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for path in (found.folder / "kernels.csv" for found in sets):
         if path.is_file():
-            for name, median_us, share in _read_rows(path, _kernel):
-                by_name.setdefault(name, []).append((median_us, share))
-    largest = sorted(by_name.items(), key=lambda item: -sum(share for _, share in item[1]))[:MOST_KERNELS]
+            for name, median_us, share in _read_rows(path, ("name", "median_us", "share")):
+                by_name[name].append((median_us, share))
+    largest = sorted(by_name.items(), key=lambda item: -sum(share for _, share in item[1]))[:MAX_KERNELS]
     rows = []
     for name, measured in largest:
         box = box_of([median for median, _ in measured])
         share = sum(share for _, share in measured) / len(sets)
-        rows.append([shortened(name), f"{share:.1%}", f"{box.median:,.2f}", f"{box.spread:.1%}", f"{len(measured)}"])
+        shortened = name if len(name) <= 90 else name[:87] + "..."
+        rows.append([shortened, f"{share:.1%}", f"{box.median:,.2f}", f"{box.spread:.1%}", f"{len(measured)}"])
     headings = ["kernel", "share of the time", "median, us", "spread of the sets", "sets"]
-    return [Table(f"The {len(rows)} that take longest", headings, rows)] if rows else []
+    return parts.table(f"The {len(rows)} that take longest", headings, rows)
 
 
-def _kernel(cells: dict[str, str]) -> tuple[str, float, float]:
-    return cells["name"], float(cells["median_us"]), float(cells["share"])
-
-
-def shortened(name: str) -> str:
-    """The first 90 characters of a kernel's name."""
-    return name if len(name) <= 90 else name[:87] + "..."
-
-
-def missing_list(sets: Sequence[ProfileSet]) -> list[Part]:
+def _missing(sets: Sequence[ProfileSet]) -> Markup:
     """The measurements that failed, once for each reason."""
-    reasons: dict[str, int] = {}
-    for found in sets:
-        for what, why in found.missing.items():
-            reasons[f"{what}: {why}"] = reasons.get(f"{what}: {why}", 0) + 1
-    texts = [f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items()]
-    return [Sentences(texts, "notes")] if texts else []
+    reasons = Counter(f"{what}: {why}" for found in sets for what, why in found.missing.items())
+    return parts.sentences([f"{reason} ({count} of {len(sets)} sets)" for reason, count in reasons.items()], "notes")
+
+
+def _table(caption: str, columns: dict[str, Callable[[T], str]], entries: Iterable[T]) -> Markup:
+    """A table with a row for each entry."""
+    return parts.table(caption, list(columns), [[show(entry) for show in columns.values()] for entry in entries])
+
+
+def _format(value: float | None, style: str) -> str:
+    return UNKNOWN if value is None else f"{value:{style}}"
 
 
 # --- plots --------------------------------------------------------------------------------------------
@@ -331,16 +296,3 @@ def plot_telemetry(sets: Sequence[ProfileSet], column: str) -> Plot | None:
         axes.plot(thin(times[there]), thin(values[there]), linewidth=1.1, color=color)
     note = f"{unit[:1].upper()}{unit[1:]}."
     return Plot(title, note, to_svg(figure, f"{title} over time, of {len(having)} set(s)"))
-
-
-def _legend(sets: Sequence[ProfileSet]) -> Legend:
-    runs = [RunName(index, str(found.folder)) for index, found in enumerate(sets)]
-    return Legend(runs, is_sticky=len(sets) <= NUM_COLORS)  # a longer one would cover the page
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"

@@ -15,13 +15,15 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import torch
 
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Step
 from bertrain.optim.registry import OPTIMIZERS
 from bertrain.profiling.trace import Launch
+from bertrain.run.metrics import Stopwatch
 
 QKV, ATTENTION, ATTENTION_OUT = "query, key, value", "attention", "attention output"
 FEED_FORWARD, GELU, NORM = "feed-forward", "GELU", "dropout, residual, LayerNorm"
@@ -62,14 +64,11 @@ class StepSize:
     """The size of a step on one device, padding included: the mean over some steps."""
 
     tokens: float
-    pairs: float
-    """The sum of the squared sequence lengths."""
+    pairs: float  # the sum of the squared sequence lengths
     predictions: float
     sequences: float
-    rows: frozenset[int]
-    """Tokens of a bin, for each shape that occurred."""
-    head_rows: frozenset[int]
-    """Predictions and sequences of a bin, likewise."""
+    rows: frozenset[int]  # tokens of a bin, for each shape that occurred
+    head_rows: frozenset[int]  # predictions and sequences of a bin, likewise
 
     @staticmethod
     def of(steps: Sequence[Step]) -> StepSize:
@@ -88,11 +87,10 @@ class StepSize:
 
 @dataclass(frozen=True)
 class Widths:
-    """Bytes per element of a product's operands, of an activation, and of a weight's gradient."""
+    """Bytes per element of a product's operands, and of an activation."""
 
     operand: int
     activation: int
-    gradient: int = 4
 
     @staticmethod
     def of(precision: str) -> Widths:
@@ -103,7 +101,9 @@ def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:
     """A linear layer: forward, and the gradients of its input and its weight."""
     x, y, weight = rows * inputs, rows * outputs, inputs * outputs
     read = widths.operand * 2 * (x + y + weight)
-    return Cost(6 * rows * inputs * outputs, read + widths.activation * (x + y) + widths.gradient * weight)
+    return Cost(
+        6 * rows * inputs * outputs, read + widths.activation * (x + y) + 4 * weight
+    )  # a weight's gradient is fp32
 
 
 def elementwise(elements: float, tensors: int, widths: Widths) -> Cost:
@@ -215,11 +215,7 @@ class Ceilings:
 
     operations_per_s: float
     bytes_per_s: float
-    product: str
-    """The product that was measured."""
-
-    def floor_s(self, cost: Cost) -> float:
-        return max(cost.operations / self.operations_per_s, cost.bytes / self.bytes_per_s)
+    product: str  # the product that was measured
 
 
 @dataclass(frozen=True)
@@ -230,11 +226,9 @@ class Row:
     gflop: float
     megabytes: float
     floor_ms: float
-    bound_by: str
-    """products or memory, whichever sets the floor; empty without a floor."""
+    bound_by: str  # products or memory, whichever sets the floor; empty without a floor
     measured_ms: float
-    share_of_floor: float | None
-    """The floor over the measured time; None without a floor."""
+    share_of_floor: float | None  # the floor over the measured time; None without a floor
     share_of_step: float
 
 
@@ -244,15 +238,15 @@ def roofline(costs: dict[str, Cost], measured_ms: dict[str, float], ceilings: Ce
     rows = []
     for part in dict.fromkeys([*costs, *measured_ms]):
         cost, taken = costs.get(part, Cost()), measured_ms.get(part, 0.0)
-        floor = 1e3 * ceilings.floor_s(cost)
-        by_products = cost.operations / ceilings.operations_per_s >= cost.bytes / ceilings.bytes_per_s
+        of_products, of_memory = cost.operations / ceilings.operations_per_s, cost.bytes / ceilings.bytes_per_s
+        floor = 1e3 * max(of_products, of_memory)
         rows.append(
             Row(
                 part=part,
                 gflop=cost.operations / 1e9,
                 megabytes=cost.bytes / 1e6,
                 floor_ms=floor,
-                bound_by=("products" if by_products else "memory") if floor else "",
+                bound_by=("products" if of_products >= of_memory else "memory") if floor else "",
                 measured_ms=taken,
                 share_of_floor=floor / taken if floor and taken else None,
                 share_of_step=taken / whole,
@@ -295,10 +289,8 @@ def table_text(rows: Iterable[Row]) -> str:
 # --- ceilings -----------------------------------------------------------------------------------------
 
 
-def measure_ceilings(device: Any, precision: str, *, seconds: float = 0.3) -> Ceilings:
+def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0.3) -> Ceilings:
     """The speed of the fastest of some large products in the run's precision, and of some copies."""
-    import torch
-
     on_gpu = device.type == "cuda"
     side = 8192 if on_gpu else 1024
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(precision, torch.float32)
@@ -318,23 +310,14 @@ def measure_ceilings(device: Any, precision: str, *, seconds: float = 0.3) -> Ce
     )
 
 
-def _fastest(action: Callable[[], object], device: Any, seconds: float) -> float:
+def _fastest(action: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Seconds of the fastest repetition within `seconds`, after a warm-up."""
-    import torch
-
-    times: list[float] = []
+    stopwatch, times = Stopwatch(device), list[float]()
     action()
     begin = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begin < seconds:
-        if device.type == "cuda":
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            marks[0].record()
-            action()
-            marks[1].record()
-            marks[1].synchronize()
-            times.append(marks[0].elapsed_time(marks[1]) / 1e3)
-        else:
-            before = time.perf_counter()
-            action()
-            times.append(time.perf_counter() - before)
+        stopwatch.start()
+        action()
+        stopwatch.mark()
+        times += stopwatch.seconds(stopwatch.lap())
     return min(times)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ class ProfileSet:
     repeat: int
     started: Floats
     seconds: Floats
-    tokens: Floats
-    """Of each step, over all ranks."""
+    tokens: Floats  # of each step, over all ranks
     energy_tokens: float
     """Tokens of all steps that the measured energy was spent on: a GPU's own, or those of all ranks of a machine."""
     telemetry: dict[str, Floats]
@@ -68,7 +68,8 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
         if Run.exists(folder):
             found.append(read_run(folder))
             continue
-        places = sorted(path.parent for path in folder.rglob("device.json") if not _is_partial(path, folder))
+        paths = [path.relative_to(folder).parent for path in folder.rglob("device.json")]
+        places = sorted(folder / path for path in paths if not any(part.startswith(".") for part in path.parts))
         if not places:
             raise UserError("not-a-profile", f"{folder} has no profile (a folder with a device.json) and is not a run")
         found += [read_set(place) for place in places]
@@ -77,10 +78,6 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
             "repeated-set", "these folders contain a set twice; give each folder once, and none inside another"
         )
     return found
-
-
-def _is_partial(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def read_set(folder: Path) -> ProfileSet:
@@ -150,11 +147,9 @@ def read_run(folder: Path) -> ProfileSet:
 def _share_of_first(table: MetricsTable, *, is_machine: bool) -> float:
     """The share of a run's tokens that the first rank computed, or that all ranks on its machine did."""
     machines = {host for rank, host in table.ranks if rank == 0}
-    own = sum(
-        sums.tokens for (rank, host), sums in table.ranks.items() if rank == 0 or (is_machine and host in machines)
-    )
+    own = [key for key in table.ranks if key[0] == 0 or (is_machine and key[1] in machines)]
     every = sum(sums.tokens for sums in table.ranks.values())
-    return own / every if every else 1.0
+    return sum(table.ranks[key].tokens for key in own) / every if every else 1.0
 
 
 def read_telemetry(path: Path) -> dict[str, Floats]:
@@ -174,25 +169,17 @@ def read_telemetry(path: Path) -> dict[str, Floats]:
 def read_columns(path: Path) -> dict[str, Floats]:
     """The numbers of a CSV file by column; empty cells are NaN, truncated lines are skipped."""
     with open(_existing(path), newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        rows = []
-        for cells in reader:
-            try:
-                row = [float(cell) if cell else np.nan for cell in cells]
-            except ValueError:
-                continue
-            if len(row) == len(header):
-                rows.append(row)
-    if not header:  # an empty file: the disk was full
-        return {}
-    values = np.array(rows, dtype=np.float64).reshape(-1, len(header))
-    return dict(zip(header, values.T, strict=True))
+        header, *lines = [*csv.reader(file)] or [[]]  # the disk may have been full
+    rows = []
+    for cells in lines:
+        with suppress(ValueError):
+            row = [float(cell) if cell else np.nan for cell in cells]
+            rows += [row] if len(row) == len(header) else []
+    return dict(zip(header, np.array(rows, dtype=np.float64).reshape(len(rows), len(header)).T, strict=True))
 
 
 def _missing_of(folder: Path) -> dict[str, str]:
-    missing: dict[str, str] = notes_of(folder).get("missing", {"telemetry": "telemetry.json is not there, or damaged"})
-    return missing
+    return notes_of(folder).get("missing", {"telemetry": "telemetry.json is not there, or damaged"})
 
 
 def _existing(path: Path) -> Path:

@@ -32,17 +32,14 @@ class Launch:
 
     name: str
     kind: str
-    start_ns: int
-    """Unix time."""
+    start_ns: int  # Unix time
     duration_ns: int
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
     region: str
-    operator: str
-    """The PyTorch operator that launched it; empty for our own kernels and inside graphs."""
-    sizes: tuple[tuple[int, ...], ...]
-    """Of the operator's inputs, if they were recorded."""
+    operator: str  # the PyTorch operator that launched it; empty for our own kernels and inside graphs
+    sizes: tuple[tuple[int, ...], ...]  # of the operator's inputs, if they were recorded
 
     @property
     def end_ns(self) -> int:
@@ -141,10 +138,8 @@ def _span_at(spans: Sequence[tuple[float, float, str]], moment: float) -> str:
 def _device_launches(
     events: Sequence[dict[str, Any]], by_kind: dict[str, list[dict[str, Any]]], regions: HostRegions, base: int
 ) -> list[Launch]:
-    calls = {
-        event["args"].get("correlation"): event["ts"]
-        for event in (*by_kind["cuda_runtime"], *by_kind["cuda_driver"])
-    }  # fmt: skip
+    on_host = (*by_kind["cuda_runtime"], *by_kind["cuda_driver"])
+    calls = {event["args"].get("correlation"): event["ts"] for event in on_host}
     operators = {event["args"].get("External id"): event for event in by_kind["cpu_op"]}
     found = []
     for event in events:
@@ -171,13 +166,9 @@ def _operators(events: Sequence[dict[str, Any]], regions: HostRegions, base: int
     """The operators of the CPU, each without the time of nested operators."""
     found = []
     for event, own in own_times(events):
-        name = event["name"]
-        found.append(
-            Launch(
-                name, "operator", base + round(event["ts"] * 1e3), round(own * 1e3), int(event["tid"]), (), (),
-                regions.at(event["ts"]), name, _sizes(event),
-            )
-        )  # fmt: skip
+        name, start = event["name"], base + round(event["ts"] * 1e3)
+        thread, region = int(event["tid"]), regions.at(event["ts"])
+        found.append(Launch(name, "operator", start, round(own * 1e3), thread, (), (), region, name, _sizes(event)))
     return found
 
 
@@ -237,11 +228,9 @@ def add_device_regions(trace: dict[str, Any], launches: Sequence[Launch]) -> Non
     base = trace.get("baseTimeNanoseconds", 0)
     spans: list[list[Any]] = []
     for launch in launches:
-        if not launch.region:
-            continue
         if spans and spans[-1][0] == launch.region:
             spans[-1][2] = max(spans[-1][2], launch.end_ns)
-        else:
+        elif launch.region:
             spans.append([launch.region, launch.start_ns, launch.end_ns])
     for name, start, end in spans:
         trace["traceEvents"].append(
@@ -270,15 +259,8 @@ def total_by_name(launches: Iterable[Launch]) -> list[KernelTotal]:
     for launch in launches:
         by_name[launch.name].append(launch.duration_ns)
     whole = max(1, sum(map(sum, by_name.values())))
-    totals = [
-        KernelTotal(
-            name=name,
-            calls=len(durations),
-            total_ms=sum(durations) / 1e6,
-            mean_us=statistics.fmean(durations) / 1e3,
-            median_us=statistics.median(durations) / 1e3,
-            share=sum(durations) / whole,
-        )
-        for name, durations in by_name.items()
-    ]
+    totals = []
+    for name, times in by_name.items():
+        mean, median = statistics.fmean(times) / 1e3, statistics.median(times) / 1e3
+        totals.append(KernelTotal(name, len(times), sum(times) / 1e6, mean, median, sum(times) / whole))
     return sorted(totals, key=lambda total: -total.total_ms)

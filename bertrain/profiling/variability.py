@@ -7,7 +7,7 @@ spread is the distance of the whiskers over the median. A device beyond them, or
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,12 +67,11 @@ def correlation(one: Floats, other: Floats) -> float | None:
 
 def during(found: ProfileSet, column: str) -> Floats:
     """A telemetry column at the middle of each step, interpolated between samples; NaN outside them."""
-    if column not in found.telemetry:
-        return np.full(len(found.seconds), np.nan)
-    times, values = found.telemetry["time"], found.telemetry[column]
+    values = found.telemetry.get(column, np.array([]))
     known = np.isfinite(values)
     if not known.any():
         return np.full(len(found.seconds), np.nan)
+    times = found.telemetry["time"]
     return np.interp(found.started + found.seconds / 2, times[known], values[known], left=np.nan, right=np.nan)
 
 
@@ -86,9 +85,8 @@ def joules(found: ProfileSet) -> float | None:
     counter = found.telemetry.get("energy_j", np.array([]))
     known = np.isfinite(counter)
     if covers(times[known], span):
-        risen = np.maximum(
-            np.diff(counter[known], prepend=counter[known][0]), 0.0
-        )  # it restarts at 0 when a run is resumed elsewhere
+        # The counter restarts at 0 when a run is resumed elsewhere.
+        risen = np.maximum(np.diff(counter[known], prepend=counter[known][0]), 0.0)
         first, last = np.interp(span, times[known], np.cumsum(risen))
         return float(last - first)
     power = found.telemetry.get("power_w", np.array([]))
@@ -97,8 +95,7 @@ def joules(found: ProfileSet) -> float | None:
         return None
     inside = times[known & (times > span[0]) & (times < span[1])]
     moments = np.concatenate([span[:1], inside, span[1:]])
-    watts = np.interp(moments, times[known], power[known])
-    return float(np.sum(np.diff(moments) * (watts[1:] + watts[:-1]) / 2))
+    return float(np.trapezoid(np.interp(moments, times[known], power[known]), moments))
 
 
 def covers(times: Floats, span: Floats) -> bool:
@@ -123,15 +120,13 @@ class SetSummary:
     upper_quartile_s: float
     spread: float
     outliers: int
-    tokens_per_s: float
-    """Over all ranks."""
+    tokens_per_s: float  # over all ranks
     joules_per_million_tokens: float | None
     clock_mhz: float | None
     power_w: float | None
     temperature_c: float | None
     throttled_by: str
-    with_clock: float | None
-    """Correlation of a step's duration with the clock; likewise with power and temperature."""
+    with_clock: float | None  # correlation of a step's duration with the clock; likewise with power and temperature
     with_power: float | None
     with_temperature: float | None
     folder: str
@@ -154,7 +149,7 @@ def summarize(found: ProfileSet) -> SetSummary:
         outliers=sum(map(box.is_outlier, found.seconds.tolist())),
         tokens_per_s=float(found.tokens.sum() / found.seconds.sum()),
         joules_per_million_tokens=None if energy is None else 1e6 * energy / found.energy_tokens,
-        **{column: _median(values) for column, values in samples.items()},
+        **{column: median(values) for column, values in samples.items()},
         throttled_by=throttled_by(found),
         **{f"with_{name}": correlation(found.seconds, samples[column]) for column, name in QUANTITIES.items()},
         folder=str(found.folder),
@@ -168,16 +163,8 @@ def throttled_by(found: ProfileSet) -> str:
         return ""
     times = found.telemetry["time"]
     masks = masks[np.isfinite(masks) & (times >= found.started[0]) & (times <= found.ended)].astype(np.int64)
-    counts: dict[str, int] = defaultdict(int)
-    for mask in masks.tolist():
-        for reason in throttle_reasons(mask):
-            counts[reason] += 1
+    counts = Counter(reason for mask in masks.tolist() for reason in throttle_reasons(mask))
     return ", ".join(f"{reason} {count / len(masks):.0%}" for reason, count in counts.items())
-
-
-def _median(values: Floats) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else None
 
 
 @dataclass(frozen=True)
@@ -189,10 +176,8 @@ class DeviceSummary:
     uuid: str
     repeats: int
     median_s: float
-    over_median: float
-    """The device's median over that of all devices."""
-    between_repeats: float
-    """The difference of the slowest and the fastest repeat, over the median."""
+    over_median: float  # the device's median over that of all devices
+    between_repeats: float  # the difference of the slowest and the fastest repeat, over the median
     is_outlier: bool
 
 
@@ -201,10 +186,8 @@ class Variability:
     """The comparison of several sets."""
 
     sets: list[SetSummary]
-    devices: list[DeviceSummary]
-    """The slowest first."""
-    hosts: dict[str, float]
-    """The median of a host's devices over that of all devices; the slowest first."""
+    devices: list[DeviceSummary]  # the slowest first
+    hosts: dict[str, float]  # the median of a host's devices over that of all devices; the slowest first
     median_s: float
     spread: float
     correlations: dict[str, float | None]
@@ -218,34 +201,33 @@ class Variability:
 def compare(sets: Sequence[ProfileSet]) -> Variability:
     """Compare devices, hosts and repeats."""
     summaries = [summarize(found) for found in sets]
-    by_device: dict[str, list[int]] = defaultdict(list)
-    for number, found in enumerate(sets):
-        by_device[found.identity].append(number)
-    medians = {
-        identity: float(np.median(np.concatenate([sets[number].seconds for number in numbers])))
-        for identity, numbers in by_device.items()
-    }
+    by_device: dict[str, list[SetSummary]] = defaultdict(list)
+    seconds: dict[str, list[Floats]] = defaultdict(list)
+    for found, summary in zip(sets, summaries, strict=True):
+        by_device[found.identity].append(summary)
+        seconds[found.identity].append(found.seconds)
+    medians = {identity: float(np.median(np.concatenate(parts))) for identity, parts in seconds.items()}
     box = box_of(medians.values())
     devices, slow_repeats = [], []
-    for identity, numbers in by_device.items():
-        of_repeats = [summaries[number].median_s for number in numbers]
-        first = sets[numbers[0]]
+    for identity, repeats in by_device.items():
+        first, median_s = repeats[0], medians[identity]
+        of_repeats = [one.median_s for one in repeats]
         slow_repeats += [
             f"repeat {one.repeat} of {one.uuid or one.device} on host {one.host} takes "
-            f"{one.median_s / medians[identity]:.3f} times the median of that device"
-            for one in (summaries[number] for number in numbers)
-            if one.median_s >= SLOW * medians[identity]
+            f"{one.median_s / median_s:.3f} times the median of that device"
+            for one in repeats
+            if one.median_s >= SLOW * median_s
         ]
         devices.append(
             DeviceSummary(
                 host=first.host,
                 device=first.device,
                 uuid=first.uuid,
-                repeats=len(numbers),
-                median_s=medians[identity],
-                over_median=medians[identity] / box.median,
-                between_repeats=(max(of_repeats) - min(of_repeats)) / medians[identity],
-                is_outlier=len(medians) > 1 and box.is_outlier(medians[identity]),
+                repeats=len(repeats),
+                median_s=median_s,
+                over_median=median_s / box.median,
+                between_repeats=(max(of_repeats) - min(of_repeats)) / median_s,
+                is_outlier=len(medians) > 1 and box.is_outlier(median_s),
             )
         )
     devices.sort(key=lambda device: -device.median_s)
@@ -253,25 +235,27 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
     for device in devices:
         by_host[device.host].append(device.over_median)
     hosts = {host: float(np.median(ratios)) for host, ratios in by_host.items()}
-    durations = np.array([summary.median_s for summary in summaries])
-    energies = [summary.joules_per_million_tokens for summary in summaries]
-    known = [energy for energy in energies if energy is not None]
+
+    def column(name: str) -> Floats:
+        return np.array([getattr(summary, name) for summary in summaries], dtype=np.float64)  # NaN for None
+
     return Variability(
         sets=summaries,
         devices=devices,
         hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])),
         median_s=box.median,
         spread=box.spread,
-        correlations={
-            name: correlation(
-                durations, np.array([getattr(summary, column) for summary in summaries], dtype=np.float64)
-            )
-            for column, name in QUANTITIES.items()
-        },
-        joules_per_million_tokens=float(np.median(known)) if known else None,
+        correlations={name: correlation(column("median_s"), column(key)) for key, name in QUANTITIES.items()},
+        joules_per_million_tokens=median(column("joules_per_million_tokens")),
         slow_repeats=slow_repeats,
         verdict="; ".join([verdict(devices), *slow_repeats]),
     )
+
+
+def median(values: Floats) -> float | None:
+    """Median of the finite values; None if there is none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
 
 
 def verdict(devices: Sequence[DeviceSummary]) -> str:

@@ -9,22 +9,10 @@ from typing import Any
 import numpy as np
 
 from bertrain.base.console import PHASES
-from bertrain.base.formatting import (
-    YARDSTICKS,
-    amount,
-    compact,
-    decimal,
-    duration,
-    heading_of,
-    is_better_low,
-    is_share,
-    percent,
-    show,
-    title_of,
-)
+from bertrain.base.formatting import amount, compact, duration, heading_of, is_better_low, is_share, show, title_of
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
-from bertrain.reports.history import History
+from bertrain.reports.history import History, best_by_metric
 
 UNKNOWN = "–"
 Fact = tuple[str, str, str]  # label, value, a small note
@@ -44,7 +32,7 @@ def facts(history: History) -> list[Fact]:
         ("Steps", f"{summary.steps:,}", length),
         ("Samples", compact(summary.samples), f"{summary.samples:,} examples"),
         ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, no padding"),
-        ("Loss", decimal(summary.last.get("loss")), last),
+        ("Loss", show("loss", summary.last.get("loss")), last),
         *(
             (heading_of(metric), show(metric, value), last)
             for metric, value in summary.last.items()
@@ -55,8 +43,8 @@ def facts(history: History) -> list[Fact]:
         ("Examples/s", typical, f"in a typical step; {compact(summary.samples_per_s)} overall"),
         ("Step", milliseconds(summary.median_step_s), "median"),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
-        ("Padding", percent(summary.padding), "of the computed tokens"),
-        ("Idle ranks", percent(summary.idle) if history.table.ranks else UNKNOWN, "of their time, estimated"),
+        ("Padding", show("padding_share", summary.padding), "of the computed tokens"),
+        ("Idle ranks", show("idle_share", summary.idle if history.table.ranks else None), "of their time, estimated"),
         ("Energy", *_energy(history)),
     ]
 
@@ -74,7 +62,7 @@ def _best(history: History) -> tuple[str, str]:
 
 
 def _energy(history: History) -> tuple[str, str]:
-    joules, tokens = history.summary.energy_j, history.summary.tokens
+    joules, tokens = history.telemetry.joules, history.summary.tokens
     if not joules:
         return UNKNOWN, "no telemetry"
     return amount(joules, "J"), f"{amount(joules / max(tokens, 1) * 1e6, 'J')} per million tokens"
@@ -99,21 +87,18 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
     if metric is not None and best is not None:
         target = best.metrics[metric]
         reached = [seconds_to_reach(run, metric, target) for run in histories]
-        rows.append(
-            [
-                f"Time in steps to {title_of(metric)} of {show(metric, target)}",
-                *(duration(seconds) if math.isfinite(seconds) else "not reached" for seconds in reached),
-            ]
-        )
+        times = [duration(seconds) if math.isfinite(seconds) else "not reached" for seconds in reached]
+        rows.append([f"Time in steps to {title_of(metric)} of {show(metric, target)}", *times])
         rows.append(["The same, times as fast", *_ratios([1 / max(seconds, 1e-9) for seconds in reached])])
-    energies = [run.summary.energy_j / max(run.summary.tokens, 1) for run in histories]
+    energies = [run.telemetry.joules / max(run.summary.tokens, 1) for run in histories]
     if all(energies):
         rows.append(["Energy per token, times", *_ratios(energies)])
     for metric in dict.fromkeys(metric for run in histories for metric in run.summary.last):
         values = [run.summary.last.get(metric, math.nan) for run in histories]
         rows.append([f"{heading_of(metric)}, last steps", *_differences(metric, values)])
-    for metric in dict.fromkeys(metric for run in histories for metric in best_by_metric(run)):
-        values = [best_by_metric(run).get(metric, math.nan) for run in histories]
+    every_best = [best_by_metric(run) for run in histories]
+    for metric in dict.fromkeys(metric for one in every_best for metric in one):
+        values = [one.get(metric, math.nan) for one in every_best]
         rows.append([f"{heading_of(metric)}, best evaluation", *_differences(metric, values)])
     return rows
 
@@ -127,18 +112,6 @@ def seconds_to_reach(history: History, metric: str, target: float) -> float:
         return math.inf
     until = history.column("step") <= step
     return float(sum(history.phase(phase)[until].sum(dtype=np.float64) for phase in PHASES))
-
-
-def best_by_metric(history: History) -> dict[str, float]:
-    """The best value of every evaluated metric, baselines left out."""
-    found: dict[str, float] = {}
-    for metric in history.metrics:
-        if metric in YARDSTICKS:
-            continue
-        values = [one.metrics[metric] for one in history.evaluations if metric in one.metrics]
-        if values:
-            found[metric] = min(values) if is_better_low(metric) else max(values)
-    return found
 
 
 def _ratios(values: Sequence[float]) -> list[str]:
@@ -182,6 +155,5 @@ def differing(every: Sequence[dict[str, str]]) -> list[str]:
 
 
 def dotted(settings: Settings) -> dict[str, str]:
-    return {
-        f"{section}.{name}": str(value) for section, part in settings.to_dict().items() for name, value in part.items()
-    }
+    sections = settings.to_dict().items()
+    return {f"{section}.{name}": str(value) for section, part in sections for name, value in part.items()}

@@ -12,9 +12,8 @@ from bertrain.data.feed.stats import DataStats
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import count_lengths
 from bertrain.data.formats.source import open_data
-from bertrain.reports.history import bin_lengths, describe_lengths
 from bertrain.reports.page import Plot, render_panels
-from bertrain.reports.plots import RUN_COLORS, blank_axes, to_svg, use_logarithm
+from bertrain.reports.plots import PERCENT, RUN_COLORS, blank_axes, describe_lengths, draw_lengths, to_svg
 
 OVERHEADS = ("padding", "tokens", "attention")
 
@@ -39,27 +38,19 @@ def draw_stats(stats: DataStats, histogram: Ints) -> str:
     """The SVG, in the colors of a report."""
     lengths = {length: int(histogram[length]) for length in histogram.nonzero()[0].tolist()}
     note = "Padding, and the busiest rank over the mean in tokens and in attention"
-    return render_panels(
-        [
-            Plot("Lengths", describe_lengths(lengths), _draw_lengths(lengths)),
-            Plot("Policies", note, _draw_policies(stats)),
-        ]
-    )
+    of_lengths = Plot("Lengths", describe_lengths(lengths), _draw_lengths(lengths))
+    return render_panels([of_lengths, Plot("Policies", note, _draw_policies(stats))])
 
 
 def _draw_lengths(lengths: dict[int, int]) -> Markup:
-    figure, axes = blank_axes("tokens in an example", "{:.3g}%".format)
-    edges, shares = bin_lengths(lengths)
-    for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
-        axes.stairs([100 * share for share in shares], edges, color=RUN_COLORS[0], **style)
-    if max(shares) > 0.5:
-        use_logarithm(axes, "{:.3g}%".format)
+    figure, axes = blank_axes("tokens in an example", PERCENT)
+    draw_lengths(axes, lengths, RUN_COLORS[0])
     return to_svg(figure, f"Share of examples by length. {describe_lengths(lengths)}")
 
 
 def _draw_policies(stats: DataStats) -> Markup:
     """Three bars for each policy, all in percent."""
-    figure, axes = blank_axes("", "{:.3g}%".format)
+    figure, axes = blank_axes("", PERCENT)
     sentences = []
     for number, entry in enumerate(stats.policies):
         overheads = (entry.padding, entry.token_imbalance - 1, entry.attention_imbalance - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,16 +19,15 @@ import numpy as np
 from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import counted, duration, headline_of, is_better_low, times
+from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low, times
 from bertrain.data.formats.shards import MANIFEST
 from bertrain.run import checkpoint
-from bertrain.run.folder import Run
+from bertrain.run.folder import ENVIRONMENT, Run, read_starts
 from bertrain.run.records import EvaluationRecord, RankMeans, is_metric
 from bertrain.run.stream import Floats, MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import RunTelemetry, read_telemetry
 
 MAX_POINTS = 1000  # of a curve; more would be megabytes
-MAX_BARS = 40  # of the length histogram
 MAX_EVENTS = 50  # newest warnings and errors in the logs
 LONG_GAP_S = 60.0  # time without a sample that is reported
 
@@ -101,9 +101,9 @@ def read(folder: Path, name: str) -> History:
     if not len(table.columns.get("step", ())):
         raise UserError("no-metrics", f"the run {folder} has no metrics yet; report on it after its first steps")
     telemetry = read_telemetry(folder)
-    starts, damage = _read_starts(folder)
+    starts = read_starts(folder / ENVIRONMENT)
     events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if logs.ranks_with_logs(folder) else []
-    missing = [*damage, *_missing_lines(table), *_missing_samples(telemetry)]
+    missing = [*_missing_starts(folder, starts), *_missing_lines(table), *_missing_samples(telemetry)]
     missing += _missing_logs(logs.ranks_with_logs(folder), starts)
     return History(name, run, table, starts, read_lengths(run), telemetry, list_checkpoints(run), events, missing)
 
@@ -122,25 +122,19 @@ def list_checkpoints(run: Run) -> list[CheckpointEntry]:
             continue
         is_whole = (path / checkpoint.MANIFEST).is_file()
         states = {"": "whole" if is_whole else "not whole", "damaged-": "damaged, passed over"}
-        step = path.name.rpartition("step-")[2]
-        entries.append(
-            CheckpointEntry(
-                name=path.name,
-                step=int(step) if step.isdigit() else None,
-                bytes=sum(file.st_size for file in files),
-                saved_s=max((file.st_mtime for file in files), default=0.0),
-                is_best=not kind and step.isdigit() and int(step) == best,
-                state=states.get(kind, "put aside"),
-            )
-        )
+        digits = path.name.rpartition("step-")[2]
+        step = int(digits) if digits.isdigit() else None
+        size, saved_s = sum(file.st_size for file in files), max((file.st_mtime for file in files), default=0.0)
+        is_best = not kind and step is not None and step == best
+        entries.append(CheckpointEntry(path.name, step, size, saved_s, is_best, states.get(kind, "put aside")))
     return sorted(entries, key=lambda one: (one.step or 0, one.name))
 
 
 def read_lengths(run: Run) -> dict[int, int] | None:
     """The length histogram of the training data, if the same data is still in its place."""
-    if (run.data / MANIFEST).is_file():
-        manifest = _text(run.data / MANIFEST)
-        if hashlib.sha256(manifest.encode()).hexdigest() != run.data_fingerprint:
+    with suppress(OSError):
+        manifest = (run.data / MANIFEST).read_bytes()
+        if hashlib.sha256(manifest).hexdigest() != run.data_fingerprint:
             return None
         return {int(length): count for length, count in json.loads(manifest)["length_histogram"].items()}
     from bertrain.data.formats.index import lengths_if_unchanged
@@ -160,23 +154,9 @@ def display_names(folders: Sequence[Path]) -> list[str]:
     return [name.encode("utf-8", "replace").decode() for name in names]  # a folder's name need not be Unicode
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_starts(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The environment of each start, and sentences on what is wrong with the file."""
-    text = _text(folder / "environment.json")
-    try:
-        starts = json.loads(text or "[]")
-        if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
-            raise ValueError
-    except ValueError:
-        return [], ["environment.json is damaged, so the machine is unknown"]
-    return starts, [] if starts else ["environment.json is missing, so the machine is unknown"]
+def _missing_starts(folder: Path, starts: list[dict[str, Any]]) -> list[str]:
+    damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
+    return [] if starts else [f"{ENVIRONMENT} is {damage}, so the machine is unknown"]
 
 
 def _missing_lines(table: MetricsTable) -> list[str]:
@@ -186,9 +166,8 @@ def _missing_lines(table: MetricsTable) -> list[str]:
     gaps = np.diff(steps, prepend=0)
     lost = int(gaps[gaps > 1].sum() - (gaps > 1).sum())
     if lost:
-        places = [f"{int(steps[index] - gaps[index] + 1):,}" for index in np.flatnonzero(gaps > 1)[:5]]
-        more = ", …" if int((gaps > 1).sum()) > len(places) else ""
-        notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {', '.join(places)}{more} on")
+        places = few((f"{int(first):,}" for first in (steps - gaps + 1)[gaps > 1]), 5)
+        notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {places} on")
     repeated = int((gaps < 1).sum())
     if repeated:
         notes.append(f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown")
@@ -215,8 +194,7 @@ def _missing_logs(ranks: list[int], starts: list[dict[str, Any]]) -> list[str]:
         return ["there are no logs, so warnings are unknown"]
     world = max((int(start.get("ranks", 1)) for start in starts), default=1)
     absent = [str(rank) for rank in range(world) if rank not in ranks]
-    named = ", ".join(absent[:8]) + ", …" * (len(absent) > 8)
-    return [f"there is no log of rank {named}"] if absent else []
+    return [f"there is no log of rank {few(absent, 8)}"] if absent else []
 
 
 # --- computing ---------------------------------------------------------------------------------
@@ -240,7 +218,6 @@ class Summary:
     best: EvaluationRecord | None  # the evaluation with its best value, the earliest of equals
     padding: float  # share of the computed tokens; NaN if unknown
     idle: float  # share of the ranks' time; NaN if unknown
-    energy_j: float  # of all devices; 0 if unknown
     not_applied: list[int]  # steps that were not finite
     skipped: list[int]  # steps named by train.skip_steps
     spikes: list[int]  # steps whose loss was far above those before
@@ -248,8 +225,8 @@ class Summary:
 
 def summarize(history: History) -> Summary:
     """Compute the summary of a run."""
-    numbers, count = history.column("step"), history.num_steps
-    tail = max(1, min(10, count // 10))
+    numbers = history.column("step")
+    tail = max(1, min(10, history.num_steps // 10))
     seconds = [float(history.phase(phase).sum(dtype=np.float64)) for phase in PHASES]
     total_seconds, tokens = max(sum(seconds), 1e-9), int(np.nansum(history.column("tokens")))
     samples = history.column("samples")
@@ -257,9 +234,8 @@ def summarize(history: History) -> Summary:
     finite = np.isfinite(history.column("loss") + history.column("gradient_norm"))
     is_bad = ~(finite & (history.column("applied") == 1)) & ~is_skipped
     computed = np.sum([history.phase(phase) for phase in PHASES], axis=0)[~is_skipped]
-    headline = headline_of(
-        [name for name in history.metrics if any(name in one.metrics for one in history.evaluations)]
-    )
+    evaluated = {name for one in history.evaluations for name in one.metrics}
+    headline = headline_of([name for name in history.metrics if name in evaluated])
     return Summary(
         steps=int(numbers[-1]),
         samples=int(np.nan_to_num(samples[-1])),
@@ -275,7 +251,6 @@ def summarize(history: History) -> Summary:
         best=best_evaluation(history.evaluations, headline),
         padding=weighted_mean(history.column("padding_share"), history.column("tokens")),
         idle=mean(history.column("idle_share")),
-        energy_j=history.telemetry.joules,
         not_applied=numbers[is_bad].astype(int).tolist(),
         skipped=numbers[is_skipped].astype(int).tolist(),
         spikes=numbers[history.column("spike") == 1].astype(int).tolist(),
@@ -291,22 +266,19 @@ def best_evaluation(evaluations: Sequence[EvaluationRecord], metric: str | None)
     return max(with_metric, key=lambda one: sign * one.metrics[metric], default=None)
 
 
+def best_by_metric(history: History) -> dict[str, float]:
+    """The best value of every evaluated metric, baselines left out."""
+    every_best = {metric: best_evaluation(history.evaluations, metric) for metric in history.metrics}
+    return {metric: best.metrics[metric] for metric, best in every_best.items() if best and metric not in YARDSTICKS}
+
+
 def rank_means(table: MetricsTable) -> list[RankMeans]:
     """Means over the whole run: an entry for each rank on each host it was on."""
-    return [
-        RankMeans(
-            rank=rank,
-            host=host,
-            tokens=sums.tokens / sums.records,
-            seconds={phase: sums.seconds.get(phase, 0.0) / sums.records for phase in PHASES},
-        )
-        for (rank, host), sums in sorted(table.ranks.items())
-    ]
-
-
-def own_seconds(rank: RankMeans) -> float:
-    """Time of a rank's own work in a step, before it waits for the others."""
-    return rank.seconds["data"] + rank.seconds["forward_backward"]
+    means = []
+    for (rank, host), sums in sorted(table.ranks.items()):
+        seconds = {phase: sums.seconds.get(phase, 0.0) / sums.records for phase in PHASES}
+        means.append(RankMeans(rank, host, sums.tokens / sums.records, seconds))
+    return means
 
 
 def mean(values: Floats) -> float:
@@ -341,20 +313,3 @@ def smooth(values: Floats, window: int) -> Floats:
     """Centered mean over `window` points, over fewer at the ends so that it stays centered."""
     reach = [min(index, len(values) - 1 - index, window // 2) for index in range(len(values))]
     return np.array([mean(values[index - half : index + half + 1]) for index, half in enumerate(reach)])
-
-
-def bin_lengths(lengths: dict[int, int], most: int = MAX_BARS) -> tuple[list[int], list[float]]:
-    """Edges and shares of examples of at most `most` equal ranges of length; an edge belongs to the range below."""
-    width, total = group_size(max(lengths), most), sum(lengths.values())
-    shares = [0.0] * -(-max(lengths) // width)
-    for length, count in lengths.items():
-        shares[(length - 1) // width] += count / total
-    return [number * width for number in range(len(shares) + 1)], shares
-
-
-def describe_lengths(lengths: dict[int, int]) -> str:
-    """Number, mean and maximum of the lengths in a sentence."""
-    total, longest = sum(lengths.values()), max(lengths)
-    average = sum(length * count for length, count in lengths.items()) / total
-    at_most = f"{lengths[longest] / total:.1%} have {longest}, the most"
-    return f"{total:,} examples of {average:.1f} tokens on average; {at_most}."

@@ -1,18 +1,21 @@
-"""The parts of a report's page: plain data that page.html.j2 renders. All HTML is in that template.
+"""Renders pages and plots with the templates in this folder, which hold all HTML and escape every text.
 
-Every text is escaped by the template. Only `Plot.svg` is markup already: an SVG that we drew ourselves.
+A part of a page is the result of a macro of parts.html.j2, such as `parts.table(caption, headings, rows)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import bertrain
+from bertrain.base.errors import UserError
+from bertrain.base.files import write_atomically
 
 NUM_COLORS = 8  # --run-0 to --run-7 in colors.css
 PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
@@ -23,97 +26,8 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters["kind"] = lambda part: type(part).__name__
-
-
-# --- cells of a table, and parts of a section -------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunName:
-    """The name of a run, or of a device, with its color in all plots."""
-
-    index: int
-    name: str
-    is_numbered: bool = True
-
-    @property
-    def color(self) -> int:
-        return self.index % NUM_COLORS
-
-
-@dataclass(frozen=True)
-class Noted:
-    """Text followed by a small note."""
-
-    text: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Best:
-    """Text marked as the best."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A value that differs from its default."""
-
-    default: str
-    value: str
-
-
-@dataclass(frozen=True)
-class PhaseBar:
-    """A bar divided by the share of each phase, and its legend: (name, value) of each phase."""
-
-    shares: Sequence[float]
-    legend: Sequence[tuple[str, str]]
-
-
-Cell = str | RunName | Noted | Best | Changed | PhaseBar
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose first column names its rows; one wider than the page scrolls."""
-
-    caption: str
-    headings: Sequence[Cell]
-    rows: Sequence[Sequence[Cell]]
-    style: str = "numbers"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Label, value and a small note of each fact, in large type."""
-
-    entries: Iterable[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """A small paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """A list of sentences."""
-
-    texts: Sequence[str]
-    style: str
-
-
-@dataclass(frozen=True)
-class Legend:
-    """The colors of runs or devices; a sticky one stays in sight."""
-
-    runs: Sequence[RunName]
-    is_sticky: bool = True
+TEMPLATES.globals["num_colors"] = NUM_COLORS
+parts: Any = TEMPLATES.get_template("parts.html.j2").module
 
 
 @dataclass(frozen=True)
@@ -126,56 +40,20 @@ class Plot:
     legend: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class Plots:
-    """Figures side by side."""
-
-    plots: Sequence[Plot]
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Tables side by side."""
-
-    tables: Sequence[Table]
-
-
-@dataclass(frozen=True)
-class Details:
-    """A part behind a title that opens it."""
-
-    title: str
-    part: Table
-
-
-Part = Table | Tables | Facts | Paragraph | Sentences | Legend | Plots | PhaseBar | Details
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page."""
-
-    title: str
-    parts: Sequence[Part]
-
-    @property
-    def anchor(self) -> str:
-        return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
-
-
 def render_page(
     title: str,
     heading: str,
-    sections: Sequence[Section],
+    sections: Mapping[str, Sequence[Markup]],
     *,
     kind: str = "report",
     source: str = "the run folder",
 ) -> str:
-    """The whole page, in ASCII so that it reads the same in any encoding. Sections without parts are left out."""
+    """The whole page, in ASCII so that it reads the same in any encoding. Sections without content are left out."""
+    contents = {name: "\n".join(filter(None, (part.strip() for part in found))) for name, found in sections.items()}
     page = TEMPLATES.get_template("page.html.j2").render(
         title=title,
         heading=heading,
-        sections=[section for section in sections if section.parts],
+        sections={name: Markup(content) for name, content in contents.items() if content},
         kind=kind,
         source=source,
         version=bertrain.__version__,
@@ -186,5 +64,21 @@ def render_page(
 def render_panels(plots: Sequence[Plot], legend: Sequence[str] = ()) -> str:
     """An SVG file of two plots side by side; the legend names the lines of both in the order of their colors."""
     return TEMPLATES.get_template("panels.svg.j2").render(
-        panels=plots, legend=legend, plot_width=PLOT_WIDTH, plot_height=PLOT_HEIGHT, num_colors=NUM_COLORS
+        panels=plots, legend=legend, plot_width=PLOT_WIDTH, plot_height=PLOT_HEIGHT
     )
+
+
+def page_path(out: str | Path | None, default: Path) -> Path:
+    """The path of a page. Raises UserError if it is a folder."""
+    path = Path(out) if out is not None else default
+    if path.is_dir():
+        raise UserError("out-is-folder", f"cannot write the report to {path}, which is a folder; name a file")
+    return path
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, or a file beside it. Raises UserError if that fails."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UserError("cannot-write", f"cannot write the report to {path}: {error.strerror or error}") from None

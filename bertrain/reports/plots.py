@@ -14,17 +14,7 @@ from markupsafe import Markup
 
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share, is_speed
-from bertrain.reports.history import (
-    History,
-    bin_lengths,
-    describe_lengths,
-    group_size,
-    own_seconds,
-    rank_means,
-    smooth,
-    smoothing_window,
-    thin,
-)
+from bertrain.reports.history import History, group_size, rank_means, smooth, smoothing_window, thin
 from bertrain.reports.page import NUM_COLORS, PLOT_HEIGHT, PLOT_WIDTH, Plot
 from bertrain.run.stream import Floats
 
@@ -49,51 +39,30 @@ class Curve:
 
     field: str
     title: str
-    note: str
-    show: Callable[[float], str] = compact
-    starts_at_zero: bool = False
-    marks_not_applied: bool = False  # with crosses at the steps that were not finite
-    may_be_logarithmic: bool = False
+    note: str = ""
+
+    @property
+    def show(self) -> Callable[[float], str]:
+        if self.field == "learning_rate":
+            return "{:.3g}".format
+        return PERCENT if is_share(self.field) else compact
 
 
 PERCENT = "{:.3g}%".format
 CURVES = (
-    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words.", marks_not_applied=True),
-    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly.", PERCENT),
+    Curve("mlm_loss", "Masked-word loss", "Mean cross-entropy of the masked words."),
+    Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly."),
     Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of next-sentence prediction."),
-    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%.", PERCENT),
+    Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%."),
 )
 COURSE = (
-    Curve("learning_rate", "Learning rate", "As set by the schedule.", "{:.3g}".format),
-    Curve(
-        "gradient_norm",
-        "Gradient norm",
-        "Global norm, before clipping.",
-        marks_not_applied=True,
-        may_be_logarithmic=True,
-    ),
-    Curve(
-        "tokens_per_s",
-        "Throughput",
-        "Real tokens per second of step time; padding does not count.",
-        starts_at_zero=True,
-    ),
-    Curve("sequences_per_s", "Sequences", "Sequences per second of step time.", starts_at_zero=True),
-    Curve(
-        "padding_share",
-        "Padding",
-        "Share of the computed tokens that are padding.",
-        PERCENT,
-        starts_at_zero=True,
-    ),
+    Curve("learning_rate", "Learning rate", "As set by the schedule."),
+    Curve("gradient_norm", "Gradient norm", "Global norm, before clipping."),
+    Curve("tokens_per_s", "Throughput", "Real tokens per second of step time; padding does not count."),
+    Curve("sequences_per_s", "Sequences", "Sequences per second of step time."),
+    Curve("padding_share", "Padding", "Share of the computed tokens that are padding."),
 )
-IDLE = Curve(
-    "idle_share",
-    "Idle ranks",
-    "Share of the ranks' time spent waiting, estimated from lengths.",
-    PERCENT,
-    starts_at_zero=True,
-)
+IDLE = Curve("idle_share", "Idle ranks", "Share of the ranks' time spent waiting, estimated from lengths.")
 
 
 def curves_of(histories: Sequence[History]) -> list[Curve]:
@@ -103,10 +72,7 @@ def curves_of(histories: Sequence[History]) -> list[Curve]:
     left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
     if any(curve.field.endswith("_loss") for curve in known):
         left = [name for name in left if name != "loss"]  # it is their sum
-    others = [
-        Curve(name, heading_of(name), "", PERCENT if is_share(name) else compact, marks_not_applied=name == "loss")
-        for name in left
-    ]
+    others = [Curve(name, heading_of(name)) for name in left]
     idle = [IDLE] if any(history.table.ranks for history in histories) else []
     return [*known, *others, *COURSE, *idle]
 
@@ -136,9 +102,9 @@ def plot_curve(curve: Curve, histories: Sequence[History]) -> Plot | None:
     if not spans:
         return None
     lowest, highest = axes.dataLim.intervaly
-    if curve.may_be_logarithmic and highest > 30 * lowest > 0:
+    if curve.field == "gradient_norm" and highest > 30 * lowest > 0:
         use_logarithm(axes, curve.show)
-    if curve.starts_at_zero:
+    if curve.field.endswith(("_per_s", "_share")):
         axes.set_ylim(bottom=0)
     return Plot(curve.title, curve.note, to_svg(figure, f"{curve.title} by step: {'; '.join(spans)}"))
 
@@ -152,7 +118,7 @@ def _draw_run(axes: Any, curve: Curve, number: int, history: History, values: Fl
     if window > 1:
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
     axes.plot(steps, smooth(values, window), linewidth=1.7, marker="o" if len(values) == 1 else "", **line)
-    if curve.marks_not_applied and history.summary.not_applied:
+    if curve.field in ("loss", "mlm_loss", "gradient_norm") and history.summary.not_applied:
         skipped = few_marks(history.summary.not_applied)
         axes.plot(skipped, [0.035] * len(skipped), "x", color=line["color"], transform=axes.get_xaxis_transform())
 
@@ -194,7 +160,7 @@ def how_to_read(histories: Sequence[History]) -> str:
 
 def plot_phases(history: History) -> Plot:
     """The share of each phase in the time of the steps."""
-    figure, axes = blank_axes("step", "{:.3g}%".format)
+    figure, axes = blank_axes("step", PERCENT)
     steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
     axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLORS, linewidth=0)
     axes.set(ylim=(0, 100), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
@@ -217,7 +183,7 @@ def plot_ranks(history: History) -> Plot | None:
         under += heights
     note = "Mean time per step. The fastest rank waits longest in the reduction."
     note += f" A bar is the mean of {group} ranks." if group > 1 else ""
-    own = [1e3 * own_seconds(one) for one in ranks]
+    own = [1e3 * one.own_seconds for one in ranks]
     slowest = ranks[int(np.argmax(own))].rank
     label = f"Time of each rank: own work from {min(own):.3g} to {max(own):.3g} ms, longest on rank {slowest}"
     return Plot("Ranks", note, to_svg(figure, label), PHASE_LEGEND)
@@ -262,11 +228,11 @@ def plot_track(name: str, histories: Sequence[History]) -> Plot | None:
 
 def plot_lengths(histories: Sequence[History]) -> Plot:
     """The lengths of the examples of each data folder that still exists."""
-    figure, axes = blank_axes("tokens in an example", "{:.3g}%".format)
+    figure, axes = blank_axes("tokens in an example", PERCENT)
     by_data: dict[str, list[int]] = {}
     for number, history in enumerate(histories):
         by_data.setdefault(history.run.data_fingerprint, []).append(number)
-    notes, tallest = [], 0.0
+    notes = []
     for numbers in by_data.values():
         history, color = histories[numbers[0]], RUN_COLORS[numbers[0] % NUM_COLORS]
         whose = f"Run {', '.join(str(number + 1) for number in numbers)}: " if len(histories) > 1 else ""
@@ -274,16 +240,38 @@ def plot_lengths(histories: Sequence[History]) -> Plot:
             gone = f"The data is no longer at {history.run.data}, so its lengths are unknown."
             notes.append(whose + ("The lengths of a task's examples are not shown." if history.run.task else gone))
             continue
-        edges, shares = bin_lengths(history.lengths)
-        tallest = max(tallest, *shares)
-        for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
-            axes.stairs([100 * share for share in shares], edges, color=color, **style)
+        draw_lengths(axes, history.lengths, color)
         notes.append(whose + describe_lengths(history.lengths))
-    if tallest > 0.5:  # on a linear scale the most frequent length would hide the others
-        use_logarithm(axes, "{:.3g}%".format)
+    if axes.get_yscale() == "log":
         notes.append("The scale is logarithmic.")
     note = " ".join(notes)
-    return Plot("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if tallest else Markup())
+    return Plot("Lengths", note, to_svg(figure, f"Share of examples by length. {note}") if axes.patches else Markup())
+
+
+def bin_lengths(lengths: dict[int, int], most: int = 40) -> tuple[list[int], list[float]]:
+    """Edges and shares of examples of at most `most` equal ranges of length; an edge belongs to the range below."""
+    width, total = group_size(max(lengths), most), sum(lengths.values())
+    shares = [0.0] * -(-max(lengths) // width)
+    for length, count in lengths.items():
+        shares[(length - 1) // width] += count / total
+    return [number * width for number in range(len(shares) + 1)], shares
+
+
+def describe_lengths(lengths: dict[int, int]) -> str:
+    """Number, mean and maximum of the lengths in a sentence."""
+    total, longest = sum(lengths.values()), max(lengths)
+    average = sum(length * count for length, count in lengths.items()) / total
+    at_most = f"{lengths[longest] / total:.1%} have {longest}, the most"
+    return f"{total:,} examples of {average:.1f} tokens on average; {at_most}."
+
+
+def draw_lengths(axes: Any, lengths: dict[int, int], color: str) -> None:
+    """Draw a length histogram."""
+    edges, shares = bin_lengths(lengths)
+    for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
+        axes.stairs([100 * share for share in shares], edges, color=color, **style)
+    if max(shares) > 0.5:  # on a linear scale the most frequent length would hide the others
+        use_logarithm(axes, PERCENT)
 
 
 def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:

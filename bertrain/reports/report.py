@@ -7,60 +7,21 @@ the contents of each section.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
-from bertrain.base.formatting import amount, compact, duration, is_speed, show, title_of
+from bertrain.base.formatting import amount, compact, duration, few, is_speed, show, title_of
 from bertrain.base.logs import describe
 from bertrain.config.settings import SECTIONS, Settings
-from bertrain.reports.compare import (
-    UNKNOWN,
-    against_first,
-    differing,
-    dotted,
-    environment_of,
-    facts,
-    known_facts,
-    milliseconds,
-    settings_of,
-)
-from bertrain.reports.history import History, Summary, display_names, own_seconds, rank_means, read, thin
-from bertrain.reports.page import (
-    Best,
-    Cell,
-    Changed,
-    Details,
-    Facts,
-    Legend,
-    Noted,
-    Paragraph,
-    Part,
-    PhaseBar,
-    Plot,
-    Plots,
-    RunName,
-    Section,
-    Sentences,
-    Table,
-    Tables,
-    render_page,
-)
-from bertrain.reports.plots import (
-    PHASE_NAMES,
-    TRACKS,
-    curves_of,
-    how_to_read,
-    plot_curve,
-    plot_lengths,
-    plot_phases,
-    plot_ranks,
-    plot_track,
-)
+from bertrain.reports import compare, plots
+from bertrain.reports.compare import UNKNOWN
+from bertrain.reports.history import History, Summary, display_names, rank_means, read, thin
+from bertrain.reports.page import page_path, parts, render_page, write_page
 from bertrain.run.records import is_metric
 
 MAX_NAMED = 12  # steps listed by number in a warning
@@ -79,68 +40,88 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path
     if len({folder.resolve() for folder in folders}) < max(1, len(folders)):
         raise UserError("runs-not-distinct", "a report is about one run or several different ones; name each run once")
     histories = [read(folder, name) for folder, name in zip(folders, display_names(folders), strict=True)]
-    path = Path(out) if out is not None else folders[0] / "report.html"
-    if path.is_dir():
-        raise UserError("out-is-folder", f"cannot write the report to {path}, which is a folder; name a file")
+    path = page_path(out, folders[0] / "report.html")
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError("out-not-html", f"the report is an HTML page; give --out a name that ends in .html, not {path}")
-    try:
-        write_atomically(path, page(histories))
-    except OSError as error:
-        raise UserError("cannot-write", f"cannot write the report to {path}: {error.strerror or error}") from None
+    write_page(path, page(histories))
     return path
 
 
 def page(histories: Sequence[History]) -> str:
     """The whole report."""
     is_one = len(histories) == 1
-    sections = [
-        Section("Summary", [*(_one_run(histories[0]) if is_one else _side_by_side(histories)), *_warnings(histories)]),
-        Section("Comparison", [] if is_one else _comparison(histories)),
-        Section("Curves", _curves(histories)),
-        Section("Time and balance", _time(histories)),
-        Section("Telemetry", _telemetry(histories)),
-        Section("Evaluations", _evaluations(histories)),
-        Section("Checkpoints", _checkpoints(histories)),
-        Section("Warnings and errors", _events(histories)),
-        Section("Settings", _settings(histories)),
-        Section("Environment", _environment(histories)),
-    ]
+    sections = {
+        "Summary": [*(_one_run(histories[0]) if is_one else _side_by_side(histories)), *_warnings(histories)],
+        "Comparison": [] if is_one else _comparison(histories),
+        "Curves": _curves(histories),
+        "Time and balance": _time(histories),
+        "Telemetry": _telemetry(histories),
+        "Evaluations": [_evaluations(histories)],
+        "Checkpoints": [_checkpoints(histories)],
+        "Warnings and errors": [_events(histories)],
+        "Settings": _settings(histories),
+        "Environment": [_environment(histories)],
+    }
     heading = histories[0].name if is_one else f"{len(histories)} runs"
     return render_page(", ".join(history.name for history in histories), heading, sections)
+
+
+def _table(
+    caption: str,
+    headings: Iterable[str],
+    histories: Sequence[History],
+    rows_of: Callable[[History], Iterable[Sequence[str]]],
+    **options: str,
+) -> Markup:
+    """A table of the rows of each run, whose first column names the run if there are several."""
+    if len(histories) == 1:
+        return parts.table(caption, headings, list(rows_of(histories[0])), **options)
+    names = zip(_run_names(histories), histories, strict=True)
+    rows = [[name, *row] for name, history in names for row in rows_of(history)]
+    return parts.table(caption, ["run", *headings], rows, **options)
+
+
+def _run_names(histories: Sequence[History]) -> list[str]:
+    return [parts.run_name(index, history.name) for index, history in enumerate(histories)]
+
+
+def _run_legend(histories: Sequence[History]) -> Markup:
+    return parts.legend(_run_names(histories) if len(histories) > 1 else [])
 
 
 # --- summary ---------------------------------------------------------------------------------------
 
 
-def _one_run(history: History) -> list[Part]:
-    return [Facts(known_facts(history)), _phase_bar(history.summary), Paragraph(f"End: {history.ending}.")]
+def _one_run(history: History) -> list[Markup]:
+    facts = parts.facts(compare.known_facts(history))
+    return [facts, _phase_bar(history.summary), parts.paragraph(f"End: {history.ending}.")]
 
 
-def _side_by_side(histories: Sequence[History]) -> list[Part]:
+def _side_by_side(histories: Sequence[History]) -> list[Markup]:
     """The same facts with a column for each run."""
-    columns = [{label: (value, note) for label, value, note in facts(history)} for history in histories]
-    known = {label for history in histories for label, _, _ in known_facts(history)}
-    rows: list[list[Cell]] = []
+    columns = [{label: (value, note) for label, value, note in compare.facts(history)} for history in histories]
+    known = {label for history in histories for label, _, _ in compare.known_facts(history)}
+    rows = []
     for label in (label for label in dict.fromkeys(label for column in columns for label in column) if label in known):
         cells = [column.get(label, (UNKNOWN, "")) for column in columns]
         notes = {note for _, note in cells}
         shared = notes.pop() if len(notes) == 1 else ""
-        rows.append([Noted(label, shared), *(Noted(value, "" if shared else note) for value, note in cells)])
+        rows.append(
+            [parts.noted(label, shared), *(parts.noted(value, "" if shared else note) for value, note in cells)]
+        )
     rows.append(["End", *(history.ending for history in histories)])
     rows.append(["Time per phase", *(_phase_bar(history.summary) for history in histories)])
-    return [Table("The runs side by side", ["metric", *_run_names(histories)], rows, style="")]
+    return [parts.table("The runs side by side", ["metric", *_run_names(histories)], rows, style="")]
 
 
-def _phase_bar(summary: Summary) -> PhaseBar:
+def _phase_bar(summary: Summary) -> Markup:
     values = [f"{duration(part)}, {share:.1%}" for part, share in zip(summary.seconds, summary.shares, strict=True)]
-    return PhaseBar(summary.shares, list(zip(PHASE_NAMES, values, strict=True)))
+    return parts.phase_bar(summary.shares, list(zip(plots.PHASE_NAMES, values, strict=True)))
 
 
-def _warnings(histories: Sequence[History]) -> list[Part]:
+def _warnings(histories: Sequence[History]) -> list[Markup]:
     """Steps that went wrong, and files that are missing or damaged."""
-    wrong: list[str] = []
-    missing: list[str] = []
+    wrong = []
     for history in histories:
         summary, total = history.summary, f"{history.num_steps:,}"
         for steps, what in (
@@ -149,223 +130,182 @@ def _warnings(histories: Sequence[History]) -> list[Part]:
             (summary.spikes, f"of {total} steps had a loss far above those before"),
         ):
             if steps:
-                named = ", ".join(f"{step:,}" for step in steps[:MAX_NAMED]) + ", …" * (len(steps) > MAX_NAMED)
+                named = few((f"{step:,}" for step in steps), MAX_NAMED)
                 wrong.append(f"{history.name}: {len(steps):,} {what}: {named}")
-        missing += [f"{history.name}: {note}" for note in history.missing]
-    return [Sentences(texts, "warning") for texts in (wrong, missing) if texts]
+    missing = [f"{history.name}: {note}" for history in histories for note in history.missing]
+    return [parts.sentences(texts, "warning") for texts in (wrong, missing)]
 
 
-def _comparison(histories: Sequence[History]) -> list[Part]:
+def _comparison(histories: Sequence[History]) -> list[Markup]:
     names = _run_names(histories)
-    columns = [settings_of(history) | environment_of(history) for history in histories]
-    rows = [[key, *(column.get(key) or UNKNOWN for column in columns)] for key in differing(columns)]
+    columns = [compare.settings_of(history) | compare.environment_of(history) for history in histories]
+    rows = [[key, *(column.get(key) or UNKNOWN for column in columns)] for key in compare.differing(columns)]
+    same = "Their settings and environments are the same."
     return [
-        Table(f"Against {histories[0].name}", ["metric", *names], against_first(histories)),
-        Table("Differences", ["setting", *names], rows, style="")
-        if rows
-        else Paragraph("Their settings and environments are the same."),
+        parts.table(f"Against {histories[0].name}", ["metric", *names], compare.against_first(histories)),
+        parts.table("Differences", ["setting", *names], rows, style="", empty=same),
     ]
 
 
 # --- curves, time, telemetry -----------------------------------------------------------------------
 
 
-def _curves(histories: Sequence[History]) -> list[Part]:
-    text = how_to_read(histories)
-    plots = [plot_curve(curve, histories) for curve in curves_of(histories)] + [plot_lengths(histories)]
-    readings = Details("The curves as a table", _readings(histories))
-    return [*_run_legend(histories), *([Paragraph(text)] if text else []), *_plots(plots), readings]
-
-
-def _readings(histories: Sequence[History]) -> Table:
-    """Every metric at a few points of the run, each the mean of the steps around it."""
+def _curves(histories: Sequence[History]) -> list[Markup]:
+    """The curves, and every metric at a few points of the run, each the mean of the steps around it."""
     metrics = list(dict.fromkeys(name for history in histories for name in history.table.columns if is_metric(name)))
-    rows: list[list[Cell]] = []
-    for history, run in _with_names(histories):
+
+    def readings(history: History) -> Iterator[list[str]]:
         columns = [thin(history.column(metric), NUM_READINGS) for metric in metrics]
         for index, step in enumerate(thin(history.column("step"), NUM_READINGS)):
             cells = [show(metric, float(column[index])) for metric, column in zip(metrics, columns, strict=True)]
-            rows.append([*run, f"{step:,.0f}", *cells])
-    headings = [*_run_heading(histories), "around step", *map(title_of, metrics)]
-    return Table("Means over equal parts of the run", headings, rows)
+            yield [f"{step:,.0f}", *cells]
+
+    headings = ["around step", *map(title_of, metrics)]
+    curves = [plots.plot_curve(curve, histories) for curve in plots.curves_of(histories)]
+    return [
+        _run_legend(histories),
+        parts.paragraph(plots.how_to_read(histories)),
+        parts.plots([*curves, plots.plot_lengths(histories)]),
+        parts.details(
+            "The curves as a table", _table("Means over equal parts of the run", headings, histories, readings)
+        ),
+    ]
 
 
-def _time(histories: Sequence[History]) -> list[Part]:
-    plots = [plot_phases(histories[0]), plot_ranks(histories[0])] if len(histories) == 1 else []
-    return [*_plots(plots), _phase_times(histories), *_rank_times(histories)]
+def _time(histories: Sequence[History]) -> list[Markup]:
+    """Time of each phase, and of each rank if there are several."""
 
-
-def _phase_times(histories: Sequence[History]) -> Table:
-    rows: list[list[Cell]] = []
-    for history, run in _with_names(histories):
-        parts = [history.phase(phase) for phase in PHASES]
-        for title, seconds in zip([*PHASE_NAMES, "whole step"], [*parts, np.sum(parts, axis=0)], strict=True):
-            median, late = np.percentile(seconds, [50, 95]).tolist()
+    def phases(history: History) -> Iterator[list[str]]:
+        measured = [history.phase(phase) for phase in PHASES]
+        titles = [*plots.PHASE_NAMES, "whole step"]
+        for title, seconds in zip(titles, [*measured, np.sum(measured, axis=0)], strict=True):
             total = float(seconds.sum(dtype=np.float64))
             share = total / max(sum(history.summary.seconds), 1e-9)
-            times = map(milliseconds, (median, late, float(seconds.max())))
-            rows.append([*run, title, duration(total), f"{share:.1%}", *times])
-    headings = [*_run_heading(histories), "phase", "total", "share", "median", "95th percentile", "maximum"]
-    return Table("Time of the steps", headings, rows)
+            times = map(compare.milliseconds, (*np.percentile(seconds, [50, 95]).tolist(), float(seconds.max())))
+            yield [title, duration(total), f"{share:.1%}", *times]
 
-
-def _rank_times(histories: Sequence[History]) -> list[Part]:
-    """Time of each rank; nothing for runs of one rank."""
-    rows: list[list[Cell]] = []
-    num_ranks = max(len(history.table.ranks) for history in histories)
-    for history, run in _with_names(histories):
-        ranks = rank_means(history.table)
-        if len(ranks) > MAX_ROWS:
-            ranks.sort(key=lambda rank: -own_seconds(rank))
-        for rank in ranks[:MAX_ROWS]:
+    def ranks(history: History) -> Iterator[list[str]]:
+        found = rank_means(history.table)
+        if len(found) > MAX_ROWS:
+            found.sort(key=lambda rank: -rank.own_seconds)
+        for rank in found[:MAX_ROWS]:
             times = [f"{1e3 * seconds:,.1f}" for seconds in rank.seconds.values()]
-            rows.append([*run, f"{rank.rank}", rank.host, f"{rank.tokens:,.0f}", *times])
-    if not rows:
-        return []
-    headings = [*_run_heading(histories), "rank", "host", "tokens", *(f"{name}, ms" for name in PHASE_NAMES)]
+            yield [f"{rank.rank}", rank.host, f"{rank.tokens:,.0f}", *times]
+
+    of_phases = ["phase", "total", "share", "median", "95th percentile", "maximum"]
+    of_ranks = ["rank", "host", "tokens", *(f"{name}, ms" for name in plots.PHASE_NAMES)]
     caption = "Mean time per step of each rank; the fastest rank waits longest in the reduction"
-    note = Paragraph(f"The slowest {MAX_ROWS} of {num_ranks:,} ranks.")
-    return [Table(caption, headings, rows), *([note] if num_ranks > MAX_ROWS else [])]
+    num_ranks = max(len(history.table.ranks) for history in histories)
+    note = f"The slowest {MAX_ROWS} of {num_ranks:,} ranks." if num_ranks > MAX_ROWS else ""
+    drawn = [plots.plot_phases(histories[0]), plots.plot_ranks(histories[0])] if len(histories) == 1 else []
+    return [
+        parts.plots(drawn),
+        _table("Time of the steps", of_phases, histories, phases),
+        _table(caption, of_ranks, histories, ranks, note=note),
+    ]
 
 
-def _telemetry(histories: Sequence[History]) -> list[Part]:
+def _telemetry(histories: Sequence[History]) -> list[Markup]:
     if not any(history.telemetry.devices for history in histories):
-        return [Paragraph("None in the run folder; `--log.telemetry true` records it.")]
-    devices: list[list[Cell]] = []
-    numbers: list[list[Cell]] = []
-    for history, run in _with_names(histories):
+        return [parts.paragraph("None in the run folder; `--log.telemetry true` records it.")]
+
+    def devices(history: History) -> Iterator[list[str]]:
         for device in history.telemetry.devices:
-            throttled = ", ".join(
-                f"{reason} in {count / device.num_samples:.1%}" for reason, count in device.reasons.most_common()
-            )
+            counts = device.reasons.most_common()
+            throttled = ", ".join(f"{reason} in {count / device.num_samples:.1%}" for reason, count in counts)
             energy = amount(device.energy_j, "J") if device.energy_j else UNKNOWN
-            sampled = [f"{device.num_samples:,}", duration(device.seconds)]
-            devices.append([*run, device.name, *sampled, energy, throttled or UNKNOWN])
+            yield [device.name, f"{device.num_samples:,}", duration(device.seconds), energy, throttled or UNKNOWN]
+
+    def columns(history: History) -> Iterator[list[str]]:
+        for device in history.telemetry.devices:
             for column, track in device.tracks.items():
                 values = (track.minimum, track.mean, track.maximum)
-                cells = [compact(value) if track.count else UNKNOWN for value in values]
-                numbers.append([*run, device.name, column, *cells])
-    heading = [*_run_heading(histories), "device"]
+                yield [device.name, column, *(compact(value) if track.count else UNKNOWN for value in values)]
+
     names = [device.name for device in histories[0].telemetry.devices]
     legend = _run_legend(histories)
     if len(histories) == 1 and len(names) > 1:
-        legend = [Legend([RunName(index, name, is_numbered=False) for index, name in enumerate(names)])]
+        legend = parts.legend([parts.run_name(index, name, is_numbered=False) for index, name in enumerate(names)])
+    of_devices = ["device", "samples", "over", "energy", "throttled, share of samples"]
+    of_columns = ["device", "column", "minimum", "mean", "maximum"]
+    table = _table("Minimum, mean and maximum of each column", of_columns, histories, columns)
     return [
-        *legend,
-        *_plots([plot_track(track, histories) for track in TRACKS]),
-        Table("Each device", [*heading, "samples", "over", "energy", "throttled, share of samples"], devices),
-        Details(
-            "All columns of all devices",
-            Table(
-                "Minimum, mean and maximum of each column", [*heading, "column", "minimum", "mean", "maximum"], numbers
-            ),
-        ),
+        legend,
+        parts.plots([plots.plot_track(track, histories) for track in plots.TRACKS]),
+        _table("Each device", of_devices, histories, devices),
+        parts.details("All columns of all devices", table),
     ]
 
 
 # --- evaluations, checkpoints, events --------------------------------------------------------------
 
 
-def _evaluations(histories: Sequence[History]) -> list[Part]:
+def _evaluations(histories: Sequence[History]) -> Markup:
     names = dict.fromkeys(name for history in histories for one in history.evaluations for name in one.metrics)
     metrics = [name for name in dict.fromkeys(name for run in histories for name in run.metrics) if name in names]
     speeds = [name for name in names if is_speed(name)]
-    rows: list[list[Cell]] = []
-    most = max(len(history.evaluations) for history in histories)
-    for history, run in _with_names(histories):
-        best, evaluations = history.summary.best, history.evaluations
-        dropped, shown = evaluations[:-MAX_ROWS], evaluations[-MAX_ROWS:]
-        for one in [*(one for one in dropped if one is best), *shown]:
+
+    def rows(history: History) -> Iterator[list[str]]:
+        best, headline, evaluations = history.summary.best, history.summary.headline, history.evaluations
+        for one in [*(one for one in evaluations[:-MAX_ROWS] if one is best), *evaluations[-MAX_ROWS:]]:
+            shown = {metric: show(metric, one.metrics.get(metric)) for metric in metrics}
+            if one is best and headline is not None:
+                shown[headline] = parts.best(shown[headline])
             examples = f"{one.metrics['examples']:,.0f}" if "examples" in one.metrics else UNKNOWN
-            cells: list[Cell] = [show(metric, one.metrics.get(metric)) for metric in metrics]
-            if one is best and history.summary.headline is not None:
-                place = metrics.index(history.summary.headline)
-                cells[place] = Best(show(metrics[place], one.metrics[metrics[place]]))
-            cells += [compact(one.metrics[speed]) if speed in one.metrics else UNKNOWN for speed in speeds]
-            rows.append([*run, f"{one.step:,}", f"{one.samples:,}", examples, *cells])
-    if not rows:
-        return [Paragraph("None so far; set evaluate.data to evaluate during training.")]
-    headings = [*_run_heading(histories), "step", "samples", "examples", *map(title_of, metrics + speeds)]
-    note = Paragraph(f"The last {MAX_ROWS} of up to {most:,}, and the best.")
-    return [Table("On held-out examples", headings, rows), *([note] if most > MAX_ROWS else [])]
+            rates = [compact(one.metrics[speed]) if speed in one.metrics else UNKNOWN for speed in speeds]
+            yield [f"{one.step:,}", f"{one.samples:,}", examples, *shown.values(), *rates]
+
+    most = max(len(history.evaluations) for history in histories)
+    headings = ["step", "samples", "examples", *map(title_of, metrics + speeds)]
+    note = f"The last {MAX_ROWS} of up to {most:,}, and the best." if most > MAX_ROWS else ""
+    empty = "None so far; set evaluate.data to evaluate during training."
+    return _table("On held-out examples", headings, histories, rows, empty=empty, note=note)
 
 
-def _checkpoints(histories: Sequence[History]) -> list[Part]:
-    rows: list[list[Cell]] = []
-    for history, run in _with_names(histories):
+def _checkpoints(histories: Sequence[History]) -> Markup:
+    def rows(history: History) -> Iterator[list[str]]:
         for entry in history.checkpoints:
             step = f"{entry.step:,}" if entry.step is not None else entry.name
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.saved_s))
-            state = Best(entry.state) if entry.is_best else entry.state
-            rows.append([*run, step, state, amount(entry.bytes, "B"), saved])
-    if not rows:
-        return [Paragraph("None in the run folder.")]
-    headings = [*_run_heading(histories), "step", "state", "size", "saved"]
-    return [Table("Checkpoints in the run folder; hashes are not verified", headings, rows)]
+            state = parts.best(entry.state) if entry.is_best else entry.state
+            yield [step, state, amount(entry.bytes, "B"), saved]
+
+    caption, headings = "Checkpoints in the run folder; hashes are not verified", ["step", "state", "size", "saved"]
+    return _table(caption, headings, histories, rows, empty="None in the run folder.")
 
 
-def _events(histories: Sequence[History]) -> list[Part]:
-    events = [
-        f"{history.name}: {describe(entry)}" if len(histories) > 1 else describe(entry)
-        for history in histories
-        for entry in history.events
-    ]
-    return [Sentences(events, "events") if events else Paragraph("None in the logs.")]
+def _events(histories: Sequence[History]) -> Markup:
+    several = len(histories) > 1
+    found = [(f"{history.name}: " * several, entry) for history in histories for entry in history.events]
+    events = [name + describe(entry) for name, entry in found]
+    return parts.sentences(events, "events") if events else parts.paragraph("None in the logs.")
 
 
 # --- settings and environment ----------------------------------------------------------------------
 
 
-def _settings(histories: Sequence[History]) -> list[Part]:
+def _settings(histories: Sequence[History]) -> list[Markup]:
     """The settings that all runs share, with values that are not the default marked."""
-    settings = [settings_of(history) for history in histories]
-    not_shared, defaults = differing(settings), dotted(Settings())
+    settings = [compare.settings_of(history) for history in histories]
+    not_shared, defaults = compare.differing(settings), compare.dotted(Settings())
     tables = []
     for section in ("run", *SECTIONS):
-        rows: list[list[Cell]] = []
+        rows = []
         for key, value in settings[0].items():
             if key.startswith(f"{section}.") and key not in not_shared:
                 shown, default = value or UNKNOWN, defaults.get(key, value)
-                cell = shown if value == default else Changed(default or UNKNOWN, shown)
+                cell = shown if value == default else parts.changed(default or UNKNOWN, shown)
                 rows.append([key.partition(".")[2], cell])
-        if rows:
-            tables.append(Table(section, ["setting", "value"], rows, style=""))
-    return [Paragraph("Values that differ from the default are marked, with the default struck out."), Tables(tables)]
+        tables.append(parts.table(section, ["setting", "value"], rows, style=""))
+    marked = "Values that differ from the default are marked, with the default struck out."
+    return [parts.paragraph(marked), parts.tables(tables)]
 
 
-def _environment(histories: Sequence[History]) -> list[Part]:
+def _environment(histories: Sequence[History]) -> Markup:
     columns = list(dict.fromkeys(column for history in histories for start in history.starts for column in start))
-    rows: list[list[Cell]] = [
-        [*run, *(str(start.get(column, UNKNOWN)) for column in columns)]
-        for history, run in _with_names(histories)
-        for start in history.starts[-MAX_ROWS:]
-    ]
-    if not rows:
-        return [Paragraph("Unknown.")]
-    return [Table("Each start of a run", [*_run_heading(histories), *columns], rows, style="")]
 
+    def rows(history: History) -> Iterator[list[str]]:
+        for start in history.starts[-MAX_ROWS:]:
+            yield [str(start.get(column, UNKNOWN)) for column in columns]
 
-# --- shared by sections ----------------------------------------------------------------------------
-
-
-def _plots(plots: Sequence[Plot | None]) -> list[Part]:
-    drawn = [plot for plot in plots if plot is not None]
-    return [Plots(drawn)] if drawn else []
-
-
-def _run_names(histories: Sequence[History]) -> list[RunName]:
-    return [RunName(index, history.name) for index, history in enumerate(histories)]
-
-
-def _with_names(histories: Sequence[History]) -> Iterator[tuple[History, list[Cell]]]:
-    """Each run with the first cell of its rows; a report of one run has no such column."""
-    for history, name in zip(histories, _run_names(histories), strict=True):
-        yield history, [name] if len(histories) > 1 else []
-
-
-def _run_heading(histories: Sequence[History]) -> list[str]:
-    return ["run"] if len(histories) > 1 else []
-
-
-def _run_legend(histories: Sequence[History]) -> list[Part]:
-    return [Legend(_run_names(histories))] if len(histories) > 1 else []
+    return _table("Each start of a run", columns, histories, rows, style="", empty="Unknown.")

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, show, title_of
 from bertrain.run import checkpoint
-from bertrain.run.folder import Run
+from bertrain.run.folder import ENVIRONMENT, Run, read_starts
 from bertrain.run.progress import computed, seconds_left
 from bertrain.run.records import (
     EndRecord,
@@ -28,6 +28,7 @@ from bertrain.run.records import (
     Record,
     StepRecord,
     is_metric,
+    newest,
     parse_lines,
     tails,
     to_dict,
@@ -45,8 +46,6 @@ MAX_RANKS, MAX_WARNINGS = 8, 3  # shown
 BAR_WIDTH = 30  # characters
 BLOCKS = "▁▂▃▄▅▆▇█"
 
-R = TypeVar("R", bound=Record)
-
 
 # --- the state of a run ----------------------------------------------------------------------------
 
@@ -62,13 +61,13 @@ def look(run: str | Path) -> dict[str, Any]:
     steps = [record for record in records if isinstance(record, StepRecord)][-NUM_RECENT:]
     max_steps = None if train_settings.budget and not opened.measured else train_settings.max_steps
     state, why = _state(folder, records)
-    evaluation, ranks = _newest(records, EvaluationRecord), _newest(records, RanksRecord)
+    evaluation, ranks = newest(records, EvaluationRecord), newest(records, RanksRecord)
     return {
         "run": str(folder),
         "state": state,
         "why": why,
         "last_word_s": _seconds_since_output(folder),
-        "starts": _count_starts(folder),
+        "starts": len(read_starts(folder / ENVIRONMENT)),
         "max_steps": max_steps,
         **(_progress(steps, max_steps) if steps else {"step": 0}),
         "loss_curve": loss_curve(folder / "metrics.jsonl"),
@@ -100,7 +99,7 @@ def _progress(steps: Sequence[StepRecord], max_steps: int | None) -> dict[str, A
 
 def _state(folder: Path, records: Sequence[Record]) -> tuple[str, str]:
     """Whether the run is running, ended, stopped, failed or silent, and why; a killed run leaves no reason."""
-    end = _newest(records, EndRecord)
+    end = newest(records, EndRecord)
     if end is not None:
         return "ended", end.reason
     for entry in reversed(logs.newest_entries(folder, 0)):
@@ -119,13 +118,6 @@ def _seconds_since_output(folder: Path) -> float | None:
     paths = [folder / "metrics.jsonl", *(folder / logs.FOLDER).glob("rank-*.jsonl")]
     times = [os.stat(path).st_mtime for path in paths if path.is_file()]
     return max(0.0, time.time() - max(times)) if times else None
-
-
-def _count_starts(folder: Path) -> int:
-    try:
-        return len(json.loads((folder / "environment.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return 0
 
 
 def _warnings(folder: Path) -> list[str]:
@@ -165,10 +157,6 @@ def loss_curve(path: Path) -> list[float | None]:
 
 def _losses(text: bytes) -> list[float]:
     return [record.loss for record in parse_lines(text) if isinstance(record, StepRecord)]
-
-
-def _newest(records: Sequence[Record], kind: type[R]) -> R | None:
-    return next((record for record in reversed(records) if isinstance(record, kind)), None)
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:

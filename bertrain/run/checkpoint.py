@@ -13,6 +13,7 @@ deleted only after that. It contains no pickle. Training waits for a copy to hos
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -39,17 +40,13 @@ class Progress:
     """The counters of a run."""
 
     step: int = 0
-    samples: int = 0
-    """Examples trained on or skipped: also the position of the next one in the endless order."""
+    samples: int = 0  # examples trained on or skipped: also the position of the next one in the endless order
     tokens: int = 0
     updates: int = 0
     """Optimizer updates, with those of a run whose moments were kept; not those that were not finite, or skipped."""
-    seconds: float = 0.0
-    """Time in the loop, over all starts, evaluations and saves included."""
-    best_step: int = 0
-    """The step of the best evaluation so far, 0 if there was none."""
-    best_accuracy: float = 0.0
-    """Its masked-word accuracy, or the main metric of a task."""
+    seconds: float = 0.0  # time in the loop, over all starts, evaluations and saves included
+    best_step: int = 0  # the step of the best evaluation so far, 0 if there was none
+    best_accuracy: float = 0.0  # its masked-word accuracy, or the main metric of a task
 
 
 @dataclass(frozen=True)
@@ -183,10 +180,8 @@ def set_aside(folder: Path, step: int) -> list[Path]:
     moved = []
     for path in sorted(folder.glob("step-*"), reverse=True):
         if path.name > checkpoint_name(step):
-            number = 1
-            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
-                number += 1
-            moved.append(path.rename(aside))
+            names = (path.with_name(f"aside-{number}-{path.name}") for number in itertools.count(1))
+            moved.append(path.rename(next(aside for aside in names if not aside.exists())))
     return moved
 
 
@@ -273,8 +268,7 @@ def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
     if not path.is_dir():
         there = ", ".join(str(step_of(one)) for one in whole_checkpoints(folder)) or "none"
         raise UserError("unknown-checkpoint", f"{folder} has no checkpoint of step {step}; there are: {there}")
-    damage = find_damage(path, hashes=hashes)
-    if damage is not None:
+    if damage := find_damage(path, hashes=hashes):
         raise UserError("damaged-checkpoint", f"the checkpoint {path} is damaged: {damage}; choose another")
     return path
 
@@ -307,8 +301,7 @@ def read_progress(checkpoint: Path) -> Progress:
 
 def read_settings(checkpoint: Path) -> dict[str, Any]:
     """The settings of the run that wrote it."""
-    settings: dict[str, Any] = _read_state(checkpoint).get("settings", {})
-    return settings
+    return _read_state(checkpoint).get("settings", {})
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:
@@ -327,7 +320,5 @@ def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the tensors, on the CPU."""
     import torch
 
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    kind = torch.contiguous_format
+    return {name: tensor.detach().to("cpu", copy=True, memory_format=kind) for name, tensor in tensors.items()}

@@ -32,7 +32,7 @@ from bertrain.data.formats.shards import VOCABULARY
 from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 
-CONFIG = "config.json"
+CONFIG, ENVIRONMENT = "config.json", "environment.json"
 SCHEMA_VERSION = 1
 ENDING_S = 20
 
@@ -85,16 +85,16 @@ class Run:
             content = json.loads(path.read_text())
             version = content["schema_version"]
             if version != SCHEMA_VERSION:
-                raise UserError(
-                    "other-layout", f"{path} has layout {version}; this version of bertrain reads {SCHEMA_VERSION}"
-                )
+                reads = f"this version of bertrain reads {SCHEMA_VERSION}"
+                raise UserError("other-layout", f"{path} has layout {version}; {reads}")
+            data = content["data"]
             return Run(
                 folder=folder,
                 settings=from_dict(content["settings"]),
-                data=Path(content["data"]["folder"]),
-                data_fingerprint=content["data"]["fingerprint"],
-                vocabulary_hash=content["data"]["vocabulary"],
-                lower_case=content["data"]["lower_case"],
+                data=Path(data["folder"]),
+                data_fingerprint=data["fingerprint"],
+                vocabulary_hash=data["vocabulary"],
+                lower_case=data["lower_case"],
                 init=content["init"]["source"],
                 init_fingerprint=content["init"]["fingerprint"],
                 measured=content.get("measured", {}),
@@ -178,8 +178,7 @@ class Run:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
         if fields:
             raise AgreedError(
-                "other-run",
-                f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run",
+                "other-run", f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run"
             )
 
     def refuse_other_data(self, data: DataSource) -> None:
@@ -211,12 +210,17 @@ class Run:
 
     def note_environment(self, facts: dict[str, Any]) -> None:
         """Add one entry to environment.json."""
-        path = self.folder / "environment.json"
-        try:
-            entries = json.loads(path.read_text())
-        except (OSError, ValueError):
-            entries = []  # for information only: a damaged one is replaced
-        write_atomically(path, json.dumps([*entries, facts], indent=1) + "\n")
+        path = self.folder / ENVIRONMENT
+        write_atomically(path, json.dumps([*read_starts(path), facts], indent=1) + "\n")
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """The entries of environment.json or telemetry.json, one for each start; none if the file is missing or damaged."""
+    try:
+        starts = json.loads(path.read_text(errors="replace"))
+    except (OSError, ValueError):
+        return []
+    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
 
 def _try_to_lock(file: TextIO) -> bool:

@@ -28,7 +28,7 @@ from bertrain.model.sums import Totals
 from bertrain.optim.verdict import Verdict
 from bertrain.run.loss_scale import MINIMUM
 from bertrain.run.progress import log_steps, report_steps
-from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, from_dict, to_dict
+from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
 from bertrain.run.spikes import WINDOW, SpikeWatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry_reader import newest_samples
@@ -150,11 +150,10 @@ class Metrics:
         if self._rank_times is not None:
             for step, pending in zip(steps, self._pending, strict=True):
                 self._rank_times.note(step.step, step.seconds, pending.own_tokens)
-            self._write_rank_times(self._rank_times.arrived())
+            self._write(*self._rank_times.arrived())
         self._pending.clear()
         if self._is_writer:
-            for step in steps:
-                self._write(step)
+            self._write(*steps)
             self._show_telemetry(steps[-1].step)
             report_steps(self._console, steps, self.last_step)
         else:
@@ -187,13 +186,7 @@ class Metrics:
 
     def _collect_last_times(self) -> None:
         if self._rank_times is not None:
-            self._write_rank_times(self._rank_times.close())
-
-    def _write_rank_times(self, arrived: Iterator[dict[str, Any]]) -> None:
-        for line in arrived:
-            record = from_dict(line)
-            assert record is not None
-            self._write(record)
+            self._write(*self._rank_times.close())
 
     def _finish(self, record: PendingStep, ended: float) -> StepRecord:
         verdict = Verdict.unpack(record.verdict)
@@ -250,19 +243,20 @@ class Metrics:
             for name, value in sample.items():
                 self._board.add_scalar(f"telemetry/{device}/{name}", value, step)
 
-    def _write(self, record: Record) -> None:
-        """Write one record. The loop checks `failure` after each step, since all ranks must stop together."""
-        assert self._file is not None
-        if self.failure is not None:
-            return
-        try:
-            self._file.write(json.dumps(to_dict(record)) + "\n")
-            self._file.flush()
-            if self._board is not None:
-                for name, value in scalars(record):
-                    self._board.add_scalar(name, value, record.step)
-        except OSError as error:
-            self.failure = error
+    def _write(self, *records: Record) -> None:
+        """Write records. The loop checks `failure` after each step, since all ranks must stop together."""
+        for record in records:
+            assert self._file is not None
+            if self.failure is not None:
+                return
+            try:
+                self._file.write(json.dumps(to_dict(record)) + "\n")
+                self._file.flush()
+                if self._board is not None:
+                    for name, value in scalars(record):
+                        self._board.add_scalar(name, value, record.step)
+            except OSError as error:
+                self.failure = error
 
     def sync(self) -> None:
         """Sync the file to disk, before a checkpoint that relies on it."""

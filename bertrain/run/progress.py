@@ -15,7 +15,9 @@ Steps = Sequence[StepRecord]
 def report_steps(console: Console, steps: Steps, last_step: int | None) -> None:
     """Show these steps on the console, in one line or on the bar."""
     rate = f"{steps[-1].sequences_per_s or 0.0:,.1f} sequences/s"
-    detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}{idle_ranks(steps)}"
+    detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}"
+    if steps[-1].rank_tokens is not None:
+        detail += f"; ranks idle {_mean(steps, 'idle_share'):.1%}"
     left, line = time_left(steps, last_step), console_line(steps, last_step)
     console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=detail)
 
@@ -67,11 +69,6 @@ def time_shares(steps: Steps) -> str:
         for phase in PHASES
         if phase != "reduction" or has_ranks
     )
-
-
-def idle_ranks(steps: Steps) -> str:
-    """The share of their time that ranks wait for the busiest one; nothing for one rank."""
-    return f"; ranks idle {_mean(steps, 'idle_share'):.1%}" if steps[-1].rank_tokens is not None else ""
 
 
 def time_left(steps: Steps, last_step: int | None) -> str:

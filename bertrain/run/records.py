@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -124,6 +124,11 @@ class RankMeans:
     seconds: dict[str, float] = field(default_factory=dict)
     """time of this rank in each phase, per step"""
 
+    @property
+    def own_seconds(self) -> float:
+        """Time of the rank's own work in a step, before it waits for the others."""
+        return self.seconds["data"] + self.seconds["forward_backward"]
+
 
 @dataclass(frozen=True)
 class RanksRecord:
@@ -176,12 +181,9 @@ def is_metric(name: str) -> bool:
 def to_dict(record: Record | RankMeans) -> dict[str, Any]:
     """The JSON object of a record."""
     result: dict[str, Any] = {} if isinstance(record, RankMeans) else {"kind": record.kind}
-    for entry in fields(record):
-        value = _to_json(getattr(record, entry.name))
-        if entry.name == "metrics":
-            result |= value
-        elif getattr(record, entry.name) is not None:
-            result[entry.name] = value
+    for name, value in vars(record).items():
+        if value is not None:
+            result |= _to_json(value) if name == "metrics" else {name: _to_json(value)}
     return result
 
 
@@ -201,16 +203,13 @@ def from_dict(line: dict[str, Any]) -> Record | None:
     values = _values(kind, line)
     if kind is EvaluationRecord:
         others = {name: value for name, value in line.items() if name not in ("kind", "step", "samples")}
-        values["metrics"] = {name: _float(value) for name, value in others.items() if _is_number_or_null(value)}
+        numbers = {name: value for name, value in others.items() if type(value) in (int, float, type(None))}
+        values["metrics"] = {name: _float(value) for name, value in numbers.items()}
     return kind(**values)
 
 
 def _values(kind: type[Record | RankMeans], line: dict[str, Any]) -> dict[str, Any]:
     return {entry.name: FROM_JSON[str(entry.type)](line[entry.name]) for entry in fields(kind) if entry.name in line}
-
-
-def _is_number_or_null(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _float(value: float | None) -> float:
@@ -267,13 +266,14 @@ def tails(path: str | Path, num_bytes: int = TAIL_BYTES, max_bytes: float = math
         return
 
 
+def newest(records: Sequence[Record], kind: type[R]) -> R | None:
+    """The newest of these records of one kind, or None."""
+    return next((record for record in reversed(records) if isinstance(record, kind)), None)
+
+
 def last_record(path: str | Path, kind: type[R]) -> R | None:
     """The newest record of one kind in a metrics file, or None."""
-    for records in tails(path):
-        for record in reversed(records):
-            if isinstance(record, kind):
-                return record
-    return None
+    return next(filter(None, (newest(records, kind) for records in tails(path))), None)
 
 
 def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:

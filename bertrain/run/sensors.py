@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
+from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 RAPL = Path("/sys/class/powercap")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -27,21 +28,14 @@ class Gauge:
     every_s: float = 0.0
 
 
-class Reader(Protocol):
-    """Reads a number from an open file."""
-
-    def read(self) -> float: ...
-
-
 @dataclass
 class Sensors:
-    """The gauges that work, their device, and the reason of each that does not."""
+    """The gauges that work, their device, and the reason why others do not."""
 
     gauges: list[Gauge] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
-    joules_by: str = ""
-    """The source of the column energy_j; empty without one."""
+    joules_by: str = ""  # the source of the column energy_j; empty without one
 
     def try_out(self, *gauges: Gauge) -> None:
         """Add the gauges that can be read."""
@@ -52,15 +46,6 @@ class Sensors:
                 self.missing[gauge.column] = describe(error)
             else:
                 self.gauges.append(gauge)
-
-    def try_to_open(self, column: str, opening: Callable[[], Reader]) -> None:
-        """Add a gauge if its file can be opened and read."""
-        try:
-            opened = opening()
-        except OSError as error:
-            self.missing[column] = describe(error)
-        else:
-            self.try_out(Gauge(column, opened.read))
 
     @property
     def columns(self) -> list[str]:
@@ -76,12 +61,21 @@ def sensors_for(device_uuid: str | None) -> Sensors:
     """The sensors of the GPU with this UUID, or of the CPU, and of this process."""
     sensors = Sensors()
     if device_uuid is None:
-        _add_cores(sensors)
+        for core in sorted(os.sched_getaffinity(0)):  # those that this process may use
+            sensors.try_out(core_clock(core))
         _add_rapl(sensors)
     else:
-        _add_gpu(sensors, device_uuid)
-    sensors.try_to_open("rss_bytes", ResidentMemory)
-    sensors.try_to_open("cpu_utilisation", CpuShare)
+        try:
+            import pynvml
+        except ImportError:
+            sensors.missing["gpu"] = "the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+        else:
+            add_nvml(sensors, device_uuid, pynvml)
+    memory_pages = KernelFile("/proc/self/statm")
+    sensors.try_out(
+        Gauge("rss_bytes", lambda: int(memory_pages.read().split()[1]) * PAGE),
+        Gauge("cpu_utilisation", CpuShare().read),
+    )
     return sensors
 
 
@@ -94,15 +88,6 @@ def uuid_of(number: int) -> str:
 
 
 # --- GPU ----------------------------------------------------------------------------------------------
-
-
-def _add_gpu(sensors: Sensors, uuid: str) -> None:
-    try:
-        import pynvml
-    except ImportError:
-        sensors.missing["gpu"] = "the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-        return
-    add_nvml(sensors, uuid, pynvml)
 
 
 def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
@@ -123,9 +108,8 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
             sensors.device[name] = ask()
         except Exception as error:
             sensors.missing[name] = describe(error)
-    # The newer name of the function exists since driver 535.
-    newer = "nvmlDeviceGetCurrentClocksEventReasons"
-    reasons = getattr(nvml, newer) if hasattr(nvml, newer) else nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+    older: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)  # its name before driver 535
+    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", older)
     sensors.try_out(
         Gauge("sm_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         Gauge("memory_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
@@ -162,10 +146,9 @@ def throttle_reasons(mask: int) -> list[str]:
 # --- CPU ----------------------------------------------------------------------------------------------
 
 
-def _add_cores(sensors: Sensors) -> None:
-    """The clock of each core that this process may use."""
-    for core in sorted(os.sched_getaffinity(0)):
-        sensors.try_to_open(f"core{core}_mhz", partial(CoreClock, core))
+def core_clock(core: int) -> Gauge:
+    kilohertz = KernelFile(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+    return Gauge(f"core{core}_mhz", lambda: int(kilohertz.read()) / 1e3)
 
 
 def _add_rapl(sensors: Sensors) -> None:
@@ -174,59 +157,40 @@ def _add_rapl(sensors: Sensors) -> None:
     if not packages:
         sensors.missing["energy_j"] = f"this machine has no RAPL ({RAPL})"
         return
-    sensors.try_to_open("energy_j", partial(Rapl, packages))  # since 2020 most kernels let only root read it
+    sensors.try_out(Gauge("energy_j", Rapl(packages).read))  # since 2020 most kernels let only root read it
     if "energy_j" in sensors.columns:
         sensors.joules_by = "RAPL, all processor packages"
     else:
         sensors.missing["energy_j"] = f"RAPL: {sensors.missing['energy_j']}"
 
 
-class Probe:
+class KernelFile:
     """A small file of the kernel, kept open since opening it costs more than reading it."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - for as long as it is read
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+
+    @cached_property
+    def _file(self) -> FileIO:
+        return FileIO(self._path)
 
     def read(self) -> bytes:
         return os.pread(self._file.fileno(), 8192, 0)
-
-    def number(self) -> int:
-        return int(self.read())
-
-
-class CoreClock:
-    """A core's clock in MHz."""
-
-    def __init__(self, core: int) -> None:
-        self._kilohertz = Probe(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"))
-
-    def read(self) -> float:
-        return self._kilohertz.number() / 1e3
-
-
-class ResidentMemory:
-    """Resident memory of this process in bytes."""
-
-    def __init__(self) -> None:
-        self._pages = Probe(Path("/proc/self/statm"))
-
-    def read(self) -> float:
-        return int(self._pages.read().split()[1]) * PAGE
 
 
 class Rapl:
     """Joules since the first reading; the counters wrap around after some minutes, which is corrected."""
 
     def __init__(self, packages: list[Path]) -> None:
-        self._counters = [Probe(package / "energy_uj") for package in packages]
-        self._ranges = [int((package / "max_energy_range_uj").read_text()) for package in packages]
+        self._counters = [KernelFile(package / "energy_uj") for package in packages]
+        self._limits = [KernelFile(package / "max_energy_range_uj") for package in packages]
         self._before: list[int] | None = None
         self._joules = 0.0
 
     def read(self) -> float:
-        counters = [counter.number() for counter in self._counters]
-        for before, after, limit in zip(self._before or counters, counters, self._ranges, strict=True):
-            self._joules += ((after - before) % (limit + 1)) / 1e6
+        counters = [int(counter.read()) for counter in self._counters]
+        for before, after, limit in zip(self._before or counters, counters, self._limits, strict=True):
+            self._joules += ((after - before) % (int(limit.read()) + 1)) / 1e6
         self._before = counters
         return self._joules
 
@@ -234,8 +198,8 @@ class Rapl:
 class CpuShare:
     """Share of all cores' time that was busy since the last reading, over all processes."""
 
-    def __init__(self, path: Path = Path("/proc/stat")) -> None:
-        self._file, self._before = Probe(path), (0, 0)
+    def __init__(self, path: str | Path = "/proc/stat") -> None:
+        self._file, self._before = KernelFile(path), (0, 0)
 
     def read(self) -> float:
         first_line = self._file.read().partition(b"\n")[0]

@@ -34,7 +34,6 @@ class SpikeWatch:
 def spike_limit(losses: list[float]) -> float:
     """The largest loss after these that is no spike."""
     middle = statistics.median(losses)
-    deviation = 1.4826 * statistics.median(
-        abs(loss - middle) for loss in losses
-    )  # the standard deviation of a normal distribution
+    deviation = statistics.median(abs(loss - middle) for loss in losses)
+    deviation *= 1.4826  # the standard deviation, if the distribution is normal
     return middle + max(DEVIATIONS * deviation, MIN_RISE * abs(middle))

@@ -18,29 +18,25 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import asdict
 
 from torch.distributed.distributed_c10d import Store
 
 from bertrain.base.console import PHASES, warn
+from bertrain.run.records import RankMeans, RanksRecord
 
-OWN_PHASES = ("data", "forward_backward")
 IN_A_ROW, LEAST_S = 3, 5.0
 """Log lines and seconds that a rank must be slow for before it is warned of: it may be disturbed once."""
 KEY = "bertrain/times"
 MOST_WAIT_S, LAST_WAIT_S = 60.0, 2.0  # for the other ranks, while training and at its end
 
 
-def slow_ranks(times: Sequence[dict[str, Any]], factor: float) -> dict[int, float]:
+def slow_ranks(times: Sequence[RankMeans], factor: float) -> dict[int, float]:
     """Ranks whose own time per token is more than `factor` times the median of all ranks, with their ratio to it.
 
     For an even number it is the lower median: of two ranks, the slower is compared with the faster.
     """
-    paces = {
-        entry["rank"]: sum(entry["seconds"][phase] for phase in OWN_PHASES) / entry["tokens"]
-        for entry in times
-        if entry["tokens"]
-    }
+    paces = {entry.rank: entry.own_seconds / entry.tokens for entry in times if entry.tokens}
     if not paces:
         return {}
     median = max(statistics.median_low(paces.values()), 1e-12)
@@ -57,7 +53,7 @@ class RankTimes:
         self._rank, self._world, self._every_steps, self._factor = rank, world, every_steps, factor
         self._store: Store = store.clone()  # type: ignore[attr-defined] # a connection of its own: another's may be busy
         self._waiting: list[tuple[dict[str, float], int]] = []
-        self._complete: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._complete: queue.SimpleQueue[RanksRecord] = queue.SimpleQueue()
         self._slow_for = dict.fromkeys(range(world), (0, 0.0))  # log lines, seconds
         self._warned: set[int] = set()
         self._ending = threading.Event()
@@ -67,32 +63,31 @@ class RankTimes:
         """One step of this rank: seconds of each phase, and its own tokens."""
         self._waiting.append((seconds, tokens))
         if step % self._every_steps == 0:
-            times = _means(self._rank, self._waiting)
+            self._thread.submit(self._exchange, step, _means(self._rank, self._waiting))
             self._waiting = []
-            self._thread.submit(self._exchange, step, times)
 
-    def arrived(self) -> Iterator[dict[str, Any]]:
+    def arrived(self) -> Iterator[RanksRecord]:
         """On the first rank: the records that are complete, in order; warns of slow ranks."""
         while not self._complete.empty():
             record = self._complete.get()
-            self._warn(record["ranks"])
+            self._warn(record.ranks)
             yield record
 
-    def close(self) -> Iterator[dict[str, Any]]:
+    def close(self) -> Iterator[RanksRecord]:
         """End the thread, after a moment to collect the last records; returns those."""
         self._ending.set()
         self._thread.shutdown(wait=True)
         return self.arrived()
 
-    def _exchange(self, step: int, times: dict[str, Any]) -> None:
+    def _exchange(self, step: int, times: RankMeans) -> None:
         keys = [f"{KEY}/{step}/{rank}" for rank in range(self._world)]
-        self._store.set(keys[self._rank], json.dumps(times))
+        self._store.set(keys[self._rank], json.dumps(asdict(times)))
         if self._rank > 0 or not self._wait_for(keys):
             return
-        gathered = [json.loads(self._store.get(key)) for key in keys]
+        gathered = tuple(RankMeans(**json.loads(self._store.get(key))) for key in keys)
         for key in keys:
             self._store.delete_key(key)
-        self._complete.put({"kind": "ranks", "step": step, "ranks": gathered})
+        self._complete.put(RanksRecord(step, gathered))
 
     def _wait_for(self, keys: list[str]) -> bool:
         """Whether all ranks have written. An interval that a rank does not report is left out."""
@@ -104,30 +99,26 @@ class RankTimes:
             waited += a_while
         return True
 
-    def _warn(self, times: Sequence[dict[str, Any]]) -> None:
+    def _warn(self, times: Sequence[RankMeans]) -> None:
         slow = slow_ranks(times, self._factor) if self._factor else {}
         for entry in times:
-            rank, (lines, seconds) = entry["rank"], self._slow_for[entry["rank"]]
+            rank, (lines, seconds) = entry.rank, self._slow_for[entry.rank]
             if rank not in slow:
                 self._slow_for[rank] = 0, 0.0
                 self._warned.discard(rank)
                 continue
-            lines, seconds = lines + 1, seconds + self._every_steps * sum(entry["seconds"].values())
+            lines, seconds = lines + 1, seconds + self._every_steps * sum(entry.seconds.values())
             self._slow_for[rank] = lines, seconds
             if lines >= IN_A_ROW and seconds >= LEAST_S and rank not in self._warned:
                 self._warned.add(rank)
                 warn(
-                    f"rank {rank} on host {entry['host']} takes {slow[rank]:.1f} times as long per token as the median "
+                    f"rank {rank} on host {entry.host} takes {slow[rank]:.1f} times as long per token as the median "
                     f"of the ranks, for {lines} log lines in a row; the others wait for it (log.straggler_factor "
                     f"{self._factor:g})"
                 )
 
 
-def _means(rank: int, steps: Sequence[tuple[dict[str, float], int]]) -> dict[str, Any]:
-    """A rank's record: its mean seconds in each phase of a step, and its mean tokens."""
-    return {
-        "rank": rank,
-        "host": platform.node(),
-        "tokens": sum(tokens for _, tokens in steps) / len(steps),
-        "seconds": {phase: statistics.fmean(seconds[phase] for seconds, _ in steps) for phase in PHASES},
-    }
+def _means(rank: int, steps: Sequence[tuple[dict[str, float], int]]) -> RankMeans:
+    tokens = sum(tokens for _, tokens in steps) / len(steps)
+    means = {phase: statistics.fmean(seconds[phase] for seconds, _ in steps) for phase in PHASES}
+    return RankMeans(rank, platform.node(), tokens, means)

@@ -41,13 +41,10 @@ class MetricsTable:
 
     columns: dict[str, Floats] = field(default_factory=dict)
     """Every number of a step by its key (`seconds.data` for one of the phases); NaN where it is null or absent."""
-    evaluations: list[EvaluationRecord] = field(default_factory=list)
-    """In order; metrics that are null are left out."""
+    evaluations: list[EvaluationRecord] = field(default_factory=list)  # in order; metrics that are null are left out
     end: EndRecord | None = None
-    ranks: dict[tuple[int, str], RankSums] = field(default_factory=dict)
-    """By rank and host."""
-    num_unreadable: int = 0
-    """Lines that could not be parsed, apart from an unfinished last line."""
+    ranks: dict[tuple[int, str], RankSums] = field(default_factory=dict)  # by rank and host
+    num_unreadable: int = 0  # lines that could not be parsed, apart from an unfinished last line
 
 
 def read_metrics(path: Path) -> MetricsTable:
@@ -138,21 +135,12 @@ def _texts(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 def _numbers(steps: pa.Table) -> Iterator[tuple[str, Floats]]:
     """The columns that are numbers or booleans, those in `seconds` as `seconds.data`, ...."""
-    for name, column in zip(steps.column_names, steps.columns, strict=True):
-        if pa.types.is_struct(column.type):
-            for part in column.type:
-                inner = f"{name}.{part.name}"
-                yield inner, _floats(inner, pc.struct_field(column, part.name))
-        elif name not in DERIVED and _is_number(column.type) and column.null_count < len(column):
-            yield name, _floats(name, column)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-
-
-def _floats(name: str, column: pa.ChunkedArray) -> Floats:
-    return pc.cast(column, pa.float64()).to_numpy().astype(_precision(name))
+    flat = steps.flatten()
+    for name, column in zip(flat.column_names, flat.columns, strict=True):
+        is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+        is_known = name not in DERIVED and column.null_count < len(column)
+        if is_known and (is_number or pa.types.is_boolean(column.type)):
+            yield name, pc.cast(column, pa.float64()).to_numpy().astype(_precision(name))
 
 
 def _precision(name: str) -> type[np.floating]:
@@ -177,16 +165,13 @@ def _add_ranks(sums: dict[tuple[int, str], RankSums], lines: pa.Table) -> None:
     """Add these records of the ranks' times to the sums of each rank."""
     if not len(lines):
         return
-    entries = pc.list_flatten(lines["ranks"])
-    seconds = pc.struct_field(entries, "seconds")
-    phases = [part.name for part in seconds.type]
-    columns = {name: pc.struct_field(entries, name) for name in ("rank", "host", "tokens")}
-    columns |= {f"seconds.{phase}": pc.struct_field(seconds, phase) for phase in phases}
-    summed = [(name, "sum") for name in ("tokens", *(f"seconds.{phase}" for phase in phases))]
-    grouped = pa.table(columns).group_by(["rank", "host"]).aggregate([("tokens", "count"), *summed])
-    for row in grouped.to_pylist():
+    entries = pa.Table.from_struct_array(pc.list_flatten(lines["ranks"])).flatten()
+    seconds = [name for name in entries.column_names if name.startswith("seconds.")]
+    summed = [("tokens", "count"), *((name, "sum") for name in ("tokens", *seconds))]
+    for row in entries.group_by(["rank", "host"]).aggregate(summed).to_pylist():
         entry = sums.setdefault((row["rank"], row["host"]), RankSums())
         entry.records += row["tokens_count"]
         entry.tokens += row["tokens_sum"]
-        for phase in phases:
-            entry.seconds[phase] = entry.seconds.get(phase, 0.0) + row[f"seconds.{phase}_sum"]
+        for name in seconds:
+            phase = name.removeprefix("seconds.")
+            entry.seconds[phase] = entry.seconds.get(phase, 0.0) + row[f"{name}_sum"]

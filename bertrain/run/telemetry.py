@@ -9,6 +9,7 @@ steps and kernel launches.
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import threading
@@ -22,6 +23,7 @@ from bertrain.base import clock
 from bertrain.base.console import warn
 from bertrain.base.files import write_atomically
 from bertrain.config.settings import LogSettings
+from bertrain.run.folder import read_starts
 from bertrain.run.sensors import Gauge, Sensors, describe, sensors_for, uuid_of
 
 MAX_FAILURES = 3  # in a row, after which a sensor is no longer read
@@ -48,7 +50,7 @@ class TelemetryWriter:
         self._file: TextIO | None = None
         self._has_begun, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="bertrain-telemetry", daemon=True)
-        self._earlier = _read_starts(self._json)
+        self._earlier = read_starts(self._json)
         self._thread.start()
 
     @property
@@ -87,12 +89,11 @@ class TelemetryWriter:
         is_last = False
         while True:
             began, busy = time.monotonic(), time.thread_time()
-            self._write_row(self._sample(began, with_counters=is_last))
+            flush = began - flushed >= FLUSH_EVERY_S or is_last
+            flushed = began if flush else flushed
+            self._write_row(self._sample(began, with_counters=is_last), flush=flush)
             self._has_begun.set()
             offset = self._watch_clock(offset)
-            if began - flushed >= FLUSH_EVERY_S or is_last:
-                flushed = began
-                self._flush()
             if is_last:
                 return
             took = time.thread_time() - busy
@@ -151,21 +152,14 @@ class TelemetryWriter:
         except OSError as error:
             self._give_up_writing(error)
 
-    def _write_row(self, row: list[float | None]) -> None:
+    def _write_row(self, row: list[float | None], *, flush: bool) -> None:
         if self._file is None:
             return
+        stamps = [f"{stamp:.6f}" for stamp in row[:2]]
         try:
-            stamps, values = row[:2], row[2:]
-            cells = [f"{stamp:.6f}" for stamp in stamps] + ["" if v is None else f"{v:.10g}" for v in values]
-            self._file.write(",".join(cells) + "\n")
-        except OSError as error:
-            self._give_up_writing(error)
-
-    def _flush(self) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.flush()
+            self._file.write(",".join(stamps + ["" if v is None else f"{v:.10g}" for v in row[2:]]) + "\n")
+            if flush:
+                self._file.flush()
         except OSError as error:
             self._give_up_writing(error)
 
@@ -230,15 +224,6 @@ class EnergyMeter:
         return self._integral if self._first is None else self._newest - self._first
 
 
-def _read_starts(path: Path) -> list[dict[str, Any]]:
-    """The entries of earlier starts in telemetry.json; none if the file is damaged."""
-    try:
-        starts = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return []
-    return starts if isinstance(starts, list) else []
-
-
 def _set_aside_other_columns(path: Path, header: str) -> None:
     """Rename a file with other columns, from a start on another machine, so that its rows are kept."""
     if not path.is_file() or path.stat().st_size == 0:
@@ -246,16 +231,12 @@ def _set_aside_other_columns(path: Path, header: str) -> None:
     with open(path, encoding="ascii", errors="replace") as file:
         if file.readline().rstrip("\n") == header:
             return
-    number = 1
-    while (other := path.with_name(f"{path.stem}-before-{number}.csv")).exists():
-        number += 1
-    path.rename(other)
+    names = (path.with_name(f"{path.stem}-before-{number}.csv") for number in itertools.count(1))
+    path.rename(next(other for other in names if not other.exists()))
 
 
 @contextmanager
-def telemetry_of(
-    folder: Path, device: Any, settings: LogSettings, *, rank: int = 0
-) -> Iterator[TelemetryWriter | None]:
+def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int) -> Iterator[TelemetryWriter | None]:
     """Sample while the body runs, if log.telemetry is set. Rank N > 0 writes telemetry-N.csv."""
     if not settings.telemetry:
         yield None

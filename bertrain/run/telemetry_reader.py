@@ -8,7 +8,6 @@ there is a time. Elapsed time is the sum of the intervals between samples; a clo
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections import Counter
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from bertrain.base.formatting import few
+from bertrain.run.folder import read_starts
 from bertrain.run.sensors import throttle_reasons
 from bertrain.run.stream import parse_by_halves, whole_lines
 
@@ -82,18 +82,14 @@ class Device:
 
     name: str
     tracks: dict[str, Track] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Number of throttled samples, by reason."""
+    reasons: Counter[str] = field(default_factory=Counter)  # number of throttled samples, by reason
     num_samples: int = 0
-    seconds: float = 0.0
-    """Time from the first sample to the last."""
+    seconds: float = 0.0  # time from the first sample to the last
     bin_s: float = 1.0
     energy_j: float = 0.0
-    num_set_back: int = 0
-    """How often the clock was set back between two samples."""
+    num_set_back: int = 0  # how often the clock was set back between two samples
     longest_gap_s: float = 0.0
-    starts: Doubles = field(default_factory=lambda: np.zeros(0))
-    """When each start of the run began to sample."""
+    starts: Doubles = field(default_factory=lambda: np.zeros(0))  # when each start of the run began to sample
     _last_time: float = math.nan
     _last_energy: float = math.nan
     _last_start: int = 0
@@ -120,9 +116,8 @@ class Device:
                     for reason in reasons_of(counted["values"]):
                         self.reasons[reason] += counted["counts"]
             elif name == ENERGY:
-                self._add_energy(
-                    _numbers(table, name), np.searchsorted(self.starts - START_TOLERANCE_S, times, side="right")
-                )
+                starts = np.searchsorted(self.starts - START_TOLERANCE_S, times, side="right")
+                self._add_energy(_numbers(table, name), starts)
             elif name not in NOT_TRACKS:
                 self.tracks.setdefault(name, Track()).add(bins, _numbers(table, name))
 
@@ -152,10 +147,8 @@ class RunTelemetry:
 
     devices: list[Device]
     num_unreadable: int = 0
-    missing: list[str] = field(default_factory=list)
-    """Sentences on the sensors that could not be read."""
-    joules: float = 0.0
-    """Energy of all devices; a counter that several ranks share counts once."""
+    missing: list[str] = field(default_factory=list)  # sentences on the sensors that could not be read
+    joules: float = 0.0  # energy of all devices; a counter that several ranks share counts once
 
 
 def reasons_of(cell: str | None) -> list[str]:
@@ -186,7 +179,7 @@ def read_telemetry(folder: Path) -> RunTelemetry:
             if not names:
                 header, _, block = block.partition(b"\n")
                 names = _names(header)
-                if _time_column(names) == "":
+                if not _time_column(names):
                     num_unreadable += 1
                     break
             tables, unreadable = parse_by_halves(block, partial(_parse, names=names))
@@ -205,9 +198,8 @@ def read_telemetry(folder: Path) -> RunTelemetry:
         if not counter or counter not in counted:
             joules += sum(device.energy_j for (owner, _), device in devices.items() if owner == rank)
         counted.add(counter)
-    sentences = [
-        f"telemetry of rank {few(ranks)} has no {few(columns)}: {why}" for why, (columns, ranks) in missing.items()
-    ]
+    why_missing = ((few(ranks), few(columns), why) for why, (columns, ranks) in missing.items())
+    sentences = [f"telemetry of rank {ranks} has no {columns}: {why}" for ranks, columns, why in why_missing]
     return RunTelemetry([devices[key] for key in sorted(devices)], num_unreadable, sentences, joules)
 
 
@@ -231,7 +223,7 @@ def newest_samples(folder: Path) -> dict[str, dict[str, float]]:
                 numbers = {name: _number(sample[name]) for name in names if name not in (*TEXTS, *TIMES, "monotonic")}
                 known = {name: value for name, value in numbers.items() if math.isfinite(value)}
                 # Some sensors are read less often: an empty cell keeps the value of an earlier row.
-                found.setdefault(_device_name(sample, names, rank), {}).update(known)
+                found.setdefault(_device_name(sample, rank), {}).update(known)
     return found
 
 
@@ -250,13 +242,8 @@ def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     """The notes of each start of a rank in telemetry.json, as far as they are readable."""
-    try:
-        starts = json.loads((folder / (f"telemetry-{rank}.json" if rank else "telemetry.json")).read_text())
-    except (OSError, ValueError):
-        return []
-    if not isinstance(starts, list):
-        return []
-    return [notes for notes in starts if isinstance(notes, dict) and isinstance(notes.get("missing"), dict)]
+    starts = read_starts(folder / (f"telemetry-{rank}.json" if rank else "telemetry.json"))
+    return [notes for notes in starts if isinstance(notes.get("missing"), dict)]
 
 
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
@@ -269,29 +256,24 @@ def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
 
 
 def _add(devices: dict[tuple[int, str], Device], rank: int, table: pa.Table, starts: Doubles) -> None:
-    key = _device_column(table.column_names)
+    key = next((name for name in DEVICES if name in table.column_names), None)
     for value in pc.unique(table[key]).to_pylist() if key else [None]:
-        part = table.filter(pc.equal(table[key], value)) if key and value is not None else table
+        part = table.filter(pc.equal(table[key], value)) if value is not None else table
         if len(part):
-            name = _device_name({key: value} if key and value else {}, table.column_names, rank)
+            name = _device_name({key or "": value or ""}, rank)
             devices.setdefault((rank, name), Device(name, starts=starts)).add(part)
 
 
-def _device_column(names: Sequence[str]) -> str | None:
-    return next((name for name in DEVICES if name in names), None)
-
-
-def _device_name(sample: dict[str, str], names: Sequence[str], rank: int) -> str:
+def _device_name(sample: dict[str, str], rank: int) -> str:
     """`rank 3`, or with a device column `gpu 0` or `rank 3 gpu 0`."""
-    key = _device_column(names)
-    if key and sample.get(key):
-        return f"{key} {sample[key]}" if rank == 0 else f"rank {rank} {key} {sample[key]}"
-    return f"rank {rank}"
+    key = next((name for name in DEVICES if name in sample), "")
+    if not sample.get(key):
+        return f"rank {rank}"
+    return f"{key} {sample[key]}" if rank == 0 else f"rank {rank} {key} {sample[key]}"
 
 
 def _numbers(table: pa.Table, name: str) -> Doubles:
-    numbers: Doubles = table[name].to_numpy().astype(np.float64)
-    return numbers
+    return table[name].to_numpy().astype(np.float64)
 
 
 def _number(text: str) -> float:

@@ -277,8 +277,8 @@ def test_every_unit_of_a_single_document(tmp_path: Path) -> None:
     assert len(manifest["files"]) == len(words), "as many units"
     shards = Shards.open(tmp_path / "data")
     for row in range(len(shards)):
-        tokens = shards.gather(np.array([row])).tolist()
-        split = int(shards.segment_b(np.array([row]))[0])
+        tokens = shards.read(np.array([row])).tokens.tolist()
+        split = int(shards.read(np.array([row])).segment_b[0])
         a, b = set(tokens[1 : split - 1]), set(tokens[split:-1])
         assert len(a) == len(b) == 1
         assert (a != b) == bool(shards.is_random(np.array([row]))[0])

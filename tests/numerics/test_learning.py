@@ -16,7 +16,7 @@ from tests import helpers
 
 def unigram_entropy(shards: Shards) -> float:
     """Nats per word of the best guess that looks at nothing but frequencies."""
-    tokens = shards.gather(np.arange(len(shards)))
+    tokens = shards.read(np.arange(len(shards))).tokens
     words = tokens[tokens >= len(helpers.SPECIAL)]
     shares = np.bincount(words) / len(words)
     return -sum(share * math.log(share) for share in shares[shares > 0])

@@ -168,8 +168,8 @@ def test_manifest_and_shards_tell_the_truth(tmp_path: Path) -> None:
         assert (file["bytes"], file["sha256"]) == file_digest(tmp_path / "data" / file["name"])
     words = shards.vocabulary
     for row in range(len(shards)):
-        tokens = shards.gather(np.array([row]))
-        split = int(shards.segment_b(np.array([row]))[0])
+        tokens = shards.read(np.array([row])).tokens
+        split = int(shards.read(np.array([row])).segment_b[0])
         assert tokens[0] == words.id_of("[CLS]")
         assert tokens[split - 1] == tokens[-1] == words.id_of("[SEP]")
         assert (tokens == words.id_of("[SEP]")).sum() == 2
@@ -193,7 +193,7 @@ def test_vocabularies_beyond_65535_words(tmp_path: Path, extra: int, token_type:
     examples = [Example([2, last, 3, 7, 3], 3, True), Example([2, 6, 3, last, last, 3], 3, False)]
     write_shards(tmp_path / "data", examples, vocabulary, preparation={}, rows_per_shard=9)
     shards = Shards.open(tmp_path / "data")
-    assert shards.gather(np.array([1, 0])).tolist() == [2, 6, 3, last, last, 3, 2, last, 3, 7, 3]
+    assert shards.read(np.array([1, 0])).tokens.tolist() == [2, 6, 3, last, last, 3, 2, last, 3, 7, 3]
     assert shards.is_random(np.array([1, 0])).tolist() == [0, 1]
     assert pa.ipc.open_file(tmp_path / "data" / "shard-00000.arrow").schema.field("tokens").type == pa.list_(token_type)
 
@@ -215,10 +215,10 @@ def test_copies_draw_anew(tmp_path: Path) -> None:
     prepare([text], tmp_path / "two", vocab=vocab, max_seq_length=64, dupe_factor=2)
     one, two = Shards.open(tmp_path / "one"), Shards.open(tmp_path / "two")
     first = np.arange(len(one))
-    assert (one.gather(first) == two.gather(first)).all(), "the first copy is what one copy is"
+    assert (one.read(first).tokens == two.read(first).tokens).all(), "the first copy is what one copy is"
     again = np.arange(len(one), len(two))
     assert abs(len(again) / len(first) - 1) < 0.2
-    assert two.gather(again).tolist() != one.gather(first).tolist()
+    assert two.read(again).tokens.tolist() != one.read(first).tokens.tolist()
 
 
 def test_the_trainer_takes_full_sentences_without_next_sentence_prediction(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_the_trainer_takes_full_sentences_without_next_sentence_prediction(tmp_p
     prepare([text], tmp_path / "data", vocab=vocab, max_seq_length=64, full_sentences=True)
     shards = Shards.open(tmp_path / "data")
     rows = np.arange(len(shards))
-    assert (shards.segment_b(rows) == shards.lengths).all()
+    assert (shards.read(rows).segment_b == shards.lengths).all()
     (step,) = Loader(shards, helpers.tiny_settings(model__nsp=False)).steps(0, 0, 1)
     assert not any(batch.segment_ids.any() for batch in step.bins)
     with helpers.refused("no-next-sentence", "--model.nsp false"):

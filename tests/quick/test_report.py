@@ -38,10 +38,10 @@ def test_smoothing_stays_centred_to_the_ends() -> None:
 
 def test_lengths_fall_into_equal_ranges() -> None:
     lengths = {1: 1, 3: 2, 4: 1, 5: 2, 10: 2}
-    assert arithmetic.bin_lengths(lengths, most=4) == ([0, 3, 6, 9, 12], [3 / 8, 3 / 8, 0.0, 2 / 8])
-    assert arithmetic.bin_lengths({2: 3}, most=4) == ([0, 1, 2], [0.0, 1.0])
+    assert plots.bin_lengths(lengths, most=4) == ([0, 3, 6, 9, 12], [3 / 8, 3 / 8, 0.0, 2 / 8])
+    assert plots.bin_lengths({2: 3}, most=4) == ([0, 1, 2], [0.0, 1.0])
     # (1 + 6 + 4 + 10 + 20) / 8 = 5.125
-    assert arithmetic.describe_lengths(lengths) == "8 examples of 5.1 tokens on average; 25.0% have 10, the most."
+    assert plots.describe_lengths(lengths) == "8 examples of 5.1 tokens on average; 25.0% have 10, the most."
 
 
 @pytest.mark.parametrize(

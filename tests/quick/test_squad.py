@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.text.tokenizer import build_pipeline
@@ -19,6 +18,7 @@ from bertrain.tasks.squad.answers import Candidate, rank_answers
 from bertrain.tasks.squad.files import find_file, read_squad
 from bertrain.tasks.squad.task import SquadSplit, SquadTask
 from bertrain.tasks.squad.windows import find_nearest
+from tests import helpers
 from tests.helpers import SHARED_DATA, refused
 from tests.plain_squad import PlainWindow, plain_answers, plain_windows
 
@@ -279,7 +279,7 @@ def test_a_file_without_answers_is_to_be_predicted(tmp_path: Path) -> None:
 
 
 def test_a_question_needs_room_for_a_text_beside_it() -> None:
-    with pytest.raises(UserError, match=r"task.max_query_length 64 leaves no room"):
+    with helpers.refused("query-too-long", "task.max_query_length 64"):
         settings_of("v1.1", data__max_seq_length=67)
     settings_of("v1.1", data__max_seq_length=68)
 

@@ -112,7 +112,7 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     text.write_text("bato kese unheardof bato\n\n" * 30)
     bertrain.prepare([text], tmp_path / "data", vocab=helpers.write_vocabulary(tmp_path / "vocab.txt"))
     shards = Shards.open(tmp_path / "data")
-    words = shards.gather(np.arange(len(shards))).tolist()
+    words = shards.read(np.arange(len(shards))).tokens.tolist()
     unknown = words.count(shards.vocabulary.id_of("[UNK]"))
     assert unknown > 0
     assert bertrain.data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
 from bertrain.launch.local import describe_failure
 from bertrain.ranks.watchdog import PLACES, STARTING, Beat, Heartbeat, describe_hang, have_stopped, waited_for
+from bertrain.run.records import RankMeans
 from bertrain.run.stragglers import slow_ranks
 from tests import helpers
 
@@ -72,9 +71,9 @@ def test_what_may_take_long() -> None:
     assert here.now[2] > before[2]
 
 
-def times(rank: int, own: float, waiting: float, tokens: float = 1000) -> dict[str, Any]:
+def times(rank: int, own: float, waiting: float, tokens: float = 1000) -> RankMeans:
     seconds = {"data": 0.25 * own, "forward_backward": 0.75 * own, "reduction": waiting, "optimizer": 0.1}
-    return {"rank": rank, "host": "node", "tokens": tokens, "seconds": seconds}
+    return RankMeans(rank, "node", tokens, seconds)
 
 
 def test_the_slow_rank_is_the_one_that_does_not_wait() -> None:

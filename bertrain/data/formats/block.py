@@ -88,21 +88,19 @@ def draw_masks(block: Block, rows: Ints, keys: Words, rules: MaskingRules) -> Bl
 def concatenate(blocks: Sequence[Block]) -> Block:
     """Blocks end to end; all of them with masks, or none."""
     masks = [block.masks for block in blocks if block.masks is not None]
+    answers = [block.answers for block in blocks if block.answers is not None]
+    joined_masks = Masks(
+        _end_to_end([one.counts for one in masks]),
+        _end_to_end([one.positions for one in masks]),
+        _end_to_end([one.labels for one in masks]),
+    )
     return Block(
         _end_to_end([block.tokens for block in blocks]),
         _end_to_end([block.lengths for block in blocks]),
         _end_to_end([block.segment_b for block in blocks]),
         _end_to_end([block.is_random for block in blocks]),
-        Masks(
-            _end_to_end([one.counts for one in masks]),
-            _end_to_end([one.positions for one in masks]),
-            _end_to_end([one.labels for one in masks]),
-        )
-        if masks
-        else None,
-        _end_to_end([block.answers for block in blocks if block.answers is not None])
-        if blocks and all(block.answers is not None for block in blocks)
-        else None,
+        joined_masks if masks else None,
+        np.concatenate(answers) if answers and len(answers) == len(blocks) else None,
     )
 
 

@@ -13,7 +13,7 @@ A counting sort assigns sequences to rows: a packing stores four bytes for each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +72,10 @@ def pack_histogram(
     return [Strategy(lengths, rows) for lengths, rows in sorted(packed.items(), reverse=True)]
 
 
-def efficiency(strategies: Iterable[Strategy], row_length: int) -> float:
+def efficiency(strategies: Sequence[Strategy], row_length: int) -> float:
     """The share of all places in the rows that sequences take."""
-    tokens = rows = 0
-    for strategy in strategies:
-        tokens += strategy.rows * sum(strategy.lengths)
-        rows += strategy.rows
-    return tokens / (rows * row_length)
+    tokens = sum(strategy.rows * sum(strategy.lengths) for strategy in strategies)
+    return tokens / (sum(strategy.rows for strategy in strategies) * row_length)
 
 
 def _fill(fillings: list[tuple[tuple[int, ...], int]], counts: Ints) -> list[tuple[tuple[int, ...], int]]:

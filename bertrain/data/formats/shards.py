@@ -140,7 +140,8 @@ class Shards:
             counts = self.predictions[rows].astype(np.int64)
             masks = Masks(counts, self._mlm_positions.gather(rows), self._mlm_labels.gather(rows))
         lengths = self.lengths[rows].astype(np.int64)
-        block = Block(self.gather(rows), lengths, self.segment_b(rows), self.is_random(rows), masks)
+        segment_b = self._segment_b[rows].astype(np.int64)
+        block = Block(self._tokens.gather(rows), lengths, segment_b, self.is_random(rows), masks)
         self._refuse_damage(rows, block)
         return block
 
@@ -168,14 +169,6 @@ class Shards:
         path = self.folder / self.manifest["files"][shard]["name"]
         row -= int(self._first_row[shard])
         return UserError("damaged-data", f"{path} is damaged in row {row}: {complaint}; prepare the data again")
-
-    def gather(self, rows: Ints) -> Ints:
-        """The tokens of `rows`, one after another."""
-        return self._tokens.gather(rows)
-
-    def segment_b(self, rows: Ints) -> Ints:
-        """Where segment B begins in each of `rows`."""
-        return self._segment_b[rows].astype(np.int64)
 
     def is_random(self, rows: Ints) -> Ints:
         """Next-sentence label of each of `rows`: 1 where B was drawn at random, as in BERT's reference."""

@@ -112,13 +112,8 @@ def block_of_examples(examples: Sequence[Example]) -> Block:
     if examples[0].mlm_positions is not None:
         positions, counts = _flatten([example.mlm_positions or [] for example in examples])
         masks = Masks(counts, positions, _flatten([example.mlm_labels or [] for example in examples])[0])
-    return Block(
-        tokens,
-        lengths,
-        np.array([example.segment_b for example in examples]),
-        np.array([example.is_random for example in examples]),
-        masks,
-    )
+    segment_b, is_random = zip(*((example.segment_b, example.is_random) for example in examples), strict=True)
+    return Block(tokens, lengths, np.array(segment_b), np.array(is_random), masks)
 
 
 def _flatten(lists: list[list[int]]) -> tuple[Ints, Ints]:
