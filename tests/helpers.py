@@ -125,7 +125,7 @@ def refused(code: str, *named: object, kind: type[UserError] = UserError) -> Ite
     """Expect a user error of this code, whose sentence names each of `named`: a file, a line, a value."""
     with pytest.raises(kind) as caught:
         yield caught
-    assert caught.value.code == code, caught.value
+    assert caught.value.code == code, f"{caught.value} [{caught.value.code}]"
     for value in named:
         assert str(value) in str(caught.value), caught.value
 

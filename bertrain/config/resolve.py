@@ -17,6 +17,8 @@ from bertrain.base.errors import UserError, nearest
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
+TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
+"""The type of every setting."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 RENAMED = {"evaluate.at_once": "evaluate.batch_size"}
 """Settings by their former names, which the config.json of an older run may have."""
@@ -51,8 +53,7 @@ def resolve(
     command_line: dict[str, dict[str, Any]] = {}
     for key, text in overrides or []:
         section, name = _split_key(key)
-        hint = get_type_hints(SECTIONS[section])[name]
-        command_line.setdefault(section, {})[name] = _parse_text(text, hint, key)
+        command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
     return _with_absolute_paths(from_dict(values))
 
@@ -77,7 +78,7 @@ def override(settings: Settings, overrides: list[tuple[str, str]], *, also: Cont
         section, name = _split_key(key)
         if _metadata(section, name)["shapes_training"] and key not in also:
             raise UserError("fixed-setting", f"{key} shapes the training, so a run cannot change it; start a new run")
-        values[section][name] = _parse_text(text, get_type_hints(SECTIONS[section])[name], key)
+        values[section][name] = _parse_text(text, TYPES[key], key)
     return _with_absolute_paths(from_dict(values))
 
 
@@ -157,7 +158,7 @@ def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
     checked = {}
     for name, value in fields.items():
         _split_key(f"{section}.{name}")
-        hint = get_type_hints(SECTIONS[section])[name]
+        hint = TYPES[f"{section}.{name}"]
         checked[name] = _check_value(value, hint, f"{section}.{name}", _metadata(section, name))
     return checked
 
@@ -225,10 +226,9 @@ def _split_key(key: str) -> tuple[str, str]:
     if key in RENAMED:
         raise UserError("renamed-setting", f"{key} is now {RENAMED[key]}")
     section, _, name = key.partition(".")
-    known = [f"{part}.{item.name}" for part, kind in SECTIONS.items() for item in dataclasses.fields(kind)]
-    if key not in known:
-        same_field = [candidate for candidate in known if candidate.endswith(f".{name or section}")]
-        hint = f"; did you mean {same_field[0]!r}?" if same_field else nearest(key, known)
+    if key not in TYPES:
+        same_field = [candidate for candidate in TYPES if candidate.endswith(f".{name or section}")]
+        hint = f"; did you mean {same_field[0]!r}?" if same_field else nearest(key, list(TYPES))
         raise UserError("unknown-setting", f"no setting named {key!r}{hint}")
     return section, name
 

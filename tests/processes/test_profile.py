@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.base.errors import UserError
 from bertrain.cli.main import app
 from bertrain.profiling.sets import find_sets
 from tests import helpers
@@ -30,5 +29,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "query, key, value" in said
     for found in find_sets([out]):
         assert found.energy_tokens == found.tokens.sum(), "a processor's energy is that of both ranks"
-    with pytest.raises(UserError, match="exists and is not an empty folder"):
+    with helpers.refused("occupied-folder", out):
         app(["profile", "bert-tiny", "--out", str(out), *arguments], standalone_mode=False)

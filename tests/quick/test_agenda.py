@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from bertrain.base.errors import UserError
 from bertrain.optim.schedules import learning_rate
 from bertrain.planning.time_budget import TIMED_STEPS, WARM_UP_STEPS, measure, without_an_end
 from bertrain.ranks.signals import END, GO_ON, SAVE, STOP
@@ -198,7 +197,5 @@ def test_the_length_is_fixed_once_enough_steps_were_timed() -> None:
 
 
 def test_a_budget_and_a_fixed_end_of_the_decay_contradict_each_other() -> None:
-    with pytest.raises(
-        UserError, match=r"train.budget 10m sets where the decay ends; leave schedule.decay_steps 50 out"
-    ):
+    with helpers.refused("conflicting-settings", "train.budget", "schedule.decay_steps 50"):
         helpers.tiny_settings(train__budget="10m", schedule__decay_steps=50)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.launch.job import (
     JobSpec,
@@ -66,7 +65,7 @@ def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: s
 
 
 def test_a_time_that_is_none() -> None:
-    with pytest.raises(UserError, match="--time is 'soon'"):
+    with helpers.refused("invalid-duration", "--time", "soon"):
         JobSpec(procs_per_node=1, time="soon").check("slurm")
 
 

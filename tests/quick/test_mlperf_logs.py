@@ -197,21 +197,6 @@ def write_results(folder: Path, *, samples: int = 2_249_099, same_seed: bool = F
     return folder
 
 
-@needs_logs
-@pytest.mark.parametrize("division", [None, "open"])
-def test_published_results_pass(division: str | None) -> None:
-    checked = check_results(LOGS / "nvidia-h200x8-v4.0", division=division)  # type: ignore[arg-type]
-    assert checked.passes, checked.verdict
-    assert len(checked.compliance) == 20
-    assert checked.seeds_pass
-    assert checked.scaled_minutes == pytest.approx(5.2116, abs=1e-4)
-    if division is None:
-        for point in checked.convergence.values():
-            assert point.reference == pytest.approx(2_443_934, abs=1)
-            assert point.samples == pytest.approx(2_492_563, abs=1)
-            assert point.scaling == 1.0
-
-
 def test_a_score_is_scaled_where_it_converged_a_little_faster_than_the_reference(tmp_path: Path) -> None:
     checked = check_results(write_results(tmp_path, samples=2_324_351))
     assert checked.passes, checked.verdict

@@ -281,12 +281,3 @@ def test_a_question_needs_room_for_a_text_beside_it() -> None:
     with refused("query-too-long", "task.max_query_length 64"):
         settings_of("v1.1", data__max_seq_length=67)
     settings_of("v1.1", data__max_seq_length=68)
-
-
-@pytest.mark.skipif(not SQUAD.is_dir(), reason="needs ../shared/data/squad")
-def test_the_whole_development_set_has_as_many_windows_as_in_the_official_code() -> None:
-    """MLPerf Inference, which cuts this file as Google's BERT does (384 tokens, stride 128), counts 10,833 samples."""
-    split = dev_of(open_task(SQUAD / "dev-v1.1.json"))
-    assert split.num_examples == 10_570
-    assert len(split.block) == 10_833
-    assert split.metrics(right_outputs(split))["f1"] > 99.5

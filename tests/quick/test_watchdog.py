@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, UserError
+from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK
 from bertrain.launch.local import describe_failure
 from bertrain.ranks.watchdog import PLACES, STARTING, Beat, Heartbeat, describe_hang, have_stopped, waited_for
 from bertrain.run.records import RankMeans
@@ -90,7 +90,7 @@ def test_a_rank_with_more_work_is_not_slow() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1])
 def test_a_factor_that_would_name_everybody_is_refused(factor: float) -> None:
-    with pytest.raises(UserError, match=r"log\.straggler_factor"):
+    with helpers.refused("out-of-range", "log.straggler_factor"):
         helpers.tiny_settings(log__straggler_factor=factor)
 
 

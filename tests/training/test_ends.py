@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings
 from bertrain.reports.report import report
 from bertrain.run import checkpoint
@@ -124,7 +123,7 @@ def test_nothing_is_saved_where_that_is_asked_for(tmp_path: Path, capsys: pytest
     pretrain(small(checkpoint__enabled=False, checkpoint__every_steps=1, train__max_steps=3), data, run)
     assert not (run / "checkpoints").exists()
     assert "checkpoint.enabled is false: nothing will be saved" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"checkpoint.keep_best .*checkpoint.enabled"):
+    with helpers.refused("conflicting-settings", "checkpoint.keep_best", "checkpoint.enabled"):
         small(checkpoint__enabled=False, checkpoint__keep_best=True, evaluate__data=data)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bertrain.base.errors import UserError
 from bertrain.ranks.restart import ROLLED_BACK
 from bertrain.training.start import pretrain, resume, roll_back
 from tests import helpers
@@ -26,7 +25,7 @@ def checkpoints(run: Path) -> set[str]:
 def test_nothing_is_put_aside_before_all_was_checked(trained: tuple[Path, Path]) -> None:
     _, run = trained
     before = checkpoints(run)
-    with pytest.raises(UserError, match="nowhere"):
+    with helpers.refused("missing-data", "nowhere"):
         resume(run, [("evaluate.data", "nowhere")], from_step=2)
     with helpers.refused("unknown-checkpoint", 3, "2, 4, 6"):
         resume(run, from_step=3)
