@@ -20,3 +20,11 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
             labels = model.num_labels if model.head == "classify" else 1
             heads = width * width + width + labels * (width + 1)
     return embeddings + matrices + other + heads, matrices
+
+
+def training_flops(model: ModelSettings, length: int, mask_probability: float) -> float:
+    """Floating-point operations of a token's forward and backward pass, in examples of `length` tokens."""
+    _, matrices = count_parameters(model)
+    attention = 2 * model.num_layers * model.hidden_size * length  # scores and weighted sum
+    prediction = mask_probability * model.hidden_size * (model.padded_vocab_size + model.hidden_size)
+    return 6 * (matrices + attention + prediction)

@@ -29,6 +29,7 @@ ROOMS = [
     "reports",
     "profiling",
     "launch",
+    "pipeline",
     "mlperf",
     "cli",
 ]

@@ -1,0 +1,208 @@
+"""What `bertrain train` chooses: the size of the model and how to train it, for a text, a machine and a budget.
+
+The rules are arithmetic on a few facts, so that they can be read, tested and overridden. docs/how-to-own-text.md has
+them as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bertrain.base.errors import UserError
+from bertrain.base.formatting import duration
+from bertrain.base.units import parse_duration
+from bertrain.config.model_size import count_parameters, training_flops
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+
+Size = Literal["auto", "tiny", "mini", "small", "medium", "base", "large"]
+SIZES = tuple(size for size in get_args(Size) if size != "auto")
+
+LEARNING_RATES = {"tiny": 3e-3, "mini": 2e-3, "small": 1.5e-3, "medium": 1e-3, "base": 6e-4, "large": 4e-4}
+VOCABULARIES = {"tiny": 6000, "mini": 8000, "small": 16000, "medium": 24000, "base": 30000, "large": 30000}
+CONTINUED_RATE = 5e-5  # training that begins with trained weights
+CHARACTERS_PER_TOKEN = 4.5
+CHARACTERS_PER_WORD_PIECE = 200  # of text for each entry of a vocabulary; rarer pieces are hardly trained
+TOKENS_PER_PARAMETER = 20  # that a model should read, as in compute-optimal training
+PARAMETERS_PER_TOKEN = 4  # of the text: a larger model would learn it by heart
+LEAST_TOKENS = 20_000  # of text; below it, nothing is learned that carries over
+LEAST_DOCUMENTS = 20
+STEPS = 3000  # wanted: more steps of fewer tokens learn more from little data, down to the smallest step
+LEAST_STEP, LARGEST_STEP = 2048, 131_072  # tokens
+LONG_RUN_S = 2 * 3600
+EPOCHS_WITHOUT_DROPOUT = 20
+EVALUATIONS = 10
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text to train on, counted after its extraction, or estimated before."""
+
+    documents: int
+    sentences: int
+    characters: int
+
+    @property
+    def tokens(self) -> int:
+        return int(self.characters / CHARACTERS_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What trains: `devices` GPUs, or one CPU, and the training speed that a quick test of one gave."""
+
+    name: str
+    devices: int
+    flops_per_s: float
+    is_gpu: bool
+
+    def tokens_in(self, seconds: float, settings: Settings) -> int:
+        """Tokens that a model reads in `seconds`."""
+        per_token = training_flops(settings.model, settings.data.max_seq_length, settings.data.mask_probability)
+        return int(seconds * self.devices * self.flops_per_s / per_token)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing that was chosen, and why."""
+
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was chosen."""
+
+    recipe: str
+    overrides: dict[str, str]
+    vocabulary_size: int
+    """Of a vocabulary to train; 0: that of the initial weights."""
+    choices: tuple[Choice, ...]
+
+    @property
+    def settings(self) -> Settings:
+        return resolve(self.recipe, list(self.overrides.items()))
+
+    def lines(self) -> list[str]:
+        """The choices as a table, each with its reason."""
+        names, values = (max(len(getattr(one, field)) for one in self.choices) for field in ("what", "value"))
+        return [f"  {one.what:<{names}}  {one.value:<{values}}  {one.reason}" for one in self.choices]
+
+
+def make_plan(
+    text: Text,
+    machine: Machine,
+    *,
+    budget: str,
+    size: Size = "auto",
+    init: str = "",
+    given: Mapping[str, str] | None = None,
+) -> Plan:
+    """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice."""
+    refuse_too_little(text)
+    given = dict(given or {})
+    seconds = parse_duration(budget, "--budget")
+    length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
+    overrides = {"data.max_seq_length": length, "data.max_predictions": str(-(-int(length) * 15 // 100))}
+    vocabulary = 0 if init else min(VOCABULARIES["large"], text.characters // CHARACTERS_PER_WORD_PIECE)
+    size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
+    recipe = f"bert-{size}"
+    vocabulary = min(vocabulary, VOCABULARIES[size])
+    if vocabulary:
+        overrides["model.vocab_size"] = str(vocabulary)
+    chosen = resolve(recipe, [*overrides.items(), *given.items()])
+    tokens = machine.tokens_in(seconds, chosen)
+    epochs = tokens / text.tokens
+    step = _round_to(64, min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // STEPS)))
+    rate = CONTINUED_RATE if init else LEARNING_RATES[size]
+    has_pairs = text.sentences >= 2 * text.documents
+    dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
+    samples = tokens // max(1, chosen.data.max_seq_length)
+    overrides |= {
+        "model.nsp": str(has_pairs).lower(),
+        "model.hidden_dropout": dropout,
+        "model.attention_dropout": dropout,
+        "batch.sequences": "0",
+        "batch.tokens": str(step),
+        "batch.auto": "true",
+        "optimizer.learning_rate": f"{rate:g}",
+        "schedule.warmup_steps": "0",
+        "schedule.warmup_share": "0.06",
+        "train.budget": budget,
+        "train.precision": "auto",
+        "evaluate.every_samples": str(max(1, samples // EVALUATIONS)),
+        "checkpoint.every_steps": "0",
+        "checkpoint.every_minutes": "5",
+        "log.every_steps": "20",
+    }
+    if size in ("tiny", "mini", "small") and not init:
+        overrides |= {"model.initial_heads": "neighbours", "model.initializer_range": "0.06"}
+    model = chosen.model
+    choices = [
+        Choice("budget", budget, "time of the training itself; --budget"),
+        Choice("device", machine.name, f"{machine.flops_per_s * machine.devices / 1e9:,.0f} GFLOP/s in a quick test"),
+        Choice("length", f"{length} tokens", "512 on a GPU with a budget above 2 h, else 128"),
+        Choice("step", f"{step:,} tokens", f"about {tokens / 1e6:,.1f} M tokens in the budget, {epochs:.1f} epochs"),
+        Choice("learning rate", f"{rate:g}", "for continued training" if init else f"for size {size}"),
+        Choice("dropout", dropout, f"0.1 above {EPOCHS_WITHOUT_DROPOUT} epochs, or with --init"),
+        Choice(
+            "next sentence",
+            "yes" if has_pairs else "no",
+            f"{text.sentences / text.documents:.1f} sentences in a document; pairs need 2",
+        ),
+    ]
+    if init:
+        choices.insert(2, Choice("weights", init, "size and vocabulary are theirs"))
+    else:
+        shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
+        choices.insert(2, Choice("size", f"{size} ({shape})", why))
+        choices.insert(3, Choice("vocabulary", f"{vocabulary:,} word pieces", f"trained on the text, for size {size}"))
+    for key, value in given.items():
+        overrides[key] = value
+        choices.append(Choice(key, value, "as you set it"))
+    return Plan(recipe, overrides, vocabulary, tuple(choices))
+
+
+def refuse_too_little(text: Text) -> None:
+    """Refuse a text from which nothing can be learned, and say what is missing."""
+    if text.tokens < LEAST_TOKENS:
+        need = f"{LEAST_TOKENS * CHARACTERS_PER_TOKEN / 1e3:,.0f} kB"
+        raise UserError(
+            "too-little-text",
+            f"the text has {text.characters / 1e3:,.1f} kB; pre-training needs {need} at the very least, and some "
+            "megabytes to be of use",
+        )
+    if text.documents < LEAST_DOCUMENTS:
+        raise UserError(
+            "too-few-documents",
+            f"the text was read as {text.documents} document(s), and some must be held out: at least "
+            f"{LEAST_DOCUMENTS} are needed; put a blank line between documents and use --document-end blank-line",
+        )
+
+
+def _choose_size(
+    text: Text, machine: Machine, seconds: float, size: Size, overrides: Mapping[str, str], vocabulary: int
+) -> tuple[Size, str]:
+    """The largest size that reads enough within the budget and is not too large for the text; or the one asked for."""
+    if size != "auto":
+        return size, "--size"
+    chosen, why = SIZES[0], "the smallest"
+    for name in SIZES[1:]:
+        words = min(vocabulary, VOCABULARIES[name])
+        settings = resolve(f"bert-{name}", [*overrides.items(), ("model.vocab_size", str(words))])
+        parameters = count_parameters(settings.model)[1]
+        read = machine.tokens_in(seconds, settings)
+        if read < TOKENS_PER_PARAMETER * parameters:
+            return chosen, f"{name} would read {read / parameters:.1f} tokens per parameter, not {TOKENS_PER_PARAMETER}"
+        if parameters > PARAMETERS_PER_TOKEN * text.tokens:
+            return chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters for each token of the text"
+        chosen, why = name, f"fits {duration(seconds)} and {text.tokens / 1e6:,.1f} M tokens of text"
+    return chosen, why
+
+
+def _round_to(multiple: int, value: int) -> int:
+    return -(-value // multiple) * multiple

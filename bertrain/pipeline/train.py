@@ -1,0 +1,411 @@
+"""`bertrain train`: one command from text to a model, by calling the verbs below it in order.
+
+OUT/plan.json     what was asked for and chosen, written before the training
+OUT/text          `data extract`: the text, a sentence per line, and held-out documents
+OUT/vocab.txt     `data vocab`
+OUT/data          `data prepare`: the examples to train on
+OUT/held-out      the examples to evaluate on
+OUT/run           `pretrain`: the run
+OUT/task          `finetune`: the run of --task
+OUT/report.html   `report`
+OUT/model         `weights export`: a Transformers folder with a model card
+OUT/recipe.toml   the run as a recipe, which `pretrain` repeats
+
+A stage whose result is there is not repeated, and each writes its result whole: so the same command continues after
+an interruption at any point.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from bertrain.base.errors import ReportedElsewhereError, UserError
+from bertrain.base.files import write_atomically
+from bertrain.base.formatting import duration
+from bertrain.config.model_size import count_parameters
+from bertrain.config.resolve import to_toml
+from bertrain.config.settings import Settings
+from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
+from bertrain.data.text.survey import Survey, survey
+from bertrain.pipeline.card import model_card
+from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.run.folder import Run
+from bertrain.run.records import EndRecord, EvaluationRecord, read_records
+
+PLAN, LOCK = "plan.json", ".lock"
+BYTES_PER_DOCUMENT, BYTES_PER_SENTENCE = 3000, 120  # roughly, where they have not been counted yet
+VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
+TASKS = ("classify",)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; the same command continues, another one is refused."""
+
+    inputs: tuple[str, ...]
+    budget: str
+    evaluation_share: float
+    cased: bool
+    language: str
+    init: str
+    size: Size
+    task: str
+    text_column: str
+    encoding: str
+    document_end: str
+    overrides: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `train` made."""
+
+    folder: Path
+    model: Path
+    """The folder that Transformers loads."""
+    run: Path
+    report: Path
+    metrics: dict[str, float]
+    """Of the last evaluation, on held-out text."""
+    task_metrics: dict[str, float]
+    seconds: float
+
+
+def train(
+    inputs: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    budget: str = "30m",
+    evaluation_share: float = 0.05,
+    cased: bool = False,
+    language: str = "auto",
+    init: str | Path = "",
+    size: Size = "auto",
+    task: str = "",
+    text_column: str = "text",
+    encoding: str = "auto",
+    document_end: str = "auto",
+    overrides: Sequence[tuple[str, str]] = (),
+) -> Trained:
+    """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
+
+    `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
+    `overrides` are settings that stand above what is chosen. Called again with the same arguments, it continues.
+    """
+    request = _request(locals())
+    out = Path(out)
+    with _locked(out):
+        plan = _plan(request, out)
+        _prepare(plan, request, out)
+        _pretrain(plan, request, out)
+        _hand_over(plan, request, out)
+        if task:
+            _finetune(request, out)
+        return _results(out)
+
+
+def dry_run(inputs: str | Path | Iterable[str | Path], **wishes: Any) -> list[str]:
+    """What `train` would choose, in lines; the text is estimated from a sample, and nothing is written."""
+    request = _request({"inputs": inputs, "out": "", **wishes})
+    found = _survey(request)
+    documents = found.files if found.document_end == "file" else found.bytes // BYTES_PER_DOCUMENT
+    text = Text(documents, found.bytes // BYTES_PER_SENTENCE, found.bytes)
+    return [*found.sentences, "from a sample of the text:", *_choose(text, request).lines()]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------
+
+
+def _request(given: dict[str, Any]) -> Request:
+    """The arguments of `train`, checked; paths are absolute, so that the command may be repeated from elsewhere."""
+    values = {name: value for name, value in given.items() if name != "out"}
+    inputs = values["inputs"]
+    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
+    values["init"] = str(Path(values["init"]).resolve()) if values.get("init") else ""
+    values["overrides"] = tuple(map(tuple, values.get("overrides", ())))
+    request = Request(**values)
+    if not 0 < request.evaluation_share < 1:
+        raise UserError("option-out-of-range", f"--eval {request.evaluation_share:.0%} must lie between 0 and 100 %")
+    if request.task:
+        kind, _, file = request.task.partition("=")
+        if kind not in TASKS or not file:
+            raise UserError("bad-task", f"--task is {request.task!r}; use classify=FILE with a text and a label column")
+        if not Path(file).exists():
+            raise UserError("missing-data", f"--task {request.task}: there is no file {file}")
+        request = replace(request, task=f"{kind}={Path(file).resolve()}")
+    if request.init and request.size != "auto":
+        raise UserError("conflicting-options", "--size and --init exclude each other: the weights have a size")
+    return request
+
+
+def _plan(request: Request, out: Path) -> Plan:
+    """The plan in OUT, or a new one after the text is extracted and counted."""
+    path = out / PLAN
+    if path.is_file():
+        kept = _read_plan(path)
+        then, now = kept["request"], json.loads(json.dumps(asdict(request)))
+        if then != now:
+            name = next(key for key in now if then.get(key) != now[key])
+            raise UserError(
+                "other-request",
+                f"{out} was begun with {name} {then.get(name)}, not {now[name]}; repeat that, or choose another --out",
+            )
+        plan = Plan(**kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])})
+        print(f"{out}: continuing, with the choices in {path}")
+        return plan
+    description = _extract(request, out)
+    counts = description["counts"]
+    try:
+        plan = _choose(Text(counts["documents"], counts["sentences"], counts["characters"]), request)
+    except UserError:
+        shutil.rmtree(out / "text")  # other options may read the text otherwise
+        raise
+    print("\n".join(["chosen:", *plan.lines()]))
+    write_atomically(path, json.dumps({"request": asdict(request), "plan": asdict(plan)}, indent=1) + "\n")
+    return plan
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
+    except ValueError:
+        raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
+
+
+def _choose(text: Text, request: Request) -> Plan:
+    return make_plan(
+        text,
+        measure_machine(dict(request.overrides).get("train.device", "auto")),
+        budget=request.budget,
+        size=request.size,
+        init=request.init,
+        given=dict(request.overrides),
+    )
+
+
+def _survey(request: Request) -> Survey:
+    return survey(request.inputs, encoding=request.encoding, text_column=request.text_column)
+
+
+# --- text to examples -------------------------------------------------------------------------------------------
+
+
+def _extract(request: Request, out: Path) -> dict[str, Any]:
+    from bertrain.data.text.extract import extract
+
+    done = out / "text" / EXTRACT_DESCRIPTION
+    if not done.is_file():
+        found = _survey(request)
+        print("\n".join(found.sentences))
+        language = request.language if request.language != "auto" else found.language or "en"
+        extract(
+            request.inputs,
+            out / "text",
+            text_column=request.text_column,
+            encoding=request.encoding,
+            document_end=request.document_end,
+            language=language,
+            deduplicate=True,
+            hold_out_share=request.evaluation_share,
+            workers=_workers(),
+        )
+    description: dict[str, Any] = json.loads(done.read_text())
+    counts, skipped = description["counts"], description["skipped"]
+    left_out = "".join(f", {count:,} {reason} left out" for reason, count in skipped.items())
+    print(f"text: {counts['documents']:,} documents, {counts['characters'] / 1e6:,.1f} M characters{left_out}")
+    return description
+
+
+def _prepare(plan: Plan, request: Request, out: Path) -> None:
+    """Train the vocabulary, or take that of the weights, and turn the text into examples."""
+    from bertrain.data.prepare.prepare import prepare
+    from bertrain.data.text.progress import unit_progress
+    from bertrain.data.text.vocabulary_training import train_vocabulary
+    from bertrain.weights.source import open_source
+
+    vocabulary, settings = out / "vocab.txt", plan.settings
+    lower_case = not request.cased
+    if request.init:
+        words = open_source(request.init).vocabulary
+        if words is None:
+            raise UserError("missing-vocabulary", f"{request.init} has no vocabulary; `weights import --vocab` adds it")
+        words.save(vocabulary)
+        lower_case = words.lower_case
+    elif not vocabulary.is_file():
+        parts = sorted((out / "text" / EXTRACT_TRAINING).iterdir())
+        print(f"vocabulary: training {plan.vocabulary_size:,} word pieces")
+        strided = parts[:: -(-len(parts) // VOCABULARY_FILES)]
+        train_vocabulary(strided, vocabulary, size=plan.vocabulary_size, lower_case=lower_case)
+    for source, folder in ((out / "text" / EXTRACT_TRAINING, "data"), (out / "text" / "eval.txt", "held-out")):
+        if not (out / folder).is_dir():
+            made = prepare(
+                [source],
+                out / folder,
+                vocab=vocabulary,
+                lower_case=lower_case,
+                max_seq_length=settings.data.max_seq_length,
+                full_sentences=not settings.model.nsp,
+                workers=_workers(),
+                progress=unit_progress(),
+            )
+            print(f"{folder}: {made['rows']:,} examples, {made['tokens'] / 1e6:,.1f} M tokens")
+
+
+def _workers() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def _pretrain(plan: Plan, request: Request, out: Path) -> None:
+    overrides = [*plan.overrides.items(), ("evaluate.data", str((out / "held-out").resolve()))]
+    num_ranks = _num_ranks(plan.settings)
+    if num_ranks > 1:
+        arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
+        arguments += ["--init", request.init] if request.init else []
+        _run_ranks(num_ranks, [*arguments, *(word for key, value in overrides for word in (f"--{key}", value))])
+        return
+    from bertrain.config.resolve import resolve
+    from bertrain.training.start import pretrain
+
+    with _continued_by_the_same_command():
+        pretrain(resolve(plan.recipe, overrides), out / "data", out / "run", init=request.init)
+
+
+def _finetune(request: Request, out: Path) -> None:
+    kind, _, file = request.task.partition("=")
+    num_ranks = _num_ranks(Run.open(out / "run").settings)
+    if num_ranks > 1:
+        run = ["--run", str(out / "task"), "--init", str(out / "run")]
+        _run_ranks(num_ranks, ["finetune", kind, "--data", file, *run])
+        return
+    from bertrain.training.finetune import finetune
+    from bertrain.training.task_settings import resolve_task
+
+    with _continued_by_the_same_command():
+        finetune(resolve_task(kind), file, out / "task", init=str((out / "run").resolve()))
+
+
+def _num_ranks(settings: Settings) -> int:
+    import torch
+
+    return 1 if settings.train.device == "cpu" else max(1, torch.cuda.device_count())
+
+
+def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
+    from bertrain.launch.local import run_ranks
+
+    if code := run_ranks(num_ranks, arguments):
+        raise SystemExit(code)  # the ranks have said why
+
+
+@contextmanager
+def _continued_by_the_same_command() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        if error.code != "stopped-by-signal":
+            raise
+        error.message = f"{error.message.partition(', which')[0]}, which is saved; the same command continues"
+        raise
+
+
+def measure_machine(device: str = "auto") -> Machine:
+    """The device that a run takes, and how fast it trains, by the speed of a matrix product."""
+    import torch
+
+    from bertrain.base.machine import cpu_name
+    from bertrain.planning.speed import training_speed
+    from bertrain.ranks.parallel import choose_device
+
+    chosen, _ = choose_device(device)
+    is_gpu = chosen.type == "cuda"
+    name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
+    return Machine(name, torch.cuda.device_count() if is_gpu else 1, training_speed(chosen), is_gpu)
+
+
+# --- what is handed over ----------------------------------------------------------------------------------------
+
+
+def _hand_over(plan: Plan, request: Request, out: Path) -> None:
+    """Write the report, the Transformers folder with its card, and the recipe of the run."""
+    from bertrain.reports.report import report
+    from bertrain.weights.export import export
+
+    settings = Run.open(out / "run").settings
+    batch, length = replace(settings.batch, auto=False), replace(settings.train, budget="")
+    recipe = to_toml(replace(settings, batch=batch, train=length))
+    again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
+    again += f" --init {quote(request.init)}" if request.init else ""
+    write_atomically(out / "recipe.toml", f"# Repeats the run of `bertrain train`:\n# {again}\n\n{recipe}")
+    report([out / "run"], out=out / "report.html")
+    if not (out / "model").is_dir():
+        export(out / "run", out / "model")
+    results = _results(out)
+    text = json.loads((out / "text" / EXTRACT_DESCRIPTION).read_text())["counts"]
+    write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text, request.language))
+
+
+def _results(out: Path) -> Trained:
+    from bertrain.training.task_results import metrics_of
+
+    records = read_records(out / "run" / "metrics.jsonl")
+    evaluations = [record for record in records if isinstance(record, EvaluationRecord)]
+    end = next((record for record in reversed(records) if isinstance(record, EndRecord)), None)
+    return Trained(
+        folder=out,
+        model=out / "model",
+        run=out / "run",
+        report=out / "report.html",
+        metrics=dict(evaluations[-1].metrics) if evaluations else {},
+        task_metrics=metrics_of(out / "task") if (out / "task").is_dir() else {},
+        seconds=end.loop_seconds if end else 0.0,
+    )
+
+
+def summary(made: Trained) -> list[str]:
+    """Five lines: what was made, how good it is, where it lies, how to use it, what to do next."""
+    settings = Run.open(made.run).settings
+    metrics, model = made.metrics, settings.model
+    shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
+    baseline = metrics["constant_accuracy"]
+    task = "".join(f", {name} {value:.3f}" for name, value in made.task_metrics.items() if name == "accuracy")
+    return [
+        f"made:     a BERT of {shape}, trained for {duration(made.seconds)}",
+        f"quality:  {metrics['mlm_accuracy']:.1%} of the masked words of held-out text predicted; "
+        f"always the commonest word: {baseline:.1%}{task}",
+        f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}",
+        f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')",
+        f"next:     bertrain finetune classify --init {quote(str(made.run))} --data labels.csv --run runs/labels",
+    ]
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """The folder OUT, made if need be, and used by this process alone."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = open(out / LOCK, "w")  # noqa: SIM115 - held until the end
+    except OSError as error:
+        raise UserError("unwritable-folder", f"cannot write {out}: {error.strerror or error}") from None
+    with lock:
+        known = {PLAN, LOCK, "text", "vocab.txt"}
+        if not (out / PLAN).exists() and {path.name for path in out.iterdir() if path.name[0] != "."} - known:
+            raise UserError("occupied-folder", f"{out} has other files; choose another --out, or remove them")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("already-running", f"another process is training in {out}; wait for it") from None
+        yield

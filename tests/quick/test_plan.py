@@ -1,0 +1,70 @@
+"""What `bertrain train` chooses, for texts and machines of any size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertrain.config.model_size import count_parameters
+from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, make_plan
+from tests.helpers import refused
+
+TWO_CORES = Machine("two cores", 1, 8e9, is_gpu=False)
+H200 = Machine("H200", 1, 2.5e14, is_gpu=True)
+
+
+def text_of(megabytes: float, documents: int = 1000) -> Text:
+    return Text(documents, 20 * documents, int(megabytes * 1e6))
+
+
+def size_of(text: Text, machine: Machine, budget: str) -> str:
+    return make_plan(text, machine, budget=budget).recipe.removeprefix("bert-")
+
+
+def test_the_size_follows_budget_machine_and_text() -> None:
+    assert size_of(text_of(40), TWO_CORES, "5m") == "tiny"
+    assert size_of(text_of(400), H200, "30m") == "base"
+    assert size_of(text_of(2), H200, "30m") in ("tiny", "mini"), "two megabytes do not feed a large model"
+    assert size_of(text_of(4000), H200, "72h") == "large"
+
+
+@given(megabytes=st.floats(0.2, 1e5), seconds=st.integers(60, 10**6), flops=st.floats(1e9, 1e16))
+def test_any_plan_is_a_run_that_can_be_resolved(megabytes: float, seconds: int, flops: float) -> None:
+    machine = Machine("any", 1, flops, is_gpu=True)
+    plan = make_plan(text_of(megabytes), machine, budget=f"{seconds}s")
+    settings = plan.settings
+    assert settings.batch.tokens >= LEAST_STEP
+    assert settings.train.budget == f"{seconds}s"
+    longer = make_plan(text_of(megabytes), machine, budget=f"{3 * seconds}s").settings
+    if longer.data.max_seq_length == settings.data.max_seq_length:
+        assert count_parameters(longer.model)[1] >= count_parameters(settings.model)[1]
+
+
+def test_what_the_user_sets_stands_above_every_choice() -> None:
+    given_settings = {"optimizer.learning_rate": "7e-4", "data.max_seq_length": "64"}
+    plan = make_plan(text_of(40), TWO_CORES, budget="5m", size="mini", given=given_settings)
+    assert plan.recipe == "bert-mini"
+    assert plan.settings.optimizer.learning_rate == 7e-4
+    assert plan.settings.data.max_seq_length == 64
+    assert any("7e-4" in line for line in plan.lines())
+
+
+def test_every_size_has_a_recipe() -> None:
+    for size in SIZES:
+        assert make_plan(text_of(40), H200, budget="1h", size=size).settings.model.num_layers > 1
+
+
+def test_single_sentences_have_no_next_one() -> None:
+    tweets = Text(documents=50_000, sentences=60_000, characters=5_000_000)
+    assert not make_plan(tweets, TWO_CORES, budget="5m").settings.model.nsp
+    assert make_plan(text_of(5), TWO_CORES, budget="5m").settings.model.nsp
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [(Text(1, 3, 1000), "too-little-text"), (Text(1, 9000, 5_000_000), "too-few-documents")],
+)
+def test_too_little_is_refused(text: Text, code: str) -> None:
+    with refused(code):
+        make_plan(text, TWO_CORES, budget="5m")
