@@ -97,7 +97,7 @@ class JobSpec:
             raise UserError("ranks-per-node", f"{given} given of --gpus-per-node and --procs-per-node; give one")
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):
-                refuse_line_breaks(f"--{name.replace('_', '-')}", value)
+                refuse_control_characters(f"--{name.replace('_', '-')}", value)
         for name in DIRECTIVES:
             refuse_quotation_marks(f"--{name}", getattr(self, name))
         for name in ("ssh", "mpirun"):
@@ -161,9 +161,10 @@ class Job:
         return f"bertrain {self.code['version']}{commit}, files {self.code['files'][:12]}"
 
 
-def refuse_line_breaks(option: str, value: str) -> None:
-    if re.search(r"[\n\r\0]", value):
-        raise UserError("line-break", f"{option} contains a line break, which a script cannot hold")
+def refuse_control_characters(option: str, value: str) -> None:
+    """Refuse what would end a line of the script, also of a comment, and be executed."""
+    if re.search(r"[\0-\x1f\x7f]", value):
+        raise UserError("control-character", f"{option} {value!r} contains a control character; rename it")
 
 
 def refuse_quotation_marks(option: str, value: str) -> None:
@@ -266,15 +267,13 @@ def make_job(
     hosts = read_hostfile(Path(spec.hostfile), spec.ranks_per_node, spec.nodes) if spec.hostfile else ()
     spec = dataclasses.replace(spec, nodes=len(hosts) or spec.nodes or 1)
     place = Path(folder) if folder is not None else free_job_folder(str(run))
-    for option, path in {"--data": data, "--run": run, "--job": place, "--init": init}.items():
-        refuse_line_breaks(option, str(path))
     if launcher in ("slurm", "pbs"):
         refuse_quotation_marks("--job", str(place.resolve()))
     _refuse_existing(place)
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
     if spec.nic:
         kept |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
-    return Job(
+    job = Job(
         folder=place.resolve(),
         launcher=launcher,
         name=Path(run).name,
@@ -289,6 +288,11 @@ def make_job(
         code=code_version(),
         created=f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}",
     )
+    # Resolved paths: a link or the working directory may bring in a name that was not typed.
+    written = {"--data": job.data, "--run": job.run, "--job": str(job.folder), "--init": job.init}
+    for option, value in (written | {"--python": job.python} | job.environment).items():
+        refuse_control_characters(option, value)
+    return job
 
 
 def _refuse_existing(folder: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
         ("ssh", {"procs_per_node": 1}, "missing-hostfile", "--hostfile"),
         ("slurm", {"procs_per_node": 1, "time": "1m"}, "time-too-short", "--time 1m"),
         ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "gpus-without-ranks", "--gpus-per-node"),
-        ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "line-break", "--account"),
+        ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "control-character", "--account"),
         ("slurm", {"procs_per_node": 1, "account": 'a"b'}, "quotation-mark", '--account a"b'),
         ("mpi", {"procs_per_node": 1, "mpirun": " "}, "invalid-command", "--mpirun"),
         ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "invalid-command", "--ssh ssh 'x"),
@@ -96,11 +96,25 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, code: str, named: st
 @pytest.mark.parametrize("option", ["data", "run", "job", "init"])
 def test_no_path_ends_a_line_of_the_script(option: str) -> None:
     paths = {"data": "data", "run": "run", "job": "job", "init": "init"} | {option: "a\ntouch here"}
-    with helpers.refused("line-break", f"--{option}"):
+    with helpers.refused("control-character", f"--{option}"):
         make_job(
             "local", helpers.tiny_settings(), paths["data"], paths["run"],
             spec=JobSpec(procs_per_node=1), folder=paths["job"], init=paths["init"],
         )  # fmt: skip
+
+
+def test_neither_a_link_nor_the_working_directory_brings_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "x\ntouch PWNED; exit 0 #"
+    odd.mkdir()
+    (tmp_path / "link").symlink_to(odd)
+    settings, spec = helpers.tiny_settings(), JobSpec(procs_per_node=1)
+    with helpers.refused("control-character", "--data"):
+        make_job("local", settings, tmp_path / "link", tmp_path / "run", spec=spec, folder=tmp_path / "job")
+    monkeypatch.chdir(odd)
+    with helpers.refused("control-character", "--run"):
+        make_job("local", settings, tmp_path, "run", spec=spec, folder=tmp_path / "job")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])
