@@ -273,26 +273,24 @@ def make_job(
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
     if spec.nic:
         kept |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
-    job = Job(
+    # Resolved, since a link or the working directory may bring in a name that was not typed.
+    paths = {"data": str(Path(data).resolve()), "run": str(Path(run).resolve())}
+    paths["init"] = str(Path(init).resolve()) if init else ""
+    paths["python"] = os.path.abspath(spec.python) if "/" in spec.python else spec.python or sys.executable
+    for option, value in (paths | {"job": str(place.resolve())} | kept).items():
+        refuse_control_characters(f"--{option}" if option.islower() else option, value)
+    return Job(
+        **paths,
         folder=place.resolve(),
         launcher=launcher,
         name=Path(run).name,
-        data=str(Path(data).resolve()),
-        run=str(Path(run).resolve()),
-        init=str(Path(init).resolve()) if init else "",
         seed=settings.train.seed,
         spec=spec,
         hosts=hosts,
-        python=os.path.abspath(spec.python) if "/" in spec.python else spec.python or sys.executable,
         environment=kept,
         code=code_version(),
         created=f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}",
     )
-    # Resolved paths: a link or the working directory may bring in a name that was not typed.
-    written = {"--data": job.data, "--run": job.run, "--job": str(job.folder), "--init": job.init}
-    for option, value in (written | {"--python": job.python} | job.environment).items():
-        refuse_control_characters(option, value)
-    return job
 
 
 def _refuse_existing(folder: Path) -> None:
