@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 from shlex import quote
@@ -35,6 +37,9 @@ ShardCount = Annotated[int, Option("--shards", min=0, help="files to write; 0: o
 MaskSeed = Annotated[int, Option("--seed", help="seed of packing, and of masks where the rows have none")]
 MaxPredictions = Annotated[int, Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row")]
 LowerCase = Annotated[bool, Option("--lower-case/--cased", help="fold case and accents, or keep them")]
+Workers = Annotated[
+    int | None, Option(help="worker processes; default: the CPU cores, at most 8; the result is the same")
+]
 
 
 @data_app.command("download")
@@ -71,13 +76,17 @@ def data_extract(
     ],
     out: NewFolder,
     form: Annotated[Form, Option("--format", help="format of the inputs; auto: detected from their content")] = "auto",
-    text_column: Annotated[str, Option(help="the JSONL field or Parquet column that holds the text")] = "text",
+    text_column: Annotated[str, Option(help="the JSONL field or table column that holds the text")] = "text",
+    encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
     document_end: Annotated[
         DocumentEnd,
-        Option(help="end of a document in plain text; file: each file is one document, lines may be wrapped"),
-    ] = "blank-line",
+        Option(help="end of a document in plain text; size: the first blank line after 8 kB; auto: as it looks"),
+    ] = "auto",
+    wrapped: Annotated[
+        bool | None, Option(help="join the lines of a paragraph; default: as they look; yes for --document-end file")
+    ] = None,
     sentences: Annotated[Splitter, Option(help="sentencex: split by rules; lines: one per line; none")] = "sentencex",
-    language: Annotated[str, Option(help="language of the rules for splitting sentences")] = "en",
+    language: Annotated[str, Option(help="of the rules for splitting sentences; auto: as the text looks")] = "auto",
     min_characters: Annotated[int, Option(help="skip documents with fewer characters")] = 0,
     deduplicate: Annotated[bool, Option("--deduplicate", help="drop duplicates; takes 100 bytes per document")] = False,
     hold_out: Annotated[int, Option(help="documents to hold out for evaluation")] = 0,
@@ -86,10 +95,10 @@ def data_extract(
         OnError, Option(help="damaged input. stop: refuse it; skip: continue without it, keeping the pages before it")
     ] = "stop",
     part_bytes: Annotated[int, Option(help="approximate size of one output file")] = 27_000_000,
-    workers: Annotated[int, Option(help="worker processes; the result does not depend on it")] = 1,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Extract text, a sentence per line, from Wikipedia dumps, WikiExtractor output, JSONL, Parquet or plain text.
+    """Extract text, a sentence per line, from Wikipedia dumps, WikiExtractor output, tables or plain text.
 
     From a dump it keeps the running text of articles, without tables, templates, references and lists.
 
@@ -99,9 +108,10 @@ def data_extract(
     from bertrain.data.text.extract import EVALUATION, extract
 
     made = extract(
-        inputs, out, form=form, text_column=text_column, document_end=document_end, sentences=sentences,
-        language=language, min_characters=min_characters, deduplicate=deduplicate, hold_out=hold_out,
-        hold_out_seed=hold_out_seed, on_error=on_error, part_bytes=part_bytes, workers=workers,
+        inputs, out, form=form, text_column=text_column, encoding=encoding, document_end=document_end, wrapped=wrapped,
+        sentences=sentences, language=language, min_characters=min_characters, deduplicate=deduplicate,
+        hold_out=hold_out, hold_out_seed=hold_out_seed, on_error=on_error, part_bytes=part_bytes,
+        workers=_workers(workers),
     )  # fmt: skip
     if printed_json(made, as_json):
         return
@@ -113,10 +123,16 @@ def data_extract(
     for reason, count in made["skipped"].items():
         print(f"  left out: {count:,} {reason}")
     if counts["lines_not_utf8"]:
-        print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that are not UTF-8; those bytes were left out")
+        print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that cannot be decoded; those bytes were left out")
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
     print(f"next: bertrain data prepare {quote(str(out / EXTRACT_TRAINING))} --out DIR")
+    if counts["held_out"]:
+        print(f"and:  bertrain data prepare {quote(str(out / EVALUATION))} --out HELD-OUT")
+
+
+def _workers(workers: int | None) -> int:
+    return min(8, len(os.sched_getaffinity(0))) if workers is None else workers
 
 
 @data_app.command("vocab")
@@ -139,8 +155,7 @@ def data_vocab(
     if printed_json({"file": str(out)} | facts, as_json):
         return
     replaced = ", in place of what was there" if is_there else ""
-    cased = "" if lower_case else " --cased"
-    following = f"bertrain data prepare INPUT --vocab {quote(str(out))}{cased} --out DIR"
+    following = f"bertrain data prepare INPUT --vocab {quote(str(out))} --out DIR"
     print(f"{out}: {len(vocabulary.words):,} words{replaced}; next: {following}")
 
 
@@ -149,7 +164,10 @@ def data_prepare(
     inputs: Inputs,
     out: NewFolder,
     vocab: Annotated[Path | None, Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
-    lower_case: LowerCase = True,
+    lower_case: Annotated[
+        bool | None,
+        Option("--lower-case/--cased", help="fold case and accents, or keep them; default: as --vocab does"),
+    ] = None,
     max_seq_length: Annotated[int, Option(help="longest example in tokens")] = 512,
     short_seq_prob: Annotated[
         float | None,
@@ -170,10 +188,10 @@ def data_prepare(
     ] = None,
     rows_per_shard: Annotated[int, Option(help="most examples in one file")] = 65536,
     unit_mb: Annotated[float, Option(help="MB of text in a unit of work; random sentences come from the unit")] = 16,
-    workers: Annotated[int, Option(help="worker processes on this machine")] = 1,
+    workers: Workers = None,
     engine: Annotated[Engine, Option(help="local: this machine; dask: a cluster (needs the extra `dask`)")] = "local",
     scheduler: Annotated[str | None, Option(help="address of the Dask scheduler, whose workers see the files")] = None,
-    on_error: Annotated[OnError, Option(help="unreadable files and giant lines. stop: refuse; skip: omit")] = "stop",
+    on_error: Annotated[OnError, Option(help="unreadable files, lines and bytes. stop: refuse; skip: omit")] = "stop",
     as_json: AsJson = False,
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
@@ -189,7 +207,7 @@ def data_prepare(
         inputs, out, vocab=vocab, lower_case=lower_case, max_seq_length=max_seq_length, short_seq_prob=short_seq_prob,
         dupe_factor=dupe_factor, seed=seed, full_sentences=full_sentences, reference=reference, per_file=per_file,
         max_predictions=max_predictions, masked_lm_prob=masked_lm_prob, rows_per_shard=rows_per_shard, unit_mb=unit_mb,
-        workers=workers, engine=engine, scheduler=scheduler, on_error=on_error, progress=unit_progress(),
+        workers=_workers(workers), engine=engine, scheduler=scheduler, on_error=on_error, progress=unit_progress(),
     )  # fmt: skip
     facts = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
     if printed_json({"folder": str(out), "files": len(manifest["files"])} | facts, as_json):
@@ -197,8 +215,13 @@ def data_prepare(
     mean = manifest["tokens"] / manifest["rows"]
     print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
     _print_losses(manifest["preparation"], max_seq_length)
+    if lower_case is None and vocab is not None:
+        kept = "were folded: the vocabulary has neither" if manifest["vocabulary"]["lower_case"] else "were kept"
+        print(f"case and accents {kept}; --lower-case or --cased overrides it")
     nsp = " --model.nsp false" if full_sentences else ""
-    print(f"next: bertrain pretrain RECIPE --data {quote(str(out))} --run runs/NAME{nsp}")
+    is_held_out = all(re.match("eval|held|valid|dev|test", path.name) for path in inputs)
+    data = f"DIR --evaluate.data {quote(str(out))}" if is_held_out else quote(str(out))
+    print(f"next: bertrain pretrain RECIPE --data {data} --run runs/NAME{nsp}")
 
 
 def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:

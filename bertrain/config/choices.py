@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Form = Literal["auto", "dump", "wikiextractor", "jsonl", "parquet", "text"]
+Form = Literal["auto", "dump", "wikiextractor", "jsonl", "csv", "parquet", "arrow", "text"]
 """Input formats of `data extract`; auto: detected from the content."""
-DocumentEnd = Literal["blank-line", "file"]
+DocumentEnd = Literal["auto", "blank-line", "file", "line", "size"]
+"""Where a document of plain text ends; size: at the first blank line after 8 kB; auto: as the text looks."""
 Splitter = Literal["sentencex", "lines", "none"]
 OnError = Literal["stop", "skip"]
 Engine = Literal["local", "dask"]

@@ -8,8 +8,6 @@ fields may contain commas and line breaks.
 
 from __future__ import annotations
 
-import codecs
-import csv
 import itertools
 import json
 import math
@@ -22,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.data.text.records import LARGEST_RECORD, Problem, listed, numbered_lines
+from bertrain.data.text.records import Problem, csv_rows, listed, open_columns, table_lines
 from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 
 HUB = "data"  # the folder of the data files in a repository of the Hugging Face hub
@@ -145,33 +143,13 @@ def _damaged_table(name: object, reason: object) -> UserError:
 
 
 def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
-    lines = _read_text_lines(stream)
+    lines = ((number, line.decode("utf-8", "surrogateescape")) for number, line in table_lines(stream))
     rows = ((number, text.rstrip("\n").removesuffix("\r").split("\t")) for number, text in lines)
     return _select_fields(stream.name, ((number, row) for number, row in rows if row != [""]), select, header)
 
 
 def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
-    csv.field_size_limit(LARGEST_RECORD)
-    reader = csv.reader((text for _, text in _read_text_lines(stream)), strict=True)
-
-    def rows() -> Iterator[tuple[int, list[str] | Problem]]:
-        while True:
-            first = reader.line_num + 1
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                if "unexpected end of data" in str(error):  # the rest of the file became one field
-                    place = f"line {first:,} of {stream.name}"
-                    raise UserError("unclosed-quote", f"the quote that opens in {place} is never closed") from None
-                for line in range(first, reader.line_num + 1):  # every line within the malformed quote is lost
-                    yield line, Problem(f"line {line:,} of {stream.name}", f"is not valid CSV ({error})")
-                continue
-            if fields:
-                yield first, fields
-
-    return _select_fields(stream.name, rows(), select, header)
+    return _select_fields(stream.name, csv_rows(stream), select, header)
 
 
 def _select_fields(
@@ -206,7 +184,7 @@ def _select_fields(
 
 def _read_json_lines(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
     columns: Sequence[str | None] | None = None
-    for number, line in _read_lines(stream):
+    for number, line in table_lines(stream):
         place = f"line {number:,} of {stream.name}"
         if not line.strip():
             continue
@@ -237,36 +215,17 @@ def _read_columnar(stream: Stream, select: SelectColumns, header: Sequence[str])
 
     if stream.path is None:
         raise UserError("compressed-table", f"{stream.name} is compressed; decompress this Parquet or Arrow file")
-    read = _read_parquet if format_of(stream.path) == "parquet" else _read_arrow
     place = "the start"
     try:
-        for row in read(stream.path, select):
-            place = row.place
-            yield row
+        with open_columns(stream.path) as (schema, read):
+            columns = _select(str(stream.path), schema.names, select)
+            batches = read([column for column in columns if column is not None], 4096)
+            for row in _read_batches(stream.path, batches, schema, columns):
+                place = row.place
+                yield row
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise _damaged_table(stream.name, f"after {place}: {reason}") from None
-
-
-def _read_parquet(path: Path, select: SelectColumns) -> Iterator[Row | Problem]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        columns = _select(str(path), file.schema_arrow.names, select)
-        selected = [column for column in columns if column is not None]
-        yield from _read_batches(path, file.iter_batches(4096, columns=selected), file.schema_arrow, columns)
-
-
-def _read_arrow(path: Path, select: SelectColumns) -> Iterator[Row | Problem]:
-    """Arrow's stream format, which `datasets` saves, and its file format."""
-    import pyarrow as pa
-
-    with pa.OSFile(str(path)) as file:
-        is_stream = file.read(6) != b"ARROW1"
-        file.seek(0)
-        reader = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
-        batches = reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
-        yield from _read_batches(path, batches, reader.schema, _select(str(path), reader.schema.names, select))
 
 
 def _read_batches(
@@ -329,19 +288,6 @@ def _to_row(place: str, values: Iterable[Any], columns: Sequence[str | None]) ->
         else:
             texts.append(value)
     return Row(place, tuple(texts))
-
-
-def _read_text_lines(stream: Stream) -> Iterator[tuple[int, str]]:
-    """Numbered lines as text; `_is_valid_text` recognizes bytes that are not UTF-8."""
-    return ((number, line.decode("utf-8", "surrogateescape")) for number, line in _read_lines(stream))
-
-
-def _read_lines(stream: Stream) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines without the byte order mark."""
-    for number, line in numbered_lines(stream):
-        if isinstance(line, Problem):
-            raise UserError("line-too-long", f"{line}, too long for a row")
-        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def _is_valid_text(value: str | None) -> bool:

@@ -75,7 +75,7 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
     else:
         vocabulary = Vocabulary.load(path)
     lower_case = rules.get("do_lower_case")
-    lower_case = not _has_capitals(vocabulary) if lower_case is None else bool(lower_case)
+    lower_case = not vocabulary.num_unreachable if lower_case is None else bool(lower_case)
     strips = rules.get("strip_accents")
     wrong = []
     if strips is not None and bool(strips) != lower_case:
@@ -103,11 +103,6 @@ def _read_tokenizer_json(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
         rules = {"do_lower_case": normalizer.get("lowercase"), "strip_accents": normalizer.get("strip_accents")}
         rules["tokenize_chinese_chars"] = normalizer.get("handle_chinese_chars")
     return Vocabulary.of(sorted(numbers, key=lambda word: int(numbers[word])), path), rules
-
-
-def _has_capitals(vocabulary: Vocabulary) -> bool:
-    """Whether any word but special ones ([PAD], [unused1]) has a capital letter, so that the vocabulary is cased."""
-    return any(word != word.lower() for word in vocabulary.words if not (word[:1] == "[" and word[-1:] == "]"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import bertrain.data.text.records
 from bertrain.base.errors import UserError
-from bertrain.config.choices import DocumentEnd
 from bertrain.data.text.documents import LONGEST_LINE, Span, find_inputs, read_documents, read_lines
 from bertrain.data.text.extract import extract
 from tests import helpers
@@ -114,14 +113,6 @@ def test_sentences_too_long_for_prepare(tmp_path: Path) -> None:
     assert documents_of(text_of(tmp_path / "out")) == [[fits], ["Good."]]
     assert made["skipped"] == {"damaged": 1}
     assert list(read_documents(find_inputs([tmp_path / "out" / "train"]))) == [[fits], ["Good."]]
-
-
-@pytest.mark.parametrize("document_end", ["blank-line", "file"])
-def test_bytes_that_are_not_utf8_are_left_out_and_counted(tmp_path: Path, document_end: DocumentEnd) -> None:
-    (tmp_path / "a.txt").write_bytes(b"One\xff.\nTwo.\nThr\xc3ee\xff.\n")
-    made = extract([tmp_path / "a.txt"], tmp_path / "out", document_end=document_end)
-    assert documents_of(text_of(tmp_path / "out")) == [["One.", "Two.", "Three."]]
-    assert made["counts"]["lines_not_utf8"] == 2
 
 
 def test_a_damaged_tar_is_not_taken_for_whole(tmp_path: Path) -> None:
@@ -221,17 +212,22 @@ def test_a_giant_record_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest
 @settings(max_examples=80)
 @given(
     content=st.binary(max_size=300),
-    form=st.sampled_from(["auto", "dump", "wikiextractor", "jsonl", "parquet", "text"]),
+    form=st.sampled_from(["auto", "dump", "wikiextractor", "jsonl", "csv", "parquet", "arrow", "text"]),
     packing=st.sampled_from([bytes, gzip.compress, bz2.compress, lzma.compress]),
+    encoding=st.sampled_from(["auto", "utf-16", "shift_jis", "utf-7"]),
 )
 def test_arbitrary_bytes_end_in_a_sentence_or_in_text(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, form: str, packing: Callable[[bytes], bytes]
+    tmp_path_factory: pytest.TempPathFactory,
+    content: bytes,
+    form: str,
+    packing: Callable[[bytes], bytes],
+    encoding: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("bytes")
     ending = {bytes: "", gzip.compress: ".gz", bz2.compress: ".bz2", lzma.compress: ".xz"}[packing]
     (folder / f"a{ending}").write_bytes(packing(content))
     with contextlib.suppress(UserError):
-        made = extract([folder / f"a{ending}"], folder / "out", form=form, on_error="skip")
+        made = extract([folder / f"a{ending}"], folder / "out", form=form, encoding=encoding, on_error="skip")
         assert made["counts"]["documents"] == len(documents_of(text_of(folder / "out")))
 
 

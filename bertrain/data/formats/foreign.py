@@ -138,10 +138,3 @@ class _Fetched:
     def widths(self) -> tuple[int, ...]:
         """Widths of the 2-D fields."""
         return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)
-
-
-def load_vocabulary(path: str | Path | None) -> Vocabulary:
-    """A vocabulary whose case is unknown: it is cased if any word has capitals."""
-    vocabulary = Vocabulary.load(path)
-    has_case = any(word != word.lower() for word in vocabulary.words if not word.startswith("["))
-    return Vocabulary(vocabulary.words, lower_case=not has_case)

@@ -94,7 +94,7 @@ def open_data(
         if path is None:
             option = "--vocab FILE (pretrain: --data.vocab)"
             note(f"{folder} contains no {VOCABULARY}: using BERT's uncased vocabulary; {option} selects another")
-        vocab = foreign.load_vocabulary(path)
+        vocab = Vocabulary.load(path, lower_case=None)
     return foreign.ForeignData(folder, index, vocab)
 
 

@@ -25,11 +25,13 @@ from bertrain.data.formats.write import Histogram, finish_folder, shard_name
 from bertrain.data.prepare.engines import make_units
 from bertrain.data.prepare.units import Plan, Summary, unit_folder
 from bertrain.data.text.documents import Span, check_readable, find_inputs, plan_units
+from bertrain.data.text.survey import survey
 from bertrain.data.text.vocabulary import Vocabulary
 
 SHORT_SEQ_PROB = 0.1
 MAX_PREDICTIONS = 76
 LOCK, WHOLE = "lock", "whole"
+_CURE = "use `bertrain data extract INPUT --out DIR` first"
 UNKNOWN_LIMIT = 0.5  # of all tokens; above it, the vocabulary is taken to be of another text
 
 Progress = Callable[[int, int], None]
@@ -41,7 +43,7 @@ def prepare(
     out: str | Path,
     *,
     vocab: str | Path | None = None,
-    lower_case: bool = True,
+    lower_case: bool | None = None,
     max_seq_length: int = 512,
     short_seq_prob: float | None = None,
     dupe_factor: int = 1,
@@ -61,7 +63,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Turn plain text (a sentence per line, a blank line between documents) into training examples.
 
-    Returns the manifest of the folder `out`. Without `vocab`, BERT's uncased vocabulary is used. Examples are unmasked
+    Returns the manifest of the folder `out`. Without `vocab`, BERT's uncased vocabulary is used. `lower_case` None
+    keeps case and accents if the vocabulary has them. Examples are unmasked
     pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference script, for all
     files together or, `per_file`, for each separately. There `max_predictions` (76) and `masked_lm_prob` (0.15) control
     masking; for other rows, which are masked later, the manifest records them for `convert`. `short_seq_prob` (0.1) is
@@ -96,10 +99,12 @@ def prepare(
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
     if unreachable := vocabulary.num_unreachable:
         warn(
-            f"{vocab} has {counted(unreachable, 'word')} with capitals, which lower-cased text never has; if it is "
-            "a cased vocabulary, use --cased"
+            f"{vocab} has {counted(unreachable, 'word')} with capitals or accents, which lower-cased text never "
+            "has; if it is a cased vocabulary, use --cased"
         )
     files, unreadable = _usable(find_inputs(inputs), on_error)
+    if not reference and survey(files, form="text").wrapped:
+        warn(f"lines look wrapped, not a sentence each; {_CURE}")
     out = Path(out)
     refuse_occupied(out)
     mode = "reference" if reference else "full-sentences" if full_sentences else "pairs"
@@ -117,7 +122,7 @@ def prepare(
         dupe_factor=dupe_factor,
         seed=seed,
         rows_per_shard=rows_per_shard,
-        lower_case=lower_case,
+        lower_case=vocabulary.lower_case,
         on_error=on_error,
         units=units,
     )
@@ -144,7 +149,14 @@ def prepare(
             description |= {name: value for name, value in recorded.items() if value is not None}
         if per_file:
             description["rows_per_input"] = [sum(file["rows"] for file in summary.files) for summary in summaries]
-        return _assemble(work, out, vocabulary, summaries, description)
+        manifest = _assemble(work, out, vocabulary, summaries, description)
+    if (mean := manifest["tokens"] / manifest["rows"]) < max_seq_length / 4 and not reference:
+        sentences = counts["sentences"] / counts["documents"]
+        warn(
+            f"an example has only {mean:.0f} tokens, since a document has {sentences:.1f} sentences on average; if "
+            f"paragraphs were taken for documents, {_CURE}"
+        )
+    return manifest
 
 
 def _check_ranges(*ranges: tuple[str, float, float, float]) -> None:
@@ -248,7 +260,8 @@ def _keep_only_usable_units(work: Path, plan: Plan) -> None:
     _take_apart(work, plan)
     for folder in work.glob("unit-*"):
         summary = Summary.find(folder)
-        stops = plan.on_error == "stop" and summary is not None and summary.counts["lines_skipped"]
+        lost = ("lines_skipped", "lines_not_utf8")[: 1 if plan.mode == "reference" else 2]
+        stops = plan.on_error == "stop" and summary is not None and any(summary.counts[name] for name in lost)
         if summary is None or stops or not summary.is_whole(folder):
             shutil.rmtree(folder)
 

@@ -233,7 +233,7 @@ def tokenize(
             documents.append(len(sentences) - 1)
 
     for span in spans:
-        for line in read_lines(span, counts, on_error=on_error, drop_carriage_returns=as_reference):
+        for line in read_lines(span, counts, on_error=on_error, as_reference=as_reference):
             if not line or line.isspace():
                 end_document()
             elif encoded := tokenizer.encode_raw(line):

@@ -1,16 +1,18 @@
 """Plain text to lines and documents: one sentence per line, a blank line between documents.
 
-Invalid UTF-8 is dropped, as in BERT's reference. Large input is cut into units of whole documents, which processes
-work on in parallel. The cuts depend on the text alone.
+Invalid UTF-8 is refused, or dropped as in BERT's reference. Large input is cut into units of whole documents, which
+processes work on in parallel. The cuts depend on the text alone.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.config.choices import OnError
 from bertrain.data.text.records import recognize
@@ -26,13 +28,15 @@ COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "zip",
 }
-NOT_TEXT = {b"ARROW1": "an Arrow file", b"\x89HDF\r\n": "an HDF5 file", b"%PDF-": "a PDF file"}
+NOT_TEXT = {b"\x89HDF\r\n": "an HDF5 file", b"%PDF-": "a PDF file"}
 FOR_EXTRACT = {
     "dump": "a MediaWiki dump in XML",
     "wikiextractor": "output of WikiExtractor",
     "jsonl": "JSON",
     "json": "JSON",
     "parquet": "a Parquet file",
+    "arrow": "an Arrow file",
+    "csv": "a table",
 }
 DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
@@ -48,9 +52,12 @@ class Span(NamedTuple):
 
 
 def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
-    """The text files of `inputs`: files as given, the files of folders in order of name."""
+    """The text files of `inputs`: files as given, the files of folders in order of name.
+
+    Of a folder that the library `datasets` saved, these are the Arrow files, and of several splits those of `train`.
+    """
     files: list[Path] = []
-    for entry in map(Path, inputs):
+    for entry in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
             if not inside:
@@ -59,7 +66,14 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
             if extracted:
                 train = extracted / EXTRACT_TRAINING
                 raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
-            files += inside
+            for folder in [path.parent for path in inside if path.name == "dataset_dict.json"]:
+                splits = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent.parent == folder})
+                if "train" not in splits:
+                    raise UserError("missing-split", f"{folder} has no split train but {', '.join(splits)}; give one")
+                remark(f"{folder}: of its splits {', '.join(splits)}, only train is read")
+                inside = [path for path in inside if (folder / "train" in path.parents) or folder not in path.parents]
+            saved = {path.parent for path in inside if path.name == "dataset_info.json"}
+            files += [path for path in inside if path.parent not in saved or path.match("[!c]*.arrow")]  # no cache-*
         elif entry.is_file():
             files.append(entry)
         else:
@@ -80,20 +94,21 @@ def check_readable(path: Path) -> None:
     for magic, name in NOT_TEXT.items():
         if head.startswith(magic):
             raise UserError("not-text", f"{path} is {name}, not text; leave it out")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) and len(head) >= 64 and 4 * head.count(0) >= len(head):
-        raise UserError("not-text", f"{path} is text in UTF-16; save it as UTF-8")
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     form = recognize(head, path.name)
-    if form in FOR_EXTRACT:
-        raise UserError("not-text", f"{path} is {FOR_EXTRACT[form]}; read it with `bertrain data extract`")
+    if is_utf16 or form in FOR_EXTRACT:
+        what = "text in UTF-16" if is_utf16 else FOR_EXTRACT[form]
+        raise UserError("not-text", f"{path} is {what}; read it with `bertrain data extract`")
+    if not form:
+        raise UserError("not-text", f"{path} is binary, not text; leave it out")
 
 
-def read_documents(files: Iterable[Path], counts: Counter[str] | None = None) -> Iterator[Document]:
-    """Each document as its list of non-empty sentences. The end of a file ends a document. `counts`: see read_lines."""
-    counts = Counter() if counts is None else counts
+def read_documents(files: Iterable[Path]) -> Iterator[Document]:
+    """Each document as its list of non-empty sentences. The end of a file ends a document."""
     for path in files:
         check_readable(path)
         document: Document = []
-        for line in read_lines(Span(str(path), 0, path.stat().st_size), counts, on_error="stop"):
+        for line in read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop"):
             sentence = line.strip()
             if sentence:
                 document.append(sentence)
@@ -104,13 +119,12 @@ def read_documents(files: Iterable[Path], counts: Counter[str] | None = None) ->
             yield document
 
 
-def read_lines(
-    span: Span, counts: Counter[str], *, on_error: OnError, drop_carriage_returns: bool = False
-) -> Iterator[str]:
+def read_lines(span: Span, counts: Counter[str], *, on_error: OnError, as_reference: bool = False) -> Iterator[str]:
     """The lines of a span without their newlines.
 
-    A line longer than LONGEST_LINE is refused, or with `on_error="skip"` left out; `counts` counts those and the lines
-    with invalid UTF-8. BERT's reference, on TensorFlow's file reader, drops all carriage returns.
+    A line longer than LONGEST_LINE, or with invalid UTF-8, is refused; with `on_error="skip"` such lines or bytes are
+    dropped, and `counts` counts the lines. BERT's reference, on TensorFlow's file reader, always drops invalid bytes,
+    and with `as_reference` all carriage returns too.
     """
     try:
         with open(span.path, "rb") as file:
@@ -132,11 +146,15 @@ def read_lines(
                     position = file.tell()
                     counts["lines_skipped"] += 1
                     continue
-                if drop_carriage_returns:
+                if as_reference:
                     raw = raw.replace(b"\r", b"")
                 try:
                     line = raw.decode()
                 except UnicodeDecodeError:
+                    if on_error == "stop" and not as_reference:
+                        number = _line_number(span.path, position - len(raw))
+                        cure = "read it with `bertrain data extract`, which has --encoding"
+                        raise UserError("not-utf8", f"line {number} of {span.path} is not UTF-8; {cure}") from None
                     line = raw.decode(errors="ignore")
                     counts["lines_not_utf8"] += 1
                 if line:  # a last line without newline may have lost all its bytes

@@ -12,11 +12,13 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bertrain.base.console import remark, warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, refuse_occupied
 from bertrain.base.seeds import derive
@@ -25,7 +27,8 @@ from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING, 
 from bertrain.data.text.parsing import Result, parse_records
 from bertrain.data.text.processes import process_pool
 from bertrain.data.text.progress import progress
-from bertrain.data.text.records import Problem, Record, read_records
+from bertrain.data.text.records import Problem, Reading, Record, read_records
+from bertrain.data.text.survey import LANGUAGES, survey
 
 EVALUATION = "eval.txt"
 PROBLEMS_LISTED = 100
@@ -41,9 +44,11 @@ def extract(
     *,
     form: Form = "auto",
     text_column: str = "text",
-    document_end: DocumentEnd = "blank-line",
+    encoding: str = "auto",
+    document_end: DocumentEnd = "auto",
+    wrapped: bool | None = None,
     sentences: Splitter = "sentencex",
-    language: str = "en",
+    language: str = "auto",
     min_characters: int = 0,
     deduplicate: bool = False,
     hold_out: int = 0,
@@ -55,19 +60,33 @@ def extract(
     """Turn documents of any source into text files, one sentence per line and a blank line between documents.
 
     Writes `train/part-00000-of-00003.txt` and so on into the folder `out`, `eval.txt` with `hold_out` whole documents
-    drawn by `hold_out_seed`, and `extract.json`, which describes them and is returned. `on_error` "skip" skips and
-    counts damaged records; otherwise the first one raises UserError.
+    drawn by `hold_out_seed`, and `extract.json`, which describes them and is returned. What is "auto" follows from a
+    `survey` of the inputs. `on_error` "skip" drops and counts damaged records and bytes that are not in the `encoding`;
+    otherwise the first one raises UserError. In a folder, `document_end` "auto" leaves out files that are not text.
+    With several workers, a script must call this under `if __name__ == "__main__":`.
     """
     settings = {name: value for name, value in locals().items() if name not in ("inputs", "out", "workers")}
     _check_least(1, part_bytes=part_bytes, workers=workers)
     _check_least(0, min_characters=min_characters, hold_out=hold_out)
+    inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     out, files = Path(out), find_inputs(inputs)
     refuse_occupied(out)
-    read = partial(read_records, form=form, text_column=text_column, document_end=document_end)
+    found = survey(files, form=form, encoding=encoding, text_column=text_column)
+    is_auto = document_end == "auto"
+    joins = found.wrapped and sentences != "lines" if is_auto else document_end == "file"
+    document_end = found.document_end if is_auto else document_end
+    found = replace(found, document_end=document_end, wrapped=joins if wrapped is None else wrapped)
+    language = (found.language or "en") if language == "auto" else language
+    rules = f"sentences are split by the rules of {LANGUAGES.get(language, language)}"
+    said = found.sentences + [rules] * (sentences == "sentencex")
+    remark("\n".join(said))
+    reading = Reading(form, encoding, text_column, document_end, found.wrapped)
+    named = set(map(Path, inputs)) if is_auto else set(files)
     parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
-    with new_folder(out) as folder, progress("extract", sum(file.stat().st_size for file in files)) as report:
+    with new_folder(out) as folder, progress("extract", found.bytes) as report:
         tally = _Tally(min_characters, deduplicate, on_error)
-        batches = in_order(parse, _batches(_all_records(files, read, report)), workers)
+        records = _all_records(files, reading, named, report)
+        batches = in_order(parse, _batches(records), min(workers, 1 + (found.bytes >> 20)))
         kept = (result.document for results in batches for result in results if tally.keeps(result))
         parts = _write_parts(kept, folder / EXTRACT_TRAINING, part_bytes)
         tally.refuse_no_document()
@@ -76,12 +95,17 @@ def extract(
         description = {
             "inputs": [file.name for file in files],
             "settings": settings,
+            "survey": asdict(found) | {"said": said},
             "counts": tally.counts | {"held_out": hold_out},
             "skipped": dict(sorted(tally.skipped.items())),
             "problems": tally.problems,
             "files": _name_parts(folder),
         }
         (folder / EXTRACT_DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    mean = tally.counts["sentences"] / tally.counts["documents"]
+    if mean < 2 and tally.counts["documents"] >= 20 and "text" in found.forms:
+        cure = "if these are parts of longer ones, give another --document-end, such as file or size"
+        warn(f"a document has only {mean:.1f} sentences on average; {cure}")
     return description
 
 
@@ -96,11 +120,13 @@ def _check_least(least: int, **given: int) -> None:
 
 
 def _all_records(
-    files: list[Path], read: Callable[..., Iterator[Record | Problem]], report: Callable[[int], None]
+    files: list[Path], reading: Reading, named: set[Path], report: Callable[[int], None]
 ) -> Iterator[Record | Problem]:
+    """The records of all files; those that are not `named` may be binary."""
     before = 0
     for file in files:
-        yield from read(file, report=lambda done, before=before: report(before + done))
+        done = partial(lambda before, done: report(before + done), before)
+        yield from read_records(file, reading, done, skip_binary=file not in named)
         before += file.stat().st_size
 
 
@@ -145,9 +171,13 @@ class _Tally:
     def keeps(self, result: Result) -> bool:
         """Whether the document is kept; raises its problem, if any, unless `on_error` is skip."""
         if result.problem is not None:
+            if self._on_error == "stop" and result.lines_not_utf8:
+                cure = "name its encoding, such as --encoding latin-1, or drop such bytes with --on-error skip"
+                raise UserError("not-utf8", f"{result.problem}; {cure}")
             if self._on_error == "stop":
                 raise UserError("damaged-input", f"{result.problem}; repair it, or skip it with --on-error skip")
-            self.problems += [str(result.problem)] * (len(self.problems) < PROBLEMS_LISTED)
+            if not result.lines_not_utf8 and len(self.problems) < PROBLEMS_LISTED:
+                self.problems.append(str(result.problem))
         characters = sum(map(len, result.document))
         if reason := result.skipped or self._reason_to_skip(result.document, characters):
             self.skipped[reason] += 1

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 from bertrain.config.choices import Splitter
 from bertrain.data.text.documents import LONGEST_LINE, Document
-from bertrain.data.text.records import Problem, Record
+from bertrain.data.text.records import Problem, Record, no_column
 from bertrain.data.text.wikipedia import NotAnArticle, article_text, paragraphs_of_extracted, paragraphs_of_wikitext
 
 
 class Result(NamedTuple):
-    """The document of a record, or the reason why there is none."""
+    """The document of a record, or the reason why there is none; a problem if it is damaged or lost bytes."""
 
     document: Document
     skipped: str = ""
@@ -32,6 +32,8 @@ def parse_records(
 def _document_of(record: Record | Problem, text_column: str, splitter: Splitter, language: str) -> Result:
     if isinstance(record, Problem):
         return Result([], "damaged", record)
+    if record.form == "skipped":
+        return Result([], str(record.content))
     try:
         paragraphs = _paragraphs_of(record, text_column)
     except NotAnArticle as reason:
@@ -43,15 +45,22 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
     if longest > LONGEST_LINE:
         what = f"contains a sentence of {longest:,} bytes, which is too long; try another --sentences"
         return Result([], "damaged", Problem(record.place, what))
-    return Result(document, lines_not_utf8=_lines_not_utf8(record))
+    lost = _lines_not_utf8(record)
+    problem = (
+        Problem(f"line {lost[0]:,} of {record.name}", "has bytes that are not UTF-8, or not in --encoding")
+        if lost
+        else None
+    )
+    return Result(document, problem=problem, lines_not_utf8=len(lost))
 
 
-def _lines_not_utf8(record: Record) -> int:
-    """Lines that lost bytes; other formats with invalid UTF-8 are refused."""
+def _lines_not_utf8(record: Record) -> list[int]:
+    """The lines that lost bytes; in JSON and XML, invalid UTF-8 makes a record damaged."""
     content = record.content
-    if record.form not in ("text", "prose", "wikiextractor") or isinstance(content, str):
-        return 0
-    return sum(line.decode(errors="ignore").encode() != line for line in content.split(b"\n"))
+    if record.form in ("dump", "jsonl") or isinstance(content, str) or content.isascii():
+        return []
+    lines = enumerate(content.split(b"\n"), record.number)
+    return [number for number, line in lines if line.decode(errors="ignore").encode() != line]
 
 
 def split_sentences(paragraphs: Iterable[str], *, splitter: Splitter, language: str = "en") -> Document:
@@ -113,8 +122,7 @@ def _text_of_json(line: bytes, text_column: str) -> str:
     if not isinstance(row, dict):
         raise _Unreadable("is not a JSON object")
     if text_column not in row:
-        fields = ", ".join(map(repr, list(row)[:8])) or "no field at all"
-        raise _Unreadable(f"has no field {text_column!r} but {fields}; give --text-column")
+        raise _Unreadable(no_column("field", text_column, row, [row]))
     text = row[text_column]
     if text is not None and not isinstance(text, str):
         raise _Unreadable(f"has {type(text).__name__} in {text_column!r}, not text; give --text-column")

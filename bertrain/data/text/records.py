@@ -6,31 +6,49 @@ content: they yield a Problem in its place, and the caller decides whether to st
 
 from __future__ import annotations
 
+import codecs
+import csv
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.config.choices import DocumentEnd, Form
-from bertrain.data.text.streams import DAMAGE, Stream, open_streams
+from bertrain.data.text.streams import DAMAGE, Stream, open_streams, recode
 from bertrain.data.text.wikipedia import Wiki
 
 LARGEST_RECORD = 64 << 20
 """Bytes; the largest page of Wikipedia has two million. A larger record is probably several documents."""
 
+ENDS = {"blank-line": (0, math.inf), "size": (8 << 10, 32 << 10), "file": (16 << 20, 32 << 20)}
+"""A document of plain text ends at the first blank line after so many bytes, and at any line after so many more."""
+
 _CHUNK = 1 << 20
+_CONTROL = bytes({*range(32), 127} - {*b"\t\n\v\f\r\b\x1b"})  # hardly any text has them
 _BEGINS_JSON = re.compile(rb'(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
 class Record(NamedTuple):
-    """One document in the format of its source. Messages call it `place`."""
+    """One document in the format of its source; `number` is that of its page, its row or its first line."""
 
     form: str
-    place: str
+    name: str
+    number: int
     content: bytes | str
     wiki: Wiki | None = None
+
+    @property
+    def place(self) -> str:
+        unit = {"dump": "page", "row": "row"}.get(self.form, "line")
+        return f"{unit} {self.number:,} of {self.name}"
 
 
 class Problem(NamedTuple):
@@ -43,18 +61,26 @@ class Problem(NamedTuple):
         return f"{self.place} {self.what}"
 
 
-def read_records(
-    path: Path, *, form: Form, text_column: str, document_end: DocumentEnd, report: Callable[[int], None]
-) -> Iterator[Record | Problem]:
-    """All records of a file; `form` "auto" detects the format from the content.
+class Reading(NamedTuple):
+    """How to read files. `wrapped`: the lines of a paragraph are joined."""
 
-    A document of plain text ends at a "blank-line" or at the end of its "file", as `document_end` says.
-    """
+    form: Form
+    encoding: str
+    text_column: str
+    document_end: DocumentEnd = "blank-line"
+    wrapped: bool = False
+
+
+def read_records(
+    path: Path, reading: Reading, report: Callable[[int], None], *, skip_binary: bool
+) -> Iterator[Record | Problem]:
+    """All records of a file. With `skip_binary`, one that is not text yields a record of the form "skipped"."""
     place = f"the beginning of {path}"
     try:
-        for stream in open_streams(path, report):
+        for packed in open_streams(path, report):
+            stream = recode(packed, reading.encoding)
             place = f"the beginning of {stream.name}"
-            for record in _read_stream(stream, form, text_column, document_end):
+            for record in read_stream(stream, reading, skip_binary=skip_binary or stream.name != str(path)):
                 place = record.place
                 yield record
     except DAMAGE as error:
@@ -63,29 +89,43 @@ def read_records(
         yield Problem(str(path), f"is damaged or cut off after {place} ({error or type(error).__name__})")
 
 
-def _read_stream(stream: Stream, form: str, text_column: str, document_end: DocumentEnd) -> Iterator[Record | Problem]:
-    form = recognize(stream.bytes.peek(_CHUNK), stream.name) if form == "auto" else form
+def read_stream(stream: Stream, reading: Reading, *, skip_binary: bool) -> Iterator[Record | Problem]:
+    form = form_of(stream, reading.form)
+    rows = partial(_rows, text_column=reading.text_column)
+    text = partial(_lines, form="text") if reading.document_end == "line" else partial(_documents, reading=reading)
     readers: dict[str, Callable[[Stream], Iterator[Record | Problem]]] = {
         "dump": _pages,
         "wikiextractor": _extracted_documents,
-        "jsonl": _json_lines,
-        "parquet": lambda stream: _rows(stream, text_column),
-        "text": _whole_file if document_end == "file" else _documents,
+        "jsonl": partial(_lines, form="jsonl"),
+        "csv": partial(_fields, text_column=reading.text_column),
+        "parquet": rows,
+        "arrow": rows,
+        "text": text,
     }
     if form in readers:
         return readers[form](stream)
+    if not form and skip_binary:
+        return iter([Record("skipped", stream.name, 1, "not text")])
     many_lines = "is one JSON value over many lines, or an array; give one object per line"
-    what = many_lines if form == "json" else "has no format that bertrain reads; leave it out"
+    what = many_lines if form == "json" else "is binary, in no format that bertrain reads"
     return iter([Problem(stream.name, what)])
+
+
+def form_of(stream: Stream, form: Form) -> str:
+    """The format of a stream: `form`, or the recognized one if that is "auto"."""
+    return recognize(stream.bytes.peek(_CHUNK), stream.name) if form == "auto" else form
 
 
 def recognize(beginning: bytes, name: str) -> str:
     """The format of a file by its beginning and its name; "" if it is none that bertrain reads."""
     content = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
     head = content[:4096]
-    ending = name.lower().rpartition(".")[2]
+    stem, _, ending = name.lower().rpartition(".")
+    ending = stem.rpartition(".")[2] if ending in ("gz", "bz2", "xz", "zst") else ending
     if head.startswith(b"PAR1") or ending == "parquet":
         return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")) or ending == "arrow":
+        return "arrow"
     if head.startswith(b"<page>") or (head.startswith(b"<") and b"<mediawiki" in head):
         return "dump"
     if head.startswith(b"<doc "):
@@ -94,7 +134,9 @@ def recognize(beginning: bytes, name: str) -> str:
         return "jsonl"
     if _BEGINS_JSON.match(head) or (ending == "json" and head.startswith((b"[", b"{"))):
         return "json" if head.startswith(b"[") or b"\n" in content else "jsonl"  # one line, longer than `beginning`
-    return "" if b"\0" in head else "text"
+    if b"\0" in head or len(beginning.translate(None, _CONTROL)) < 0.98 * len(beginning):
+        return ""
+    return "csv" if ending in ("csv", "tsv", "tab") else "text"
 
 
 def _is_json_object(head: bytes) -> bool:
@@ -118,7 +160,7 @@ def _pages(stream: Stream) -> Iterator[Record | Problem]:
             before, _, page = piece.partition(b"<page>")
             wiki = wiki or Wiki.from_header(before)
             number += 1
-            yield Record("dump", f"page {number:,} of {stream.name}", page, wiki)
+            yield Record("dump", stream.name, number, page, wiki)
         if len(pending) > LARGEST_RECORD:
             what = f"is larger than {LARGEST_RECORD >> 20} MiB; use a dump of current articles, without history"
             yield Problem(f"page {number + 1:,} of {stream.name}", what)
@@ -152,29 +194,30 @@ def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
         yield Problem(stream.name, f"is cut off in the <doc> of line {document.first:,}")
 
 
-def _json_lines(stream: Stream) -> Iterator[Record | Problem]:
+def _lines(stream: Stream, form: str) -> Iterator[Record | Problem]:
     for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             yield line
         elif line.strip():
-            yield Record("jsonl", f"line {number:,} of {stream.name}", line)
+            yield Record(form, stream.name, number, line)
 
 
-def _documents(stream: Stream) -> Iterator[Record | Problem]:
-    """Plain text with a blank line between documents."""
+def _documents(stream: Stream, reading: Reading) -> Iterator[Record | Problem]:
+    form, (size, most) = "prose" if reading.wrapped else "text", ENDS[reading.document_end]
     document = _Gathered(stream.name)
     for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             yield line
-        elif not line.strip():
-            if document.first:
-                yield document.end("text")
-        elif document.first:
+            continue
+        is_blank = not line.strip()
+        if document.first and (document.size >= most or (is_blank and document.size >= size)):
+            yield document.end(form)
+        if document.first:
             document.add(line)
-        else:
+        elif not is_blank:
             document.begin(number, line)
     if document.first:
-        yield document.end("text")
+        yield document.end(form)
 
 
 class _Gathered:
@@ -183,60 +226,141 @@ class _Gathered:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lines: list[bytes] = []
-        self._size = 0
+        self.size = 0
         self.first = 0
 
     def begin(self, number: int, line: bytes) -> None:
-        self._lines, self._size, self.first = [], 0, number
+        self._lines, self.size, self.first = [], 0, number
         self.add(line)
 
     def add(self, line: bytes) -> None:
-        self._size += len(line)
-        if self._size <= LARGEST_RECORD:
+        self.size += len(line)
+        if self.size <= LARGEST_RECORD:
             self._lines.append(line)
 
     def end(self, form: str) -> Record | Problem:
-        place = f"line {self.first:,} of {self._name}"
+        record = Record(form, self._name, self.first, b"".join(self._lines))
         self.first = 0
-        if self._size > LARGEST_RECORD:
-            return Problem(place, f"begins a document of more than {LARGEST_RECORD >> 20} MiB; split it")
-        return Record(form, place, b"".join(self._lines))
+        if self.size > LARGEST_RECORD:
+            return Problem(record.place, f"begins a document of more than {LARGEST_RECORD >> 20} MiB; split it")
+        return record
 
 
-def _whole_file(stream: Stream) -> Iterator[Record | Problem]:
-    """A file of prose is one document: a blank line ends a paragraph, whose lines may be wrapped."""
-    content = stream.bytes.read(LARGEST_RECORD + 1)
-    if len(content) > LARGEST_RECORD:
-        what = f"is larger than {LARGEST_RECORD >> 20} MiB, too large for one document; split it"
-        yield Problem(stream.name, what)
-    else:
-        yield Record("prose", stream.name, content)
+def _fields(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
+    """The text column of a CSV or TSV file, whose first line names the columns."""
+    try:
+        rows = csv_rows(stream)
+        _, names = next(rows, (0, []))
+        if isinstance(names, Problem):
+            yield names
+        elif names.count(text_column) != 1:
+            sample = [dict(zip(names, row, strict=True)) for _, row in islice(rows, 20) if len(row) == len(names)]
+            yield Problem(stream.name, no_column("column", text_column, names, sample))
+        else:
+            index = names.index(text_column)
+            for number, row in rows:
+                if isinstance(row, Problem):
+                    yield row
+                elif len(row) != len(names):
+                    what = f"has {counted(len(row), 'field')} for {len(names)} columns"
+                    yield Problem(f"line {number:,} of {stream.name}", what)
+                else:
+                    yield Record("csv", stream.name, number, row[index].encode("utf-8", "surrogateescape"))
+    except UserError as error:
+        yield Problem(stream.name, f"cannot be read to its end: {error}")
+
+
+def csv_rows(stream: Stream) -> Iterator[tuple[int, list[str] | Problem]]:
+    """The rows of a CSV file and the number of their first line; bytes that are not UTF-8 become lone surrogates.
+
+    The first line shows the delimiter. Where it is a tab, quotes have no meaning.
+    """
+    csv.field_size_limit(LARGEST_RECORD)
+    header = stream.bytes.peek(_CHUNK).split(b"\n", 1)[0].decode(errors="ignore")
+    delimiter = max(",;\t|", key=re.sub('"[^"]*"', "", header).count)
+    texts = (line.decode("utf-8", "surrogateescape") for _, line in table_lines(stream))
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    reader = csv.reader(texts, delimiter=delimiter, quoting=quoting, strict=True)
+    while True:
+        first = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "unexpected end of data" in str(error):  # the rest of the file became one field
+                place = f"line {first:,} of {stream.name}"
+                raise UserError("unclosed-quote", f"the quote that opens in {place} is never closed") from None
+            for line in range(first, reader.line_num + 1):  # every line within the malformed quote is lost
+                yield line, Problem(f"line {line:,} of {stream.name}", f"is not valid CSV ({error})")
+            continue
+        if fields:
+            yield first, fields
+
+
+def table_lines(stream: Stream) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines without the byte order mark."""
+    for number, line in numbered_lines(stream):
+        if isinstance(line, Problem):
+            raise UserError("line-too-long", f"{line}, too long for a row")
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
     import pyarrow as pa
-    import pyarrow.parquet
 
     if stream.path is None:
-        yield Problem(stream.name, "is a Parquet file inside an archive; unpack it first")
+        yield Problem(stream.name, "is a Parquet or Arrow file inside an archive; unpack it first")
         return
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(stream.path) as file:
-            names = file.schema_arrow.names
-            if text_column not in names:
-                yield Problem(stream.name, f"has no column {text_column!r} but {listed(names)}; give --text-column")
+        with open_columns(stream.path) as (schema, read):
+            if text_column not in schema.names:
+                sample = next(read(schema.names, 20), None)
+                rows = [] if sample is None else sample.slice(0, 20).to_pylist()
+                yield Problem(stream.name, no_column("column", text_column, schema.names, rows))
                 return
-            kind = file.schema_arrow.field(text_column).type
+            kind = schema.field(text_column).type
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 yield Problem(stream.name, f"has {kind} in its column {text_column!r}, not text; give --text-column")
                 return
-            for batch in file.iter_batches(batch_size=256, columns=[text_column]):
-                for value in batch.column(0):
+            for batch in read([text_column], 256):
+                for value in batch.column(text_column):
                     number += 1
-                    yield Record("row", f"row {number:,} of {stream.name}", value.as_py() or "")
+                    yield Record("row", stream.name, number, value.as_py() or "")
     except (pa.ArrowException, UnicodeDecodeError) as error:
         yield Problem(stream.name, f"is damaged or cut off after row {number:,} ({str(error).splitlines()[0]})")
+
+
+@contextmanager
+def open_columns(path: Path) -> Iterator[tuple[Any, Callable[[list[str], int], Iterator[Any]]]]:
+    """The schema of a Parquet file or of one of Arrow's two formats, and a function to read batches of some columns.
+
+    Arrow's batches have the columns and the number of rows that they were written with.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    with pa.OSFile(str(path)) as file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic[:4] == b"PAR1" or path.suffix.lower() == ".parquet":
+            with pyarrow.parquet.ParquetFile(path) as table:
+                yield table.schema_arrow, lambda columns, rows: table.iter_batches(rows, columns=columns)
+        elif magic == b"ARROW1":
+            reader = pa.ipc.open_file(file)
+            yield reader.schema, lambda columns, rows: map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            stream = pa.ipc.open_stream(file)
+            yield stream.schema, lambda columns, rows: iter(stream)
+
+
+def no_column(kind: str, wanted: str, names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Says that there is no such column, and which column of these rows has the text, if that is obvious."""
+    lengths = Counter({name: sum(len(row[name]) for row in rows if isinstance(row[name], str)) for name in names})
+    (longest, most), (_, second) = [*lengths.most_common(2), ("", 0), ("", 0)][:2]
+    hint = f" {longest}" if most > 2 * second else ""
+    return f"has no {kind} {wanted!r} but {listed(list(names)) or f'no {kind} at all'}; give --text-column{hint}"
 
 
 def numbered_lines(stream: Stream) -> Iterator[tuple[int, bytes | Problem]]:

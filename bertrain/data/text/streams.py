@@ -1,8 +1,9 @@
-"""Files as streams of bytes, decompressed: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
+"""Files as streams of bytes, decompressed and in UTF-8: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -29,6 +30,8 @@ class Stream:
     bytes: io.BufferedReader
     path: Path | None
     """The file itself where it was not compressed, for readers that must seek."""
+    encoding: str = "utf-8"
+    """What the bytes were before they were recoded."""
 
 
 def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
@@ -43,6 +46,39 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
     with file:
         counted: Any = _Counted(file, report)
         yield from _unpack(str(path), path.name, io.BufferedReader(counted, BUFFER), path)
+
+
+def recode(stream: Stream, encoding: str) -> Stream:
+    """The stream in UTF-8; "auto" knows UTF-16 by its byte order mark. Bytes that cannot be decoded become 0xff."""
+    if encoding == "auto":
+        encoding = "utf-16" if stream.bytes.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    if codecs.lookup(encoding).name == "utf-8":
+        return stream  # whoever reads it checks it
+    decoder, rest = codecs.getincrementaldecoder(encoding)(_INVALID), b""
+
+    def read_some(most: int) -> bytes:
+        nonlocal rest
+        block = b"more"
+        while block and not rest:
+            block = stream.bytes.read1(BUFFER)
+            rest = decoder.decode(block, not block).encode("utf-8", _INVALID)
+        some, rest = rest[:most], rest[most:]
+        return some
+
+    recoded: Any = _Unpacked(read_some)
+    return Stream(stream.name, io.BufferedReader(recoded, BUFFER), stream.path, encoding)
+
+
+def check_encoding(encoding: str) -> None:
+    try:
+        b" ".decode("utf-8" if encoding == "auto" else encoding, "ignore")  # nothing to decode would be accepted
+    except (LookupError, UnicodeError):
+        known = "auto, utf-8, latin-1, cp1252, utf-16 or another of Python's codecs"
+        raise UserError("unknown-encoding", f"--encoding is {encoding!r}; it must be {known}") from None
+
+
+_INVALID = "bertrain-invalid"  # an error handler: to a lone surrogate when decoding, to the byte 0xff when encoding
+codecs.register_error(_INVALID, lambda bad: ("\udcff" if isinstance(bad, UnicodeDecodeError) else b"\xff", bad.end))  # type: ignore
 
 
 class _Counted(io.RawIOBase):

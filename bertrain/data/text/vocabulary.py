@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,18 @@ class Vocabulary:
 
     @property
     def num_unreachable(self) -> int:
-        """The number of words with capitals, which lower-cased text never contains; words in brackets do not count."""
-        return sum(word != word.lower() and not word.startswith("[") for word in self.words) if self.lower_case else 0
+        """The number of words with capitals or accents, which lower-cased text never has; [words] do not count."""
+        return sum(not word.startswith("[") and word != _folded(word) for word in self.words) if self.lower_case else 0
 
     def save(self, path: Path) -> None:
         write_atomically(path, "\n".join(self.words) + "\n")
 
     @staticmethod
-    def load(path: str | Path | None = None, *, lower_case: bool = True) -> Vocabulary:
-        """Read a vocabulary file, one word per line; by default BERT's uncased one, which ships with bertrain."""
+    def load(path: str | Path | None = None, *, lower_case: bool | None = True) -> Vocabulary:
+        """Read a vocabulary file, one word per line; by default BERT's uncased one, which ships with bertrain.
+
+        Where `lower_case` is None, a vocabulary in which any word has capitals or accents is cased.
+        """
         if path is None:
             text = (resources.files("bertrain.data.text") / "vocab-uncased.txt").read_text(encoding="utf-8")
         else:
@@ -69,7 +73,7 @@ class Vocabulary:
         return Vocabulary.of(words, path or "the vocabulary", lower_case=lower_case)
 
     @staticmethod
-    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool = True) -> Vocabulary:
+    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool | None = True) -> Vocabulary:
         """A vocabulary of these words; refuses words that are none. Errors name `origin`."""
         for special in SPECIAL_WORDS:
             if special not in words:
@@ -77,4 +81,12 @@ class Vocabulary:
         if len(set(words)) != len(words):
             repeated = next(word for word in words if words.count(word) > 1)
             raise UserError("bad-vocabulary", f"{origin} lists the word {repeated!r} twice")
-        return Vocabulary(tuple(words), lower_case)
+        vocabulary = Vocabulary(tuple(words), lower_case is not False)
+        return (
+            replace(vocabulary, lower_case=False) if lower_case is None and vocabulary.num_unreachable else vocabulary
+        )
+
+
+def _folded(word: str) -> str:
+    letters = unicodedata.normalize("NFD", word.lower())
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")

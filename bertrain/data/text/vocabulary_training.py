@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import counted
 from bertrain.data.text.documents import find_inputs, read_documents
 from bertrain.data.text.tokenizer import CACHED_WORDS, build_pipeline
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
@@ -29,8 +26,7 @@ def train_vocabulary(
     # equally frequent pairs it joins those of smaller numbers first. So the characters are numbered beforehand.
     characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
     alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
-    counts: Counter[str] = Counter()
-    numbers = _train(_sentences(files, counts), size, alphabet, lower_case)
+    numbers = _train(_sentences(files), size, alphabet, lower_case)
     if len(numbers) < size:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
@@ -38,8 +34,6 @@ def train_vocabulary(
         vocabulary.save(out)
     except OSError as error:
         raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
-    if counts["lines_not_utf8"]:
-        warn(f"{counted(counts['lines_not_utf8'], 'line')} contained invalid UTF-8; the invalid bytes were dropped")
     return vocabulary
 
 
@@ -61,7 +55,7 @@ def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case:
 def _distinct_words(files: list[Path]) -> Iterator[str]:
     """The words between spaces, each only a few times: enough to find all characters and their positions in words."""
     seen: set[str] = set()
-    for sentence in _sentences(files, Counter()):
+    for sentence in _sentences(files):
         new = set(sentence.split(" ")) - seen
         if new:
             seen |= new
@@ -70,6 +64,6 @@ def _distinct_words(files: list[Path]) -> Iterator[str]:
             seen.clear()
 
 
-def _sentences(files: list[Path], counts: Counter[str]) -> Iterator[str]:
-    for document in read_documents(files, counts):
+def _sentences(files: list[Path]) -> Iterator[str]:
+    for document in read_documents(files):
         yield from document

@@ -1,0 +1,177 @@
+"""Looks at a sample of the input: its formats, encoding and language, and what in it is a document.
+
+In bertrain's own form of plain text a line is a sentence and a blank line ends a document. Elsewhere prose is wrapped
+at a column, a blank line ends a paragraph, and a file is a document or a whole book; or each line is a document.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bertrain.base.errors import UserError
+from bertrain.base.formatting import amount, counted
+from bertrain.config.choices import DocumentEnd, Form
+from bertrain.data.text.documents import find_inputs
+from bertrain.data.text.records import Reading, Record, form_of, read_stream
+from bertrain.data.text.streams import DAMAGE, Stream, check_encoding, open_streams, recode
+
+SAMPLED_FILES, SAMPLED_BYTES = 64, 1 << 16
+LANGUAGES = {
+    "en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese",
+    "nl": "Dutch", "ru": "Russian", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ar": "Arabic", "el": "Greek",
+    "he": "Hebrew", "hi": "Hindi", "th": "Thai",
+}  # fmt: skip
+_STOP_WORDS = {
+    "en": "the and of to is that it for was with", "de": "der die und das ist nicht ein zu den mit",
+    "fr": "le les et des est une du dans pour qui", "es": "el los las que y por con una del en",
+    "it": "il che di non per sono della gli è nel", "pt": "o os que não uma do da em com para",
+    "nl": "de het een van en niet dat zijn op voor", "ru": "и в не на что с по как это из",
+}  # fmt: skip
+_SCRIPTS = {
+    "CJK": "zh", "HANGUL": "ko", "ARABIC": "ar", "GREEK": "el", "HEBREW": "he", "DEVANAGARI": "hi", "THAI": "th",
+}  # fmt: skip
+_ENDS_SENTENCE = tuple('.!?:;…。！？"”»)')
+_SENTENCE_WITHIN = re.compile(r"[.!?…][\"”»')\]]*\s+\S|[。！？].")
+_DOCUMENTS = {
+    "blank-line": "a blank line ends a document",
+    "file": "each file is one document, or several if it has more than 16 MiB",
+    "line": "each line is one document",
+    "size": "a document ends at the first blank line after 8 kB",
+}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the input looks like, by a sample of it."""
+
+    files: int
+    bytes: int
+    forms: dict[str, int]
+    """Sampled files by format; "" for those that are not text."""
+    encoding: str
+    """Of plain text; "" if it is none of UTF-8, UTF-16 and the given one."""
+    document_end: DocumentEnd
+    wrapped: bool
+    language: str
+    """Its code, or "" if it is not recognized."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """The same in words."""
+        forms = ", ".join({"": "not text", "text": "plain text"}.get(form, form) for form in self.forms)
+        facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
+        if "text" not in self.forms:
+            return ["; ".join(filter(None, facts))]
+        facts.append(self.encoding.upper() or "neither UTF-8 nor UTF-16")
+        lines = "wrapped lines are joined" if self.wrapped else "lines are not joined"
+        return ["; ".join(filter(None, facts)), f"{_DOCUMENTS[self.document_end]}; {lines}"]
+
+
+class Sample(NamedTuple):
+    """The beginning of a file, or of a member of an archive, and the size of it all as far as that is known."""
+
+    form: str
+    text: str
+    encoding: str
+    size: int
+
+
+def survey(
+    inputs: Iterable[str | Path], *, form: Form = "auto", encoding: str = "auto", text_column: str = "text"
+) -> Survey:
+    """Look at a bounded sample of files or folders of text, before `extract` reads them whole."""
+    check_encoding(encoding)
+    files = find_inputs(inputs)
+    chosen = dict.fromkeys(files[number * len(files) // SAMPLED_FILES] for number in range(SAMPLED_FILES))
+    reading = Reading(form, encoding, text_column)
+    samples: list[Sample] = []
+    for path in chosen:
+        with suppress(UserError, *DAMAGE):  # `extract` says what cannot be read
+            for stream in islice(open_streams(path, lambda _: None), SAMPLED_FILES):
+                samples.append(_sample(recode(stream, encoding), reading, path.stat().st_size))
+    texts = [sample for sample in samples if sample.form == "text"]
+    end, wrapped = document_form(texts)
+    codings = Counter(sample.encoding for sample in texts)
+    return Survey(
+        files=len(files),
+        bytes=sum(path.stat().st_size for path in files),
+        forms=dict(Counter(sample.form for sample in samples).most_common()),
+        encoding="" if "" in codings else max(codings, key=codings.__getitem__, default="utf-8"),
+        document_end=end,
+        wrapped=wrapped,
+        language=guess_language([sample.text for sample in samples]),
+    )
+
+
+def _sample(stream: Stream, reading: Reading, size: int) -> Sample:
+    form, head = form_of(stream, reading.form), stream.bytes.peek(SAMPLED_BYTES)
+    size = size if stream.path else len(head)
+    if form != "text":
+        records = islice(read_stream(stream, reading, skip_binary=True), 20) if form else ()
+        texts = (record.content for record in records if isinstance(record, Record))
+        head = b"\n".join(text.encode() if isinstance(text, str) else text for text in texts)
+    head = head[:SAMPLED_BYTES]
+    try:
+        text, _ = codecs.utf_8_decode(head, "strict", len(head) < SAMPLED_BYTES)
+        return Sample(form, text, stream.encoding, size)
+    except UnicodeDecodeError:
+        return Sample(form, head.decode(errors="ignore"), "", size)
+
+
+def document_form(samples: list[Sample]) -> tuple[DocumentEnd, bool]:
+    """What ends a document in these plain texts, and whether their lines are wrapped."""
+    texts = [[line.rstrip() for line in sample.text.split("\n")] for sample in samples]
+    lines = [line for text in texts for line in text if line]
+    blocks = [block for sample in samples for block in re.split(r"\n\s*\n", sample.text) if block.strip()]
+    are_small = len(samples) > 1 and median(sample.size for sample in samples) <= 1 << 17
+    if _are_wrapped(texts):
+        return ("file" if are_small or len(samples) >= 50 else "size"), True
+    if len(blocks) <= len(samples):  # no blank lines
+        are_long = [len(line) >= 400 or len(_SENTENCE_WITHIN.findall(line)) >= 2 for line in lines]
+        are_many = len(lines) >= 50 or any(sample.size > SAMPLED_BYTES for sample in samples)
+        has_documents = are_many and sum(are_long) > len(lines) / 2
+        return ("file" if are_small else "line" if has_documents else "size"), False
+    are_paragraphs = sum("\n" not in block.strip() for block in blocks) > len(blocks) / 2
+    return ("file" if are_small and are_paragraphs else "blank-line"), False
+
+
+def _are_wrapped(texts: list[list[str]]) -> bool:
+    """Whether many lines end within a sentence, just before the word that would reach a column."""
+    breaks = wrapped = sentences = 0
+    for lines in texts:
+        widths = sorted(len(line) for line in lines if line)
+        column = widths[len(widths) * 9 // 10] if widths else 0
+        pairs = [(line, after.split()[0]) for line, after in pairwise(lines) if line.strip() and after.strip()]
+        breaks += len(pairs)
+        sentences += sum(bool(_SENTENCE_WITHIN.search(line)) for line in lines)
+        if 30 <= column <= 200:
+            before = (line for line, word in pairs if len(line) + len(word) >= 0.9 * column)
+            wrapped += sum(not line.endswith(_ENDS_SENTENCE) for line in before)
+    return breaks >= 8 and wrapped > 0.25 * breaks and sentences > 0.05 * breaks
+
+
+def guess_language(texts: list[str]) -> str:
+    """The code of the language of most of the text, by its script and its most frequent words; "" if unsure."""
+    text = " ".join(text[:4096] for text in texts).lower()
+    names = (unicodedata.name(letter, "").split(" ")[0] for letter in text if letter.isalpha())
+    scripts = Counter(name.split("-")[0] for name in names)
+    kana = scripts["HIRAGANA"] + scripts["KATAKANA"]
+    if kana > 0.1 * scripts.total():
+        return "ja"
+    for script, code in _SCRIPTS.items():
+        if scripts[script] > scripts.total() / 2:
+            return code
+    words = Counter(re.findall(r"[^\W\d_]+", text))
+    hits = Counter({code: sum(words[word] for word in stops.split()) for code, stops in _STOP_WORDS.items()})
+    (best, most), (_, second) = hits.most_common(2)
+    return best if most > 0.05 * words.total() and most > 1.2 * second else ""
