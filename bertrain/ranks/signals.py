@@ -11,8 +11,8 @@ from typing import Any
 
 from bertrain.base.errors import DivergedError, UserError
 
-GO_ON, SAVE, END, STOP, REQUEUE, FAIL = range(6)
-"""Requests of a rank after each step: the largest of all ranks holds. SAVE and END come from the clock."""
+GO_ON, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
+"""Requests of a rank after each step: the largest of all ranks holds. SAVE, FIT and END come from the clock."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -74,6 +74,13 @@ class Evaluator(Protocol):
     def main_metric(self) -> str:
         """The metric by which one result is better than another."""
 
+    num_examples: int
+    can_shrink: bool
+    """Whether it may evaluate on fewer examples."""
+
+    def shrink(self, num_examples: int) -> None:
+        """Evaluate on only so many examples from now on, if it may."""
+
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """All metrics; each rank computes its share."""
 
@@ -82,12 +89,15 @@ class HeldOutEvaluator:
     """Evaluates on a rank's share of the held-out batches, which stay on the device if they fit."""
 
     main_metric = "mlm_accuracy"
+    can_shrink = True
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
         self._mask_id, self._model = loader.data.vocabulary.id_of("[MASK]"), model
-        self._loader, self._max_examples = loader, max_examples
-        self._kept: list[Batch] = []
-        self._is_whole = False
+        self._loader = loader
+        self.shrink(min(max_examples or len(loader.data), len(loader.data)))
+
+    def shrink(self, num_examples: int) -> None:
+        self.num_examples, self._kept, self._is_whole = num_examples, list[Batch](), False
 
     def batches(self, device: torch.device) -> Iterator[Batch]:
         """The batches, the same each time, on `device`."""
@@ -95,7 +105,7 @@ class HeldOutEvaluator:
             yield from self._kept
             return
         kept, room = list[Batch](), KEPT_BYTES
-        for batch in self._loader.evaluation(self._max_examples):
+        for batch in self._loader.evaluation(self.num_examples):
             moved = batch.to(device)
             room -= moved.num_bytes
             if room >= 0:

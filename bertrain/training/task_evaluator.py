@@ -35,13 +35,19 @@ def task_data(split: Split, folder: str | Path, settings: Settings, vocabulary: 
 
 
 class TaskEvaluator:
-    """Evaluates a model on splits of a task, the main one first."""
+    """Evaluates a model on splits of a task, the main one first; always on all of their examples."""
+
+    can_shrink = False
 
     def __init__(
         self, task: Task, splits: Mapping[str, Split], settings: Settings, folder: str | Path, words: Vocabulary
     ) -> None:
         self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words
+        self.num_examples = sum(len(split.block) for split in splits.values())
+
+    def shrink(self, num_examples: int) -> None:
+        """Does nothing: a task is scored whole."""
 
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Metrics of the main split by name, the main metric first; of the others by split and name; and speed."""
