@@ -21,6 +21,7 @@ from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
+from bertrain.ranks.signals import NEVER, StopSignal
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.run.metrics import averages
@@ -81,8 +82,8 @@ class Evaluator(Protocol):
     def shrink(self, num_examples: int) -> None:
         """Evaluate on only so many examples from now on, if it may."""
 
-    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
-        """All metrics; each rank computes its share."""
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
+        """All metrics; each rank computes its share. A signal to `stop` ends it with EvaluationLeftError."""
 
 
 class HeldOutEvaluator:
@@ -115,7 +116,7 @@ class HeldOutEvaluator:
             self._kept, self._is_whole = kept, True
 
     @torch.no_grad()
-    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
         """Averages over the whole evaluation set, each rank computing its share."""
         sums = packed_sums(device=ranks.device)
         counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
@@ -123,6 +124,8 @@ class HeldOutEvaluator:
         hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # correct ones, and all
         ranks.heartbeat.enter("evaluation")
         for batch in self.batches(ranks.device):
+            if stop.received:
+                break
             ranks.heartbeat.move()
             outputs = predict(batch)
             assert outputs.mlm_logits is not None
@@ -132,6 +135,7 @@ class HeldOutEvaluator:
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels
             hidden += torch.stack([(is_right & is_hidden).sum(), is_hidden.sum()])
             words += torch.bincount(batch.mlm_labels[batch.mlm_labels >= 0], minlength=len(words))
+        stop.leave_evaluation(ranks.all_max)
         ranks.all_reduce_sum(sums, counts, words, hidden)
         num_predictions, num_sequences = map(int, counts.tolist())
         result = averages(sums, num_predictions, num_sequences, self._model)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from shlex import quote
 
 import torch
 
 from bertrain.base.console import PHASES, Console
-from bertrain.base.errors import AgreedError, RequeueError
+from bertrain.base.errors import AgreedError, RequeueError, StoppedError
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
@@ -26,7 +27,7 @@ from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import UNKNOWN_STEPS, Plan
 from bertrain.ranks import parallel
 from bertrain.ranks.restart import report_recovery, restart_reason
-from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
+from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, EvaluationLeftError, SkippedSteps, StopSignal
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
@@ -81,11 +82,16 @@ def train(
     resolved: ResolvedRun, ranks: parallel.Ranks, *, from_step: int | None = None, events: Events | None = None
 ) -> Progress:
     """Train a run from its newest checkpoint, from that of `from_step`, or from its beginning, to its end."""
-    with ExitStack() as stack:
-        session = _build(resolved, ranks, stack, from_step, events or Events())
-        ending = _loop(session)
-        _finish(session, ending)
-        return session.state.progress
+    try:
+        with ExitStack() as stack:
+            session = _build(resolved, ranks, stack, from_step, events or Events())
+            ending = _loop(session)
+            _finish(session, ending)
+            return session.state.progress
+    except KeyboardInterrupt:
+        if resolved.folder is None or not Run.exists(resolved.folder):
+            raise
+        raise StoppedError("interrupted", f"interrupted; {_how_to_continue(resolved.folder)}") from None
 
 
 def _build(
@@ -193,12 +199,12 @@ def _loop(session: Session) -> Ending:
         if due.fits:
             due = _fit_to_budget(session, due)
         if session.evaluator is not None and due.evaluates:
-            with agenda.timing("evaluation"):
-                events.evaluating(state.progress.samples)
-                result = session.evaluator.evaluate(state.engine.outputs, ranks)
-            events.evaluated(state.progress.samples, result)
-            metrics.evaluation(done, state.progress.samples, result)
-            due = agenda.judge(due, state.progress, result[session.evaluator.main_metric])
+            result = _evaluate(session, session.evaluator)
+            if result is None:
+                agreed = ranks.all_max(session.stop_signal.request)
+                due = replace(due, ending="", stops=True, saves=session.run.settings.checkpoint.enabled)
+            else:
+                due = agenda.judge(due, state.progress, result[session.evaluator.main_metric])
         if due.ending:
             events.ended(state.progress, due.ending)
         if due.saves:
@@ -214,6 +220,20 @@ def _loop(session: Session) -> Ending:
         heartbeat.enter("data", done + 1)
         stopwatch.start()
     return ending
+
+
+def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float] | None:
+    """Evaluate the model as it is; None if a signal ended it."""
+    progress, events = session.state.progress, session.events
+    with session.agenda.timing("evaluation"):
+        events.evaluating(progress.samples)
+        try:
+            result = evaluator.evaluate(session.state.engine.outputs, session.ranks, session.stop_signal)
+        except EvaluationLeftError:
+            return None
+    events.evaluated(progress.samples, result)
+    session.metrics.evaluation(progress.step, progress.samples, result)
+    return result
 
 
 def _finish(session: Session, ending: Ending) -> None:
@@ -242,7 +262,7 @@ def _raise_if_failed(session: Session) -> None:
     raise AgreedError(
         "cannot-write",
         f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; free some space "
-        f"and continue with `bertrain resume {quote(str(run.folder))}`",
+        f"and {_how_to_continue(run.folder)}",
     )
 
 
@@ -250,14 +270,17 @@ def _raise_stopped(session: Session, agreed: int) -> None:
     """Raise how a signal stopped the run, and how to continue it."""
     received, is_saved = session.stop_signal.received, session.run.settings.checkpoint.enabled
     name = received.name if received else "a signal to another rank"
+    kept = "which is not saved (checkpoint.enabled false)"
     if is_saved:
-        kept = f"which is saved; continue with `bertrain resume {quote(str(session.run.folder))}`"
-    else:
-        kept = "which is not saved (checkpoint.enabled false)"
+        kept = f"which is saved; {_how_to_continue(session.run.folder)}"
     sentence = f"stopped by {name} after step {session.state.progress.step}, {kept}"
     if agreed == REQUEUE and is_saved:
         raise RequeueError("stopped-by-signal", sentence)
-    raise AgreedError("stopped-by-signal", sentence)
+    raise StoppedError("stopped-by-signal", sentence)
+
+
+def _how_to_continue(folder: Path) -> str:
+    return f"continue with `bertrain resume {quote(str(folder))}`"
 
 
 def train_step(

@@ -84,7 +84,10 @@ def test_the_board_has_what_the_metrics_have(tmp_path: Path) -> None:
         written = [record["seconds"][phase] for record in records(run, "step")]
         assert [event.value for event in board.Scalars(f"step/seconds/{phase}")] == pytest.approx(written, rel=1e-6)
     assert [event.step for event in board.Scalars("evaluation/mlm_accuracy")] == [2, 4]
-    assert [(event.step, event.value) for event in board.Scalars("telemetry/rank 0/power_w")] == [(3, 650.0), (4, 650.0)]
+    assert [(event.step, event.value) for event in board.Scalars("telemetry/rank 0/power_w")] == [
+        (3, 650.0),
+        (4, 650.0),
+    ]
 
 
 def test_metrics_add_up(tmp_path: Path) -> None:
