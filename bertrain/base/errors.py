@@ -4,14 +4,16 @@ EXIT_USER_ERROR = 2
 EXIT_LOST_RANK = 69
 EXIT_REQUEUE = 75
 EXIT_HUNG = 124
+EXIT_INTERRUPTED = 130
 
 EXIT_CODES = {
     0: "done",
     1: "a bug, with its traceback; with `--nproc`, a rank that failed or was killed",
-    EXIT_USER_ERROR: "an error that the user can fix, in one sentence with a code; also Ctrl-C, after saving the step",
+    EXIT_USER_ERROR: "an error that the user can fix, in one sentence with a code",
     EXIT_LOST_RANK: "this rank lost a peer; the launcher reports the cause",
     EXIT_REQUEUE: "stopped by SIGTERM or SIGUSR1 and saved; start the command again (or requeue the job) to continue",
     EXIT_HUNG: "no progress for `train.hang_timeout`; the message names the rank that hangs",
+    EXIT_INTERRUPTED: "stopped by Ctrl-C; in training, after saving the step",
 }
 """The meaning of each exit code. 75 is EX_TEMPFAIL and 69 EX_UNAVAILABLE in sysexits.h; 124 is that of timeout(1)."""
 
@@ -45,6 +47,12 @@ class RequeueError(AgreedError):
     """The run was stopped by a signal and saved; it continues when it is started again."""
 
     exit_code = EXIT_REQUEUE
+
+
+class StoppedError(AgreedError):
+    """Ctrl-C stopped the run."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class ReportedElsewhereError(UserError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import pairwise
 
 from bertrain.base.errors import UserError
 
@@ -27,6 +28,18 @@ def parse_duration(text: str, key: str) -> float:
     if "".join(number + unit for number, unit in parts) != text or (text and seconds == 0):
         raise UserError("invalid-duration", f"{key} is {text!r}; give a duration such as 20m, 1h30m or 90s")
     return seconds
+
+
+def parse_fits(text: str, key: str) -> list[tuple[int, int]]:
+    """The pairs in a list such as 4:1530,25:1490: after this step, the run is to end with that one."""
+    found = [re.fullmatch(r"(\d+):(\d+)", part, re.ASCII) for part in text.split(",")] if text else []
+    fits = [(int(one[1]), int(one[2])) for one in found if one]
+    is_rising = all(earlier[0] < later[0] for earlier, later in pairwise(fits))
+    if len(fits) < len(found) or not is_rising or not all(step <= last and last for step, last in fits):
+        raise UserError(
+            "invalid-fits", f"{key} is {text!r}; give STEP:LAST_STEP pairs in order, such as 4:1530,25:1490"
+        )
+    return fits
 
 
 def parse_steps(text: str, key: str) -> list[range]:

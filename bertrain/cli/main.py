@@ -6,6 +6,7 @@ Each verb calls one Python function. Nothing heavy is imported before a verb nee
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from typer import Option
 
 from bertrain import __version__
 from bertrain.base import errors
-from bertrain.base.errors import EXIT_USER_ERROR, UserError
+from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli.about import about_app
 from bertrain.cli.data import data_app
@@ -25,8 +26,9 @@ from bertrain.cli.reports import reports_app
 from bertrain.cli.tasks import tasks_app
 from bertrain.cli.train import train_app
 from bertrain.cli.weights import weights_app
+from bertrain.ranks.signals import INTERRUPTS, note_interrupt
 
-EXIT_INTERRUPTED = 130
+CONTINUES = {"prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
 app = typer.Typer(
@@ -49,6 +51,8 @@ def root(version: Annotated[bool, Option("--version", help="print the version an
 
 def main() -> None:
     """Run the command line; base/errors.py has the exit codes."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, note_interrupt)
     try:
         _run()
     except SystemExit as ended:
@@ -86,7 +90,13 @@ def _run() -> None:
         raise SystemExit(errors.EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except Exception:
+        if not INTERRUPTS:  # an import that is interrupted may fail in its own way
+            raise
+        code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
-        print("bertrain: interrupted; what was saved before stays", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR)
+        is_kept = CONTINUES & set(sys.argv[1:3])
+        what = "the same command continues where it stopped" if is_kept else "nothing was written"
+        print(f"bertrain: interrupted; {what}", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED)
     raise SystemExit(code)

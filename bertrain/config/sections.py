@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bertrain.base.errors import UserError
-from bertrain.base.units import parse_slice
+from bertrain.base.units import parse_fits, parse_slice
 from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, StepPacking
 
 
@@ -230,7 +230,13 @@ class TrainSettings:
     )
     budget: str = setting(
         "",
-        "time, such as 20m, for the whole schedule: the speed of the first steps sets max_steps; empty: use max_steps",
+        "time, such as 20m, for the whole schedule: the speed sets the last step, again and again; evaluations take at "
+        "most 5 % of it; with epochs, whichever ends first; empty: use max_steps",
+    )
+    fits: str = setting(
+        "",
+        "the last step as it was fitted to the budget, such as 4:1530,25:1490: after step 25 it is 1490. A run with a "
+        "budget adds to it; without one it replaces max_steps, and repeats the run with these lengths",
     )
     skip_steps: str = changeable("", "steps to skip with their examples, such as 1200-1210,1300; the first step is 1")
     seed: int = setting(
@@ -292,6 +298,11 @@ class TrainSettings:
         10, "stop after this many steps in a row without a finite loss and gradient; none is applied", min=1
     )
 
+    def last_step(self) -> int | None:
+        """The last step of the run as far as it is known; None until train.budget is first fitted."""
+        fits = parse_fits(self.fits, "train.fits")
+        return fits[-1][1] if fits else None if self.budget else self.max_steps
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateSettings:
@@ -312,7 +323,7 @@ class EvaluateSettings:
         0.0, "stop once the masked-word accuracy (0 to 1) or the task's main metric reaches it; 0: no", min=0, max=100
     )
     max_examples: int = changeable(
-        10000, "pre-training: examples to evaluate on, evenly strided; 0: all, as a task always does", min=0
+        2000, "pre-training: examples to evaluate on, evenly strided; 0: all, as a task always does", min=0
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from bertrain.base.errors import UserError
-from bertrain.base.units import parse_duration, parse_slice, parse_steps
+from bertrain.base.units import parse_duration, parse_fits, parse_slice, parse_steps
 from bertrain.config.sections import BatchSettings as BatchSettings
 from bertrain.config.sections import CheckpointSettings as CheckpointSettings
 from bertrain.config.sections import DataSettings as DataSettings
@@ -125,20 +125,11 @@ class Settings:
             )
 
     def _check_run_length(self) -> None:
-        train, schedule = self.train, self.schedule
+        train = self.train
         parse_steps(train.skip_steps, "train.skip_steps")
+        parse_fits(train.fits, "train.fits")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(train, name), f"train.{name}")
-        for name, value, advice in (
-            ("train.epochs", train.epochs, "set --train.epochs 0"),
-            ("schedule.warmup_share", schedule.warmup_share, "set schedule.warmup_steps instead"),
-            ("schedule.decay_steps", schedule.decay_steps, "leave schedule.decay_steps out"),
-        ):
-            if train.budget and value:
-                raise UserError(
-                    "conflicting-settings",
-                    f"{name} {value:g} conflicts with train.budget, which sets the steps; {advice}",
-                )
 
     def _check_optimizer(self) -> None:
         optimizer, layers = self.optimizer, self.model.num_layers

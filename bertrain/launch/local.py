@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+from bertrain.base.errors import EXIT_HUNG, EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
 from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
@@ -24,9 +24,9 @@ SAVE_TIMEOUT_S = 120
 def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: Callable[[], int] = lambda: 0) -> int:
     """Run `bertrain ARGUMENTS` as `nproc` local ranks; returns one exit code for all.
 
-    Ranks that exit with a user error (2) or a requeue (75) have reported it themselves. If a rank crashes or hangs, all
-    are stopped; `restarts` limits how often they are restarted in a row without `progress()` growing. Signals are
-    forwarded to the ranks, which then have SAVE_TIMEOUT_S to save.
+    Ranks that exit with a user error (2), a requeue (75) or Ctrl-C (130) have reported it themselves. If a rank crashes
+    or hangs, all are stopped; `restarts` limits how often they are restarted in a row without `progress()` growing.
+    Signals are forwarded to the ranks, which then have SAVE_TIMEOUT_S to save.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -35,7 +35,7 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
         while True:
             code, failed = run_agent(nproc, ["-m", "bertrain", *arguments])
             ended = time.time()
-            if code in (0, EXIT_USER_ERROR, EXIT_REQUEUE):
+            if code in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE):
                 return code
             before, reached = reached, progress()
             failures = 1 if reached > before else failures + 1
@@ -55,7 +55,7 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
 
 def code_after_signal(number: int) -> int:
     """The exit code of a launcher that a signal stopped, once its ranks have saved."""
-    return EXIT_REQUEUE if number in (signal.SIGTERM, signal.SIGUSR1) else EXIT_USER_ERROR
+    return EXIT_REQUEUE if number in (signal.SIGTERM, signal.SIGUSR1) else EXIT_INTERRUPTED
 
 
 def run_in_subprocess(arguments: list[str]) -> int:
@@ -114,7 +114,9 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
     except ChildFailedError as error:
         in_order = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in in_order}
-        known = (code for code in (EXIT_USER_ERROR, EXIT_REQUEUE, EXIT_HUNG) if code in codes.values())
+        known = (
+            code for code in (EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_HUNG) if code in codes.values()
+        )
         return next(known, 1), codes
     return 0, {}
 

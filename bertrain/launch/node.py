@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from bertrain.base.errors import EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
+from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
 from bertrain.launch import rendezvous
 from bertrain.launch.job import Job
 from bertrain.launch.local import code_after_signal, describe_failure, run_agent
@@ -43,7 +43,7 @@ def run_node(job: Job, stage: str) -> int:
     except DistError as error:
         reason = str(error).splitlines()[0]
         raise UserError("rendezvous-failed", f"{name} did not connect to the other {nodes - 1}: {reason}") from None
-    if code in (0, EXIT_USER_ERROR, EXIT_REQUEUE):
+    if code in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE):
         return code
     if set(failed.values()) <= {EXIT_LOST_RANK, -signal.SIGTERM}:
         return EXIT_LOST_RANK  # the node whose rank failed reports the cause

@@ -39,7 +39,7 @@ def check_settings(settings: Settings) -> None:
         raise UserError("missing-evaluation-data", "the target is on held-out data; give --evaluate.data DIR")
     if not settings.nominal_sequences:
         raise UserError("missing-batch-size", "set batch.sequences or mlperf.global_batch_size: the log needs it")
-    for name in ("budget", "skip_steps"):
+    for name in ("budget", "fits", "skip_steps"):
         if getattr(settings.train, name):
             raise UserError("setting-not-for-mlperf", f"an experiment cannot have train.{name}; leave it out")
     optimizer, decay = settings.optimizer.name, settings.schedule.decay

@@ -1,75 +1,101 @@
-"""`train.budget`: how many steps fit into a given time, measured on the first steps.
+"""`train.budget`: how many steps and evaluations fit into a given time, fitted again as the speed changes.
 
-Until then the end of the run is not known, so the learning rate is that of the warm-up, or else the base rate. Then
-`max_steps` is fixed in config.json for good, and the schedule ends there.
+Each fit is a pair in `train.fits`: a step, and the last step of the run as known after it. The learning rate of a step
+follows from the newest fit before it. Until the first one the end is unknown, so the rate is that of the warm-up, or
+else the base rate.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bertrain.base.formatting import duration
 from bertrain.base.units import parse_duration
 from bertrain.config.settings import Settings
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 
-WARM_UP_STEPS = 5  # of each start: kernels are compiled and memory is allocated
-TIMED_STEPS = 20
-RESERVE = 0.02  # of the time left, for saving and for steps slower than those timed
 UNKNOWN_STEPS = sys.maxsize  # so many that the rate does not decay, not even in its last bit
+RESERVE = 0.01  # of the time left, for the last save and for slower steps
+LOOK_SHARE = 0.02  # of the budget between two looks at the clock
+TOLERANCE = 0.01  # a fit that moves the end of the run by less is not made
+EVALUATION_SHARE = 0.05  # of the budget, for all evaluations
+SLACK = 1.2  # plans of evaluations are exceeded by this factor before they are changed
+FORWARD_SHARE = 0.4  # of the time to train on an example, to evaluate on one; until the first evaluation is timed
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The measured speed of a run, and the number of steps that follows from it."""
+class Plan:
+    """The rest of a run under its budget."""
 
-    measured_until: int
-    """The last step that was taken before the end of the run was known."""
-    seconds_per_step: float
-    seconds_per_evaluation: float
-    max_steps: int
+    last_step: int
+    evaluation_interval: int
+    """Examples trained on between evaluations; 0: only at the end."""
+    num_examples: int
+    """Examples of an evaluation."""
 
-    def describe(self, budget: str) -> str:
-        """The measurement and its result, in a sentence."""
-        evaluation = f", {self.seconds_per_evaluation:.3g} s an evaluation" if self.seconds_per_evaluation else ""
-        return (
-            f"train.budget {budget}: {self.seconds_per_step:.3g} s a step (median of the {TIMED_STEPS} before step "
-            f"{self.measured_until + 1}){evaluation}; {RESERVE:.0%} kept for saving and for slower steps: the run and "
-            f"its schedule end after step {self.max_steps}"
-        )
+    def describe(self, before: Plan, train_budget: str, seconds_per_evaluation: float) -> str:
+        """How the evaluations differ from those of the plan `before`, in a sentence; empty if they do not."""
+        changes = []
+        if self.evaluation_interval != before.evaluation_interval:
+            often = f"every {self.evaluation_interval:,} samples" if self.evaluation_interval else "only at the end"
+            changes.append(f"evaluating {often} instead of every {before.evaluation_interval:,}")
+        if self.num_examples != before.num_examples:
+            changes.append(f"on {self.num_examples:,} examples instead of {before.num_examples:,}")
+        share = seconds_per_evaluation / parse_duration(train_budget, "train.budget")
+        cost = f"an evaluation takes about {duration(seconds_per_evaluation)}, {share:.1%} of train.budget"
+        return f"{cost}: {', '.join(changes)}" if changes else ""
 
 
-def measure(
+def make_plan(
     settings: Settings,
-    durations: Sequence[float],
+    before: Plan,
     progress: Progress,
     *,
     seconds: float,
+    seconds_per_step: float,
     seconds_per_evaluation: float,
-    evaluation_interval: int,
-) -> Measured:
-    """The length of a run that has reached `progress` after `seconds`, from the times of its newest steps.
+    can_shrink: bool,
+) -> Plan:
+    """The plan of a run that has reached `progress` after `seconds`, at its present speed.
 
-    It leaves time for an evaluation every `evaluation_interval` examples, and one at the end.
+    Evaluations take at most EVALUATION_SHARE of the budget: fewer of them, and fewer examples if one alone takes much
+    of that. `can_shrink` is false if all examples must be evaluated.
     """
-    per_step = statistics.median(durations)
-    evaluations_per_step = progress.samples / progress.step / evaluation_interval if evaluation_interval else 0.0
     budget = parse_duration(settings.train.budget, "train.budget")
-    left = (budget - seconds) * (1 - RESERVE) - seconds_per_evaluation
-    fits = int(left / (per_step + evaluations_per_step * seconds_per_evaluation))
-    return Measured(progress.step, per_step, seconds_per_evaluation, progress.step + max(0, fits))
+    left, each = budget - seconds, seconds_per_evaluation
+    interval, num_examples = before.evaluation_interval, before.num_examples
+    share = EVALUATION_SHARE * budget
+    most_each = share / 3 if interval else share
+    if can_shrink and each > SLACK * most_each:
+        num_examples = max(1, _rounded(num_examples * most_each / each))
+        each *= num_examples / before.num_examples
+    samples_per_step = progress.samples / progress.step
+    samples_left = max(0.0, left) / seconds_per_step * samples_per_step
+    if interval and each:
+        most = int(max(0.0, share - progress.evaluation_seconds) / each) - 1  # the last evaluation comes besides
+        if samples_left / interval > SLACK * max(0, most) + 1:
+            interval = _rounded(samples_left / most, up=True) if most > 0 else 0
+    per_step = seconds_per_step + (samples_per_step / interval * each if interval else 0.0)
+    last_step = progress.step + max(0, int((left * (1 - RESERVE) - each) / per_step))
+    if settings.train.epochs:
+        last_step = min(last_step, settings.train.max_steps)
+    if last_step > progress.step and abs(last_step - before.last_step) <= TOLERANCE * before.last_step:
+        last_step = before.last_step
+    return Plan(last_step, interval, num_examples)
 
 
-def without_an_end(settings: Settings) -> Settings:
-    """The settings of a step taken before the end of the run was known."""
-    return replace(settings, train=replace(settings.train, max_steps=UNKNOWN_STEPS))
+def _rounded(value: float, *, up: bool = False) -> int:
+    """Two digits of a number."""
+    unit = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
+    return (math.ceil if up else math.floor)(value / unit) * unit
 
 
-def with_measured_length(settings: Settings, begun: Run) -> Settings:
-    """`settings` with the `max_steps` that the begun run has measured for the same budget, if it has."""
-    if not begun.measured or begun.settings.train.budget != settings.train.budget:
+def with_fits(settings: Settings, begun: Run) -> Settings:
+    """`settings` with the fits that the begun run has added to its own, if its budget is the same."""
+    ours, theirs = settings.train, begun.settings.train
+    if not ours.budget or ours.budget != theirs.budget or not theirs.fits.startswith(ours.fits):
         return settings
-    return replace(settings, train=replace(settings.train, max_steps=begun.settings.train.max_steps))
+    return replace(settings, train=replace(ours, fits=theirs.fits, max_steps=theirs.max_steps))

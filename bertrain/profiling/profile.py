@@ -151,7 +151,7 @@ def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Setting
     return replace(
         settings,
         batch=replace(batch, auto=False),
-        train=replace(train, budget="", skip_steps=""),
+        train=replace(train, budget="", fits="", skip_steps=""),
         evaluate=EvaluateSettings(),
         checkpoint=CheckpointSettings(enabled=False),
     ).check()

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from bertrain.base.errors import DivergedError, UserError
+from bertrain.base.machine import is_first_rank
 
-GO_ON, SAVE, END, STOP, REQUEUE, FAIL = range(6)
-"""Requests of a rank after each step: the largest of all ranks holds. SAVE and END come from the clock."""
+GO_ON, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
+"""Requests of a rank after each step: the largest of all ranks holds. SAVE, FIT and END come from the clock."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+INTERRUPTS: list[int] = []
+"""What `note_interrupt` has noted."""
+
+
+def note_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C before training listens. It is noted, because a library's import may swallow the exception."""
+    INTERRUPTS.append(number)
+    raise KeyboardInterrupt
+
+
+class EvaluationLeftError(Exception):
+    """Ranks left an evaluation because of a signal."""
 
 
 class StopSignal:
@@ -30,11 +45,18 @@ class StopSignal:
             return GO_ON
         return STOP if self.received == signal.SIGINT else REQUEUE
 
+    def leave_evaluation(self, all_max: Callable[[int], int]) -> None:
+        """Raise EvaluationLeftError on all ranks if one of them has a signal."""
+        if all_max(self.request) > GO_ON:
+            raise EvaluationLeftError
+
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
         """Listen while the body runs, then restore the old handlers."""
         before: dict[signal.Signals, Any] = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
         try:
+            if INTERRUPTS:
+                raise KeyboardInterrupt
             yield self
         except UserError:
             # When the first rank has ended, the launcher sends SIGTERM to the others: let this one print its error.
@@ -49,6 +71,13 @@ class StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
+        if is_first_rank():
+            again = "; Ctrl-C again to quit now" if number == signal.SIGINT else f" ({self.received.name})"
+            os.write(2, f"\nstopping after this step{again}\n".encode())  # print may not be entered twice
+
+
+NEVER = StopSignal()
+"""No signal."""
 
 
 class SkippedSteps:

@@ -23,7 +23,7 @@ def facts(history: History) -> list[Fact]:
     summary, settings = history.summary, history.run.settings
     parameters = count_parameters(settings.model)[0]
     last = f"mean of the last {summary.tail} steps" if summary.tail > 1 else "last step"
-    length = f"in {settings.train.budget}" if settings.train.budget else f"of {settings.train.max_steps:,}"
+    length = f"in {settings.train.budget}" if settings.train.budget else f"of {settings.train.last_step():,}"
     per_step = summary.samples / max(summary.steps, 1)
     typical = compact(per_step / summary.median_step_s) if summary.median_step_s > 0 else UNKNOWN
     return [

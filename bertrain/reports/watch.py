@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, show, title_of
+from bertrain.config.settings import TrainSettings
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, Run, read_starts
 from bertrain.run.progress import computed, seconds_left
@@ -59,7 +60,7 @@ def look(run: str | Path) -> dict[str, Any]:
     folder, train_settings = opened.folder, opened.settings.train
     records = _newest_records(folder / "metrics.jsonl")
     steps = [record for record in records if isinstance(record, StepRecord)][-NUM_RECENT:]
-    max_steps = None if train_settings.budget and not opened.measured else train_settings.max_steps
+    max_steps = train_settings.last_step()
     state, why = _state(folder, records)
     evaluation, ranks = newest(records, EvaluationRecord), newest(records, RanksRecord)
     return {
@@ -69,7 +70,7 @@ def look(run: str | Path) -> dict[str, Any]:
         "last_word_s": _seconds_since_output(folder),
         "starts": len(read_starts(folder / ENVIRONMENT)),
         "max_steps": max_steps,
-        **(_progress(steps, max_steps) if steps else {"step": 0}),
+        **(_progress(steps, train_settings) if steps else {"step": 0}),
         "loss_curve": loss_curve(folder / "metrics.jsonl"),
         "evaluation": to_dict(evaluation) if evaluation else None,
         "ranks": to_dict(ranks)["ranks"] if ranks else [],
@@ -79,7 +80,7 @@ def look(run: str | Path) -> dict[str, Any]:
     }
 
 
-def _progress(steps: Sequence[StepRecord], max_steps: int | None) -> dict[str, Any]:
+def _progress(steps: Sequence[StepRecord], train: TrainSettings) -> dict[str, Any]:
     """Step, speed and metrics of the newest steps."""
     last, recent = steps[-1], computed(steps)
     seconds = max(sum(step.duration for step in steps), 1e-9)
@@ -87,7 +88,7 @@ def _progress(steps: Sequence[StepRecord], max_steps: int | None) -> dict[str, A
     return {
         "step": last.step,
         "samples": last.samples,
-        "seconds_left": seconds_left(steps, max_steps) if max_steps else None,
+        "seconds_left": seconds_left(steps, train),
         "tokens_per_s": sum(step.tokens for step in steps) / seconds,
         "seconds_per_step": seconds / len(steps),
         "phases": {phase: sum(step.seconds.get(phase, 0.0) for step in steps) / seconds for phase in PHASES},
@@ -235,7 +236,7 @@ def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
 def _step_text(seen: dict[str, Any]) -> str:
     total, step = seen["max_steps"], seen["step"]
     if not total:
-        return f"{step:,} of ?, until train.budget is measured"
+        return f"{step:,} of ?, until the time of some steps is known"
     bar = "█" * round(BAR_WIDTH * min(1.0, step / total))
     is_running = step and seen["state"] in ("running", "silent")
     left = f"  {duration(seen['seconds_left'])} left" if is_running else ""

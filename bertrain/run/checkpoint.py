@@ -45,6 +45,8 @@ class Progress:
     updates: int = 0
     """Optimizer updates, with those of a run whose moments were kept; not those that were not finite, or skipped."""
     seconds: float = 0.0  # time in the loop, over all starts, evaluations and saves included
+    evaluation_seconds: float = 0.0  # of these
+    saving_seconds: float = 0.0  # of these: only what training waited for
     best_step: int = 0  # the step of the best evaluation so far, 0 if there was none
     best_accuracy: float = 0.0  # its masked-word accuracy, or the main metric of a task
 

@@ -49,8 +49,8 @@ class Run:
     lower_case: bool
     init: str
     init_fingerprint: str
-    measured: dict[str, Any] = field(default_factory=dict)
-    """The length measured under `train.budget` (planning/time_budget.py); empty until then, or without a budget."""
+    evaluation: dict[str, int] = field(default_factory=dict)
+    """How the run evaluates to keep its budget (planning/time_budget.py); empty: as its settings say."""
     task: dict[str, Any] = field(default_factory=dict)
     """What the outputs of a fine-tuned model mean (tasks/task.py); empty for pre-training."""
 
@@ -90,14 +90,14 @@ class Run:
             data = content["data"]
             return Run(
                 folder=folder,
-                settings=from_dict(content["settings"]),
+                settings=_with_fit(from_dict(content["settings"]), content.get("measured", {})),
                 data=Path(data["folder"]),
                 data_fingerprint=data["fingerprint"],
                 vocabulary_hash=data["vocabulary"],
                 lower_case=data["lower_case"],
                 init=content["init"]["source"],
                 init_fingerprint=content["init"]["fingerprint"],
-                measured=content.get("measured", {}),
+                evaluation=content.get("evaluation", {}),
                 task=content.get("task", {}),
             )
         except (ValueError, KeyError, TypeError):
@@ -144,25 +144,22 @@ class Run:
                 "lower_case": self.lower_case,
             },
             "init": {"source": self.init, "fingerprint": self.init_fingerprint},
-            "measured": self.measured,
+            "evaluation": self.evaluation,
             "task": self.task,
         }
         write_atomically(folder / CONFIG, json.dumps(content, indent=1) + "\n")
 
     def continued(self, settings: Settings, data: Path) -> Run:
         """This run with settings that may differ where they do not shape the training, and its data maybe elsewhere."""
-        return replace(self, settings=settings, data=data.resolve())
-
-    def of_length(self, measured: dict[str, Any]) -> Run:
-        """This run with the measured number of steps."""
-        train = replace(self.settings.train, max_steps=measured["max_steps"])
-        return replace(self, settings=replace(self.settings, train=train), measured=measured)
+        evaluation = self.evaluation if settings.evaluate == self.settings.evaluate else {}
+        return replace(self, settings=settings, data=data.resolve(), evaluation=evaluation)
 
     def refuse_foreign(self, checkpoint: Path, settings: dict[str, Any]) -> None:
         """Refuse a checkpoint of a run with other settings, and name those that shape the training."""
         theirs = from_dict(settings)
-        if self.settings.train.budget:  # it may be older than the measured length
-            theirs = replace(theirs, train=replace(theirs.train, max_steps=self.settings.train.max_steps))
+        ours = self.settings.train
+        if ours.budget and ours.fits.startswith(theirs.train.fits):  # it is older than some of the fits
+            theirs = replace(theirs, train=replace(theirs.train, max_steps=ours.max_steps, fits=ours.fits))
         fields = differing(self.settings, theirs)
         if fields:
             raise AgreedError(
@@ -212,6 +209,14 @@ class Run:
         """Add one entry to environment.json."""
         path = self.folder / ENVIRONMENT
         write_atomically(path, json.dumps([*read_starts(path), facts], indent=1) + "\n")
+
+
+def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
+    """Settings with the one length that an older version measured under `train.budget`, and kept beside them."""
+    if not measured or settings.train.fits:
+        return settings
+    fits = f"{measured['measured_until']}:{measured['max_steps']}"
+    return replace(settings, train=replace(settings.train, fits=fits))
 
 
 def read_starts(path: Path) -> list[dict[str, Any]]:

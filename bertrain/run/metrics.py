@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,14 +25,13 @@ from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.balance import Balance
 from bertrain.model.sums import Totals
 from bertrain.optim.verdict import Verdict
+from bertrain.run.checkpoint import Progress
 from bertrain.run.loss_scale import MINIMUM
 from bertrain.run.progress import log_steps, report_steps
 from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
 from bertrain.run.spikes import WINDOW, SpikeWatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry_reader import newest_samples
-
-MAX_DURATIONS = 20  # step times kept, to measure the current speed
 
 
 class Stopwatch:
@@ -99,6 +97,7 @@ class PendingStep:
     balance: Balance | None = None  # None for a skipped step
     own_tokens: int = 0  # of this rank alone
     skipped: bool = False  # by train.skip_steps
+    loop_seconds: float = nan
 
 
 class Metrics:
@@ -115,12 +114,13 @@ class Metrics:
         tensorboard: bool,
         is_writer: bool,
         rank_times: RankTimes | None = None,
+        seconds_left: Callable[[], float] = lambda: nan,
     ) -> None:
+        """`seconds_left` is called when the device has finished a step."""
         self._folder, self._stopwatch, self._console = folder, stopwatch, console
         self.last_step, self._is_writer, self._rank_times = last_step, is_writer, rank_times
+        self._seconds_left = seconds_left
         self._pending: list[PendingStep] = []
-        self.durations: deque[float] = deque(maxlen=MAX_DURATIONS)
-        """Seconds of the newest steps that were computed."""
         self._not_finite, self._spikes, self._was_spike = 0, SpikeWatch(), False
         self._file: TextIO | None = None
         self._board: Any = None
@@ -152,12 +152,13 @@ class Metrics:
                 self._rank_times.note(step.step, step.seconds, pending.own_tokens)
             self._write(*self._rank_times.arrived())
         self._pending.clear()
+        left = self._seconds_left()
         if self._is_writer:
             self._write(*steps)
             self._show_telemetry(steps[-1].step)
-            report_steps(self._console, steps, self.last_step)
+            report_steps(self._console, steps, self.last_step, left)
         else:
-            log_steps(steps, self.last_step)
+            log_steps(steps, self.last_step, left)
         return [step.applied or step.skipped or (step.loss_scale or MINIMUM) > MINIMUM for step in steps]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
@@ -166,14 +167,14 @@ class Metrics:
             self._write(EvaluationRecord(step, samples, result))
             self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
 
-    def end(
-        self, step: int, samples: int, reason: str, seconds: float, energy: dict[str, float | None] | None = None
-    ) -> None:
+    def end(self, progress: Progress, reason: str, energy: dict[str, float | None] | None = None) -> None:
         """Write and report why the run ended, its time in the loop over all starts, and its energy."""
         if self._is_writer:
             self._collect_last_times()
+            step, samples, seconds = progress.step, progress.samples, progress.seconds
+            parts = {"evaluation_seconds": progress.evaluation_seconds, "saving_seconds": progress.saving_seconds}
             measured = {name: nan if value is None else value for name, value in (energy or {}).items()}
-            self._write(EndRecord(step, samples, reason, seconds, **measured))
+            self._write(EndRecord(step, samples, reason, seconds, **parts, **measured))
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
@@ -193,7 +194,6 @@ class Metrics:
         phases = self._stopwatch.seconds(record.marks)
         figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
         if not record.skipped:
-            self.durations.append(sum(phases))
             self._not_finite += not verdict.applied
         balance = record.balance
         several = balance if balance is not None and len(balance.work) > 1 else None
@@ -211,6 +211,7 @@ class Metrics:
             tokens_per_s=record.tokens / max(sum(phases), 1e-9),
             sequences_per_s=0.0 if record.skipped else record.num_sequences / max(sum(phases), 1e-9),
             seconds=dict(zip(PHASES, phases, strict=True)),
+            loop_seconds=record.loop_seconds,
             ended=ended,
             idle_share=nan if balance is None else balance.idle_share,
             padding_share=nan if balance is None else 1 - record.tokens / sum(balance.tokens),

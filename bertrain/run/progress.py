@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bertrain.base.console import PHASES, Console
 from bertrain.base.formatting import duration
 from bertrain.base.logs import note
+from bertrain.base.units import parse_duration
+from bertrain.config.settings import TrainSettings
 from bertrain.run.records import StepRecord
 
 Steps = Sequence[StepRecord]
 
 
-def report_steps(console: Console, steps: Steps, last_step: int | None) -> None:
+def report_steps(console: Console, steps: Steps, last_step: int | None, seconds_left: float) -> None:
     """Show these steps on the console, in one line or on the bar."""
     rate = f"{steps[-1].sequences_per_s or 0.0:,.1f} sequences/s"
     detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}"
     if steps[-1].rank_tokens is not None:
         detail += f"; ranks idle {_mean(steps, 'idle_share'):.1%}"
-    left, line = time_left(steps, last_step), console_line(steps, last_step)
+    left, line = time_left(seconds_left), console_line(steps, last_step, seconds_left)
     console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=detail)
 
 
-def log_steps(steps: Steps, last_step: int | None) -> None:
+def log_steps(steps: Steps, last_step: int | None, seconds_left: float) -> None:
     """Write the same line to the rank's log only."""
-    note("info", "steps", console_line(steps, last_step), step=steps[-1].step)
+    note("info", "steps", console_line(steps, last_step, seconds_left), step=steps[-1].step)
 
 
-def console_line(steps: Steps, last_step: int | None) -> str:
-    """Mean loss and accuracy, learning rate, real tokens per second, time per phase, and time left."""
+def console_line(steps: Steps, last_step: int | None, seconds_left: float) -> str:
+    """Mean loss and accuracy, learning rate, real tokens per second, and time left."""
     last = str(last_step or "?")
-    line = f"step {steps[-1].step:>{len(last)}}/{last}  {metrics_text(steps)}  {time_shares(steps)}"
-    return f"{line}  {time_left(steps, last_step)}".rstrip()
+    return f"step {steps[-1].step:>{len(last)}}/{last}  {metrics_text(steps)}  {time_left(seconds_left)}".rstrip()
 
 
 def metrics_text(steps: Steps) -> str:
@@ -71,14 +73,18 @@ def time_shares(steps: Steps) -> str:
     )
 
 
-def time_left(steps: Steps, last_step: int | None) -> str:
-    """The time to the last step, where that is known."""
-    return f"{duration(seconds_left(steps, last_step))} left" if last_step else ""
+def time_left(seconds: float) -> str:
+    """The time to the end of the run, where that is known."""
+    return f"{duration(seconds)} left" if math.isfinite(seconds) else ""
 
 
-def seconds_left(steps: Steps, last_step: int) -> float:
-    """Time to the last step at the speed of these steps."""
-    return (last_step - steps[-1].step) * sum(step.duration for step in steps) / len(steps)
+def seconds_left(steps: Steps, train: TrainSettings) -> float | None:
+    """Time to the last step at the speed of these steps, or to the end of the budget; None if neither is known."""
+    last_step = train.last_step()
+    by_steps = (last_step - steps[-1].step) * _seconds(steps) / len(steps) if last_step else math.inf
+    by_time = (parse_duration(train.budget, "train.budget") or math.inf) - steps[-1].loop_seconds
+    left = min((value for value in (by_steps, by_time) if math.isfinite(value)), default=None)
+    return None if left is None else max(0.0, left)
 
 
 def computed(steps: Steps) -> list[StepRecord]:

@@ -67,6 +67,8 @@ class StepRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     """time in each phase: `data` (waiting for it), `forward_backward`, `reduction` (the rest of the all-reduce that did
     not overlap with backward) and `optimizer`"""
+    loop_seconds: float = NAN
+    """time since the first step over all starts, evaluation included: the clock of `train.budget`"""
     ended: float = NAN
     """end of the last phase, in Unix seconds by the clock of telemetry.csv"""
     idle_share: float = NAN
@@ -156,6 +158,10 @@ class EndRecord:
     """the limit or target that was reached"""
     loop_seconds: float = NAN
     """time since the first step over all starts, evaluation included: the clock of `train.budget`"""
+    evaluation_seconds: float | None = None
+    """the part of it that evaluations took"""
+    saving_seconds: float | None = None
+    """the part of it in which training waited for checkpoints to be written"""
     joules: float | None = None
     """energy of all ranks' devices since the last start, null if one of them cannot be measured; with telemetry only"""
     joules_per_million_tokens: float | None = None

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.floating]
 
 BLOCK = 8 << 20  # bytes parsed at a time
 BLOCK_OF_THREAD = 1 << 20  # bytes of them that each thread parses
-DOUBLE_PRECISION = ("step", "samples", "tokens", "ended")  # other columns are kept in single precision
+DOUBLE_PRECISION = ("step", "samples", "tokens", "ended", "loop_seconds")  # other columns are kept in single precision
 DERIVED = ("not_finite",)  # columns that follow from others, and are not kept
 
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
-from bertrain.base.units import parse_duration, parse_steps
+from bertrain.base.units import parse_duration, parse_fits, parse_steps
 from bertrain.config.settings import EvaluateSettings, Settings, TrainSettings
-from bertrain.planning.time_budget import TIMED_STEPS, UNKNOWN_STEPS, WARM_UP_STEPS, Measured, measure, without_an_end
-from bertrain.ranks.signals import END, GO_ON, REQUEUE, SAVE, STOP
+from bertrain.planning.time_budget import FORWARD_SHARE, LOOK_SHARE, UNKNOWN_STEPS, Plan, make_plan
+from bertrain.ranks.signals import END, FIT, GO_ON, REQUEUE, SAVE, STOP
 from bertrain.run.checkpoint import Progress
+
+FIRST_LOOK = 4  # steps after which a budget is first fitted; then after 8, 16, 32, ..., or more often by time
+NUM_MARKS, MARK_SHARE = 8, 1 / 64  # the speed is that of the last eighth of the steps
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,8 @@ class Due:
 
     logs: bool = False
     evaluates: bool = False
-    measures: bool = False
-    """Whether enough steps are timed to fix the length of a run with a budget."""
+    fits: bool = False
+    """Whether to fit the length of the run to its budget."""
     saves: bool = False
     stops: bool = False
     """Whether a signal stops the run here."""
@@ -36,7 +41,7 @@ class Due:
     @property
     def flushes(self) -> bool:
         """Whether the metrics of the steps so far are needed now."""
-        return self.logs or self.evaluates or self.measures or self.saves or self.stops
+        return self.logs or self.evaluates or self.fits or self.saves or self.stops
 
 
 class Agenda:
@@ -46,47 +51,52 @@ class Agenda:
         self,
         settings: Settings,
         progress: Progress,
-        measured: Mapping[str, Any] | None = None,
         *,
+        num_examples: int = 0,
+        evaluation: Mapping[str, int] | None = None,
         keeps_time: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measured` is set if the budget of the run has fixed its length; `keeps_time` is true on the first rank."""
+        """`num_examples` are those of an evaluation; `evaluation` is Run.evaluation; the first rank `keeps_time`."""
         self.settings = settings
-        self._measured_until: int | None = (measured or {}).get("measured_until")
+        self._fits = parse_fits(settings.train.fits, "train.fits")
         self._keeps_time, self._now = keeps_time, now
         self._seconds_before = progress.seconds
+        self.spent = {"evaluation": progress.evaluation_seconds, "saving": progress.saving_seconds}
+        self._progress = progress
+        self._num_timed, self._next_look = 0, FIRST_LOOK
         self.start_clock()
-        self._num_timed = 0
+        self.seconds_per_step = math.nan
+        self._seconds_per_example = math.nan
+        """Of the newest evaluation."""
         self._best_step, self._best_accuracy = progress.best_step, progress.best_accuracy
         self._left_out = parse_steps(settings.train.skip_steps, "train.skip_steps")
-        self.evaluation_interval = evaluation_interval(settings.evaluate, settings.nominal_sequences)
+        interval = evaluation_interval(settings.evaluate, settings.nominal_sequences)
+        given = {"evaluation_interval": interval, "num_examples": num_examples} | dict(evaluation or {})
+        self.plan = Plan(self.last_step(progress.step), **given)
 
     # --- before and during a step ------------------------------------------------------------------
 
     def start_clock(self) -> None:
         """Count time from now on: building and warming up do not count."""
         self._started = self._last_save = self._now()
+        self._last_look = self._seconds_before
+        self._marks = deque([(self._training_seconds(), 0)], maxlen=NUM_MARKS)
 
-    @property
-    def is_open_ended(self) -> bool:
-        """Whether the budget has not fixed the length of the run yet."""
-        return bool(self.settings.train.budget) and self._measured_until is None
-
-    @property
-    def last_step(self) -> int:
-        """The last step that the settings allow."""
-        return UNKNOWN_STEPS if self.is_open_ended else self.settings.train.max_steps
+    def last_step(self, step: int) -> int:
+        """The last step of the run as known after `step`."""
+        if not self._fits and not self.settings.train.budget:
+            return self.settings.train.max_steps
+        return next((last for after, last in reversed(self._fits) if after <= step), UNKNOWN_STEPS)
 
     def leaves_out(self, step: int) -> bool:
         """Whether train.skip_steps names this step."""
         return any(step in stretch for stretch in self._left_out)
 
     def settings_of(self, step: int) -> Settings:
-        """The settings of a step: until a budget has fixed the end of the run, its rate does not decay."""
-        if self.settings.train.budget and (self._measured_until is None or step <= self._measured_until):
-            return without_an_end(self.settings)
-        return self.settings
+        """The settings of a step, whose rate follows from the end of the run as it was known before it."""
+        train = self.settings.train
+        return replace(self.settings, train=replace(train, max_steps=self.last_step(step - 1)))
 
     # --- after it ----------------------------------------------------------------------------------
 
@@ -94,32 +104,47 @@ class Agenda:
         """Time in the loop, over all starts of the run."""
         return self._seconds_before + self._now() - self._started
 
-    def clock_request(self) -> int:
-        """The request of this rank's clock."""
+    def _training_seconds(self) -> float:
+        return self.seconds() - self.spent["evaluation"]
+
+    def clock_request(self, step: int) -> int:
+        """The request of this rank's clock after `step`."""
         if not self._keeps_time:
             return GO_ON
         if self.seconds() >= time_limit(self.settings.train)[0]:
             return END
+        if self._wants_to_look(step):
+            return FIT
         every = 60 * self.settings.checkpoint.every_minutes
         return SAVE if every and self._now() - self._last_save >= every else GO_ON
+
+    def _wants_to_look(self, step: int) -> bool:
+        """Whether to compare the speed with the budget; only once the fits that are known are all in effect."""
+        budget, num_timed = parse_duration(self.settings.train.budget, "train.budget"), self._num_timed + 1
+        if not budget or (self._fits and step <= self._fits[-1][0]):
+            return False
+        is_time = num_timed > 1 and self.seconds() - self._last_look >= LOOK_SHARE * budget
+        return is_time or num_timed >= self._next_look
 
     def after(self, before: Progress, progress: Progress, agreed: int) -> Due:
         """The events due after the step from `before` to `progress`, once ranks have agreed on `agreed`."""
         saving, step = self.settings.checkpoint, progress.step
         self._num_timed += not self.leaves_out(step)
-        is_measured = self.is_open_ended and self._num_timed >= WARM_UP_STEPS + TIMED_STEPS
+        self._progress, self.plan = progress, replace(self.plan, last_step=self.last_step(step))
         ending = self.why_over(progress) or (time_limit(self.settings.train)[1] if agreed == END else "")
         asks_to_save = (
             (saving.every_steps and step % saving.every_steps == 0)
             or passes_multiple(before.samples, progress.samples, saving.every_samples)
             or agreed == SAVE
         )
-        asks_to_evaluate = passes_multiple(before.samples, progress.samples, self.evaluation_interval)
+        asks_to_evaluate = passes_multiple(before.samples, progress.samples, self.plan.evaluation_interval)
+        asks_to_evaluate &= self.plan.last_step < UNKNOWN_STEPS  # before that, nobody knows what it may cost
         is_early = progress.samples < saving.first_after_samples
         return Due(
-            logs=step % self.settings.log.every_steps == 0,
-            evaluates=bool(ending) or is_measured or asks_to_evaluate,
-            measures=is_measured and not ending,
+            logs=step % self.settings.log.every_steps == 0 or self._num_timed == 1,
+            evaluates=bool(ending) or asks_to_evaluate,
+            fits=bool(self.settings.train.budget and self._num_timed)
+            and (agreed == END or (agreed == FIT and not ending)),
             saves=saving.enabled and (bool(ending) or agreed in (STOP, REQUEUE) or bool(asks_to_save and not is_early)),
             stops=agreed in (STOP, REQUEUE),
             ending=ending,
@@ -136,21 +161,68 @@ class Agenda:
             due = replace(due, saves=due.saves or saving.keep_best)
         return due
 
-    def measure(self, progress: Progress, durations: Iterable[float], evaluation: float) -> Measured:
-        """The length of the run under its budget, from the times of its newest steps and of an evaluation."""
-        return measure(
+    @contextmanager
+    def timing(self, what: Literal["evaluation", "saving"]) -> Iterator[None]:
+        """Count the time of the body as spent on this."""
+        began = self.seconds()
+        yield
+        taken = self.seconds() - began
+        self.spent[what] += taken
+        if what == "evaluation" and self.plan.num_examples:
+            self._seconds_per_example = taken / self.plan.num_examples
+
+    def seconds_left(self) -> float:
+        """Measure the speed, now that the device has finished a step; the time to the end of the run."""
+        if self._num_timed > self._marks[-1][1]:
+            now = (self._training_seconds(), self._num_timed)
+            first_second, first_step = self._marks[0]
+            self.seconds_per_step = max((now[0] - first_second) / (now[1] - first_step), 1e-9)
+            if first_step == 0:  # the first step is slower than others
+                self._marks.clear()
+            if not self._marks or now[1] - self._marks[-1][1] >= MARK_SHARE * now[1]:
+                self._marks.append(now)
+        step, samples = self._progress.step, self._progress.samples
+        last_step, interval = self.settings.train.last_step() or UNKNOWN_STEPS, self.plan.evaluation_interval
+        num_evaluations = 1 + (last_step - step) * samples / max(1, step) / interval if interval else 1
+        by_steps = (last_step - step) * self.seconds_per_step + num_evaluations * self.seconds_per_evaluation
+        by_time = time_limit(self.settings.train)[0] - self.seconds()
+        return max(min(by_steps, by_time), 0.0)
+
+    @property
+    def seconds_per_evaluation(self) -> float:
+        """Time of an evaluation: that of the newest, or an estimate; 0 without evaluations."""
+        if math.isnan(self._seconds_per_example):
+            samples_per_step = self._progress.samples / max(1, self._progress.step)
+            return FORWARD_SHARE * self.seconds_per_step / max(1, samples_per_step) * self.plan.num_examples
+        return self._seconds_per_example * self.plan.num_examples
+
+    def look(self, *, can_shrink: bool) -> Plan:
+        """The plan at the present speed, as far as this rank's clock knows."""
+        self._last_look, self._next_look = self.seconds(), 2 * self._num_timed
+        progress = replace(self._progress, evaluation_seconds=self.spent["evaluation"])
+        return make_plan(
             self.settings,
-            list(durations)[-TIMED_STEPS:],
+            self.plan,
             progress,
             seconds=self.seconds(),
-            seconds_per_evaluation=evaluation if self.settings.evaluates else 0.0,
-            evaluation_interval=self.evaluation_interval,
+            seconds_per_step=self.seconds_per_step,
+            seconds_per_evaluation=self.seconds_per_evaluation,
+            can_shrink=can_shrink,
         )
 
-    def fix(self, due: Due, settings: Settings, progress: Progress) -> Due:
-        """Continue with the measured length in `settings`; the run may end with this step."""
-        self.settings, self._measured_until = settings, progress.step
-        return self._ended(due, due.ending or self.why_over(progress))
+    def adopt(self, plan: Plan, due: Due) -> Due:
+        """Continue with a plan that all ranks have; the run may end with this step."""
+        if plan.last_step != self.plan.last_step:
+            self._fits.append((self._progress.step, plan.last_step))
+            fits = ",".join(f"{step}:{last}" for step, last in self._fits)
+            self.settings = replace(self.settings, train=replace(self.settings.train, fits=fits))
+        self.plan = plan
+        return self._ended(due, due.ending or self.why_over(self._progress))
+
+    @property
+    def evaluation(self) -> dict[str, int]:
+        """How the run evaluates, for Run.evaluation."""
+        return {name: value for name, value in asdict(self.plan).items() if name != "last_step"}
 
     def _ended(self, due: Due, ending: str) -> Due:
         return replace(due, ending=ending, saves=due.saves or (bool(ending) and self.settings.checkpoint.enabled))
@@ -158,14 +230,21 @@ class Agenda:
     def stamp(self, progress: Progress) -> Progress:
         """`progress` with the time and the best evaluation, for a checkpoint; restarts checkpoint.every_minutes."""
         self._last_save = self._now()
-        return replace(progress, seconds=self.seconds(), best_step=self._best_step, best_accuracy=self._best_accuracy)
+        return replace(
+            progress,
+            seconds=self.seconds(),
+            evaluation_seconds=self.spent["evaluation"],
+            saving_seconds=self.spent["saving"],
+            best_step=self._best_step,
+            best_accuracy=self._best_accuracy,
+        )
 
     def why_over(self, progress: Progress) -> str:
         """Why a run that has reached `progress` is complete, in words; empty if it is not."""
         train, target = self.settings.train, self.settings.evaluate.target_accuracy
         limit, sentence = time_limit(train)
-        if progress.step >= self.last_step:
-            return f"all {train.max_steps:,} steps are done"
+        if progress.step >= self.last_step(progress.step):
+            return f"all {self.last_step(progress.step):,} steps are done"
         if train.max_samples and progress.samples >= train.max_samples:
             return f"train.max_samples {train.max_samples:,} is reached"
         if target and progress.best_accuracy >= target:

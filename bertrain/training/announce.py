@@ -45,10 +45,7 @@ def announce(
     console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}; {_describe_step(settings)}")
     if data.predictions is not None and not settings.task.name:
         console.say("masks: those of the data, the same in every epoch; masking settings have no effect")
-    if settings.train.budget and not run.measured:
-        console.say(f"train.budget {settings.train.budget}: timing some steps, to find how many fit")
-    else:
-        warn_of_warm_up(settings)
+    warn_of_warm_up(settings)
     if progress.step:
         console.say(f"continuing after step {progress.step} ({progress.samples:,} samples)")
     if ranks.world > 1:
@@ -57,8 +54,9 @@ def announce(
 
 
 def warn_of_warm_up(settings: Settings) -> None:
-    if settings.train.max_steps <= settings.schedule.warmup_steps + settings.schedule.start_warmup_step:
-        warn(f"the run of {settings.train.max_steps} steps ends within its warm-up of {settings.schedule.warmup_steps}")
+    steps, schedule = settings.train.last_step(), settings.schedule
+    if steps is not None and steps <= schedule.warmup_steps + schedule.start_warmup_step:
+        warn(f"the run of {steps} steps ends within its warm-up of {schedule.warmup_steps}")
 
 
 def _describe_rows(data: DataSource, settings: Settings) -> str:
@@ -121,10 +119,11 @@ def dry_run(
 
 def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     train = settings.train
-    if train.budget:
-        return f"steps: as many as fit into train.budget {train.budget}, measured on the first of them"
+    steps = train.last_step()
+    if steps is None:
+        return f"steps: as many as fit into train.budget {train.budget}, by the speed of those before"
     earlier = [f"train.{name} {value}" for name in ("max_samples", "max_time") if (value := getattr(train, name))]
     if settings.evaluate.target_accuracy:
         earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
     until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
-    return f"steps: {train.max_steps:,}, about {train.max_steps * epochs_per_step:.1f} epochs{until}"
+    return f"steps: {steps:,}, about {steps * epochs_per_step:.1f} epochs{until}"

@@ -26,9 +26,10 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     Loader, metrics and console run as always. There is no evaluation and no checkpoint, and the run folder is
     temporary. Tokens per second are of all ranks together, over all timed steps.
     """
+    no_limits = replace(settings.train, max_time="", budget="", fits="", skip_steps="")
     settings = replace(
         settings,
-        train=replace(settings.train, max_steps=warm_up + steps, max_samples=0, max_time="", budget="", skip_steps=""),
+        train=replace(no_limits, max_steps=warm_up + steps, max_samples=0),
         evaluate=EvaluateSettings(),
         checkpoint=CheckpointSettings(enabled=False),
     )

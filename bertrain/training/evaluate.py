@@ -21,6 +21,7 @@ from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
+from bertrain.ranks.signals import NEVER, StopSignal
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.run.metrics import averages
@@ -74,20 +75,30 @@ class Evaluator(Protocol):
     def main_metric(self) -> str:
         """The metric by which one result is better than another."""
 
-    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
-        """All metrics; each rank computes its share."""
+    num_examples: int
+    can_shrink: bool
+    """Whether it may evaluate on fewer examples."""
+
+    def shrink(self, num_examples: int) -> None:
+        """Evaluate on only so many examples from now on, if it may."""
+
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
+        """All metrics; each rank computes its share. A signal to `stop` ends it with EvaluationLeftError."""
 
 
 class HeldOutEvaluator:
     """Evaluates on a rank's share of the held-out batches, which stay on the device if they fit."""
 
     main_metric = "mlm_accuracy"
+    can_shrink = True
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
         self._mask_id, self._model = loader.data.vocabulary.id_of("[MASK]"), model
-        self._loader, self._max_examples = loader, max_examples
-        self._kept: list[Batch] = []
-        self._is_whole = False
+        self._loader = loader
+        self.shrink(min(max_examples or len(loader.data), len(loader.data)))
+
+    def shrink(self, num_examples: int) -> None:
+        self.num_examples, self._kept, self._is_whole = num_examples, list[Batch](), False
 
     def batches(self, device: torch.device) -> Iterator[Batch]:
         """The batches, the same each time, on `device`."""
@@ -95,7 +106,7 @@ class HeldOutEvaluator:
             yield from self._kept
             return
         kept, room = list[Batch](), KEPT_BYTES
-        for batch in self._loader.evaluation(self._max_examples):
+        for batch in self._loader.evaluation(self.num_examples):
             moved = batch.to(device)
             room -= moved.num_bytes
             if room >= 0:
@@ -105,7 +116,7 @@ class HeldOutEvaluator:
             self._kept, self._is_whole = kept, True
 
     @torch.no_grad()
-    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
         """Averages over the whole evaluation set, each rank computing its share."""
         sums = packed_sums(device=ranks.device)
         counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
@@ -113,6 +124,8 @@ class HeldOutEvaluator:
         hidden = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # correct ones, and all
         ranks.heartbeat.enter("evaluation")
         for batch in self.batches(ranks.device):
+            if stop.received:
+                break
             ranks.heartbeat.move()
             outputs = predict(batch)
             assert outputs.mlm_logits is not None
@@ -122,6 +135,7 @@ class HeldOutEvaluator:
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels
             hidden += torch.stack([(is_right & is_hidden).sum(), is_hidden.sum()])
             words += torch.bincount(batch.mlm_labels[batch.mlm_labels >= 0], minlength=len(words))
+        stop.leave_evaluation(ranks.all_max)
         ranks.all_reduce_sum(sums, counts, words, hidden)
         num_predictions, num_sequences = map(int, counts.tolist())
         result = averages(sums, num_predictions, num_sequences, self._model)

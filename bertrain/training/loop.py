@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from shlex import quote
 
 import torch
 
 from bertrain.base.console import PHASES, Console
-from bertrain.base.errors import AgreedError, RequeueError
+from bertrain.base.errors import AgreedError, RequeueError, StoppedError
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
@@ -23,10 +24,10 @@ from bertrain.model.sums import packed_sums
 from bertrain.optim.schedules import learning_rate
 from bertrain.optim.verdict import not_computed
 from bertrain.planning.memory_fit import oom_as_user_error
-from bertrain.planning.time_budget import Measured
+from bertrain.planning.time_budget import UNKNOWN_STEPS, Plan
 from bertrain.ranks import parallel
 from bertrain.ranks.restart import report_recovery, restart_reason
-from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
+from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, EvaluationLeftError, SkippedSteps, StopSignal
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
@@ -34,7 +35,7 @@ from bertrain.run.folder import Run
 from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import TelemetryWriter, telemetry_of
-from bertrain.training.agenda import Agenda
+from bertrain.training.agenda import Agenda, Due
 from bertrain.training.announce import announce, warn_of_warm_up
 from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
 from bertrain.training.events import Events
@@ -81,11 +82,16 @@ def train(
     resolved: ResolvedRun, ranks: parallel.Ranks, *, from_step: int | None = None, events: Events | None = None
 ) -> Progress:
     """Train a run from its newest checkpoint, from that of `from_step`, or from its beginning, to its end."""
-    with ExitStack() as stack:
-        session = _build(resolved, ranks, stack, from_step, events or Events())
-        ending = _loop(session)
-        _finish(session, ending)
-        return session.state.progress
+    try:
+        with ExitStack() as stack:
+            session = _build(resolved, ranks, stack, from_step, events or Events())
+            ending = _loop(session)
+            _finish(session, ending)
+            return session.state.progress
+    except KeyboardInterrupt:
+        if resolved.folder is None or not Run.exists(resolved.folder):
+            raise
+        raise StoppedError("interrupted", f"interrupted; {_how_to_continue(resolved.folder)}") from None
 
 
 def _build(
@@ -120,12 +126,15 @@ def _build(
     )
     stack.callback(saver.wait)
     stopwatch = Stopwatch(ranks.device)
-    agenda = Agenda(settings, progress, run.measured, keeps_time=ranks.is_first)
+    num_examples = evaluator.num_examples if evaluator is not None else 0
+    agenda = Agenda(settings, progress, num_examples=num_examples, evaluation=run.evaluation, keeps_time=ranks.is_first)
+    if evaluator is not None and agenda.plan.num_examples != num_examples:
+        evaluator.shrink(agenda.plan.num_examples)
     if not agenda.why_over(progress):
         state.warm_up(loader.rehearsal(progress.step, progress.samples))
         if settings.checkpoint.enabled:
             state.make_room_for_snapshots()
-    last_step = None if agenda.is_open_ended else agenda.last_step
+    last_step = settings.train.last_step()
     metrics = Metrics(
         run.folder,
         stopwatch,
@@ -135,6 +144,7 @@ def _build(
         tensorboard=settings.log.tensorboard,
         is_writer=ranks.is_first,
         rank_times=_rank_times(ranks, settings),
+        seconds_left=agenda.seconds_left,
     )
     stack.callback(metrics.close)
     console.start(progress.step, last_step)
@@ -158,19 +168,24 @@ def _loop(session: Session) -> Ending:
     agenda.start_clock()
     stopwatch.start()  # the first step has not waited for data while all was warmed up
     heartbeat.enter("data", first.step + 1)
-    last_step = first.step if ending.reason else agenda.last_step
-    for step in session.loader.steps(first.step, first.samples, last_step):
+    # A budget moves the last step, which then ends the loop below.
+    known = None if session.run.settings.train.budget else session.run.settings.train.last_step()
+    stop = first.step if ending.reason else known or UNKNOWN_STEPS
+    for step in session.loader.steps(first.step, first.samples, stop):
         stopwatch.mark()
         before = state.progress
         if agenda.leaves_out(step.number + 1):
-            metrics.add(leave_out(state, step, session.run.settings, stopwatch))
+            pending = leave_out(state, step, session.run.settings, stopwatch)
         else:
-            metrics.add(train_step(state, step, agenda.settings_of(step.number + 1), ranks, stopwatch))
+            pending = train_step(state, step, agenda.settings_of(step.number + 1), ranks, stopwatch)
+        metrics.add(replace(pending, loop_seconds=agenda.seconds()))
         done = state.progress.step
 
         # Ranks agree on what comes next, so that none is left waiting for another.
         heartbeat.enter("agreeing on what comes next")
-        request = FAIL if saver.failure or metrics.failure else session.stop_signal.request or agenda.clock_request()
+        request = (
+            FAIL if saver.failure or metrics.failure else session.stop_signal.request or agenda.clock_request(done)
+        )
         agreed = ranks.all_max(request)
         if agreed == FAIL:
             return Ending(agreed=FAIL)
@@ -181,26 +196,23 @@ def _loop(session: Session) -> Ending:
         if due.flushes:
             heartbeat.enter("reading results")
             session.skipped.note(metrics.flush(), done)
-        evaluation_began = agenda.seconds()
+        if due.fits:
+            due = _fit_to_budget(session, due)
         if session.evaluator is not None and due.evaluates:
-            events.evaluating(state.progress.samples)
-            result = session.evaluator.evaluate(state.engine.outputs, ranks)
-            events.evaluated(state.progress.samples, result)
-            metrics.evaluation(done, state.progress.samples, result)
-            due = agenda.judge(due, state.progress, result[session.evaluator.main_metric])
-        if due.measures:
-            measured = agenda.measure(state.progress, metrics.durations, agenda.seconds() - evaluation_began)
-            session.run = _fix_length(session.run, measured, ranks, session.console)
-            due = agenda.fix(due, session.run.settings, state.progress)
-            metrics.last_step = session.run.settings.train.max_steps
-            saver.settings = session.run.settings.to_dict()
+            result = _evaluate(session, session.evaluator)
+            if result is None:
+                agreed = ranks.all_max(session.stop_signal.request)
+                due = replace(due, ending="", stops=True, saves=session.run.settings.checkpoint.enabled)
+            else:
+                due = agenda.judge(due, state.progress, result[session.evaluator.main_metric])
         if due.ending:
             events.ended(state.progress, due.ending)
         if due.saves:
             heartbeat.enter(SAVING)
-            metrics.sync()  # the metrics on disk cover every step of the checkpoint
-            saver.wait()  # the snapshot before this one is in the memory that this one takes
-            snapshot = state.snapshot()
+            with agenda.timing("saving"):
+                metrics.sync()  # the metrics on disk cover every step of the checkpoint
+                saver.wait()  # the snapshot before this one is in the memory that this one takes
+                snapshot = state.snapshot()
             if snapshot is not None and metrics.failure is None:
                 saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
         if due.ending or due.stops:
@@ -210,13 +222,27 @@ def _loop(session: Session) -> Ending:
     return ending
 
 
+def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float] | None:
+    """Evaluate the model as it is; None if a signal ended it."""
+    progress, events = session.state.progress, session.events
+    with session.agenda.timing("evaluation"):
+        events.evaluating(progress.samples)
+        try:
+            result = evaluator.evaluate(session.state.engine.outputs, session.ranks, session.stop_signal)
+        except EvaluationLeftError:
+            return None
+    events.evaluated(progress.samples, result)
+    session.metrics.evaluation(progress.step, progress.samples, result)
+    return result
+
+
 def _finish(session: Session, ending: Ending) -> None:
     """Record the end of a complete run, wait for the last save, and raise if the run is not complete."""
     session.ranks.heartbeat.enter(SAVING)
     if ending.reason:
         progress = session.state.progress
         energy = _energy(session.telemetry, progress.tokens - session.resumed_at.tokens, session.ranks)
-        session.metrics.end(progress.step, progress.samples, ending.reason, session.agenda.seconds(), energy)
+        session.metrics.end(session.agenda.stamp(progress), ending.reason, energy)
     session.saver.wait()
     _raise_if_failed(session)
     if not ending.reason and ending.agreed in (STOP, REQUEUE):
@@ -236,7 +262,7 @@ def _raise_if_failed(session: Session) -> None:
     raise AgreedError(
         "cannot-write",
         f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; free some space "
-        f"and continue with `bertrain resume {quote(str(run.folder))}`",
+        f"and {_how_to_continue(run.folder)}",
     )
 
 
@@ -244,14 +270,17 @@ def _raise_stopped(session: Session, agreed: int) -> None:
     """Raise how a signal stopped the run, and how to continue it."""
     received, is_saved = session.stop_signal.received, session.run.settings.checkpoint.enabled
     name = received.name if received else "a signal to another rank"
+    kept = "which is not saved (checkpoint.enabled false)"
     if is_saved:
-        kept = f"which is saved; continue with `bertrain resume {quote(str(session.run.folder))}`"
-    else:
-        kept = "which is not saved (checkpoint.enabled false)"
+        kept = f"which is saved; {_how_to_continue(session.run.folder)}"
     sentence = f"stopped by {name} after step {session.state.progress.step}, {kept}"
     if agreed == REQUEUE and is_saved:
         raise RequeueError("stopped-by-signal", sentence)
-    raise AgreedError("stopped-by-signal", sentence)
+    raise StoppedError("stopped-by-signal", sentence)
+
+
+def _how_to_continue(folder: Path) -> str:
+    return f"continue with `bertrain resume {quote(str(folder))}`"
 
 
 def train_step(
@@ -321,15 +350,32 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
     )
 
 
-def _fix_length(run: Run, measured: Measured, ranks: parallel.Ranks, console: Console) -> Run:
-    """The run with the number of steps that fit into its budget, as the first rank measured it."""
-    measured = replace(measured, max_steps=ranks.broadcast_int(measured.max_steps))
-    run = run.of_length(asdict(measured))
+def _fit_to_budget(session: Session, due: Due) -> Due:
+    """Fit the length and the evaluations of the run to the time left, as the first rank measures it, and record it."""
+    agenda, evaluator, ranks = session.agenda, session.evaluator, session.ranks
+    before, cost = agenda.plan, agenda.seconds_per_evaluation
+    found = agenda.look(can_shrink=evaluator is not None and evaluator.can_shrink)
+    plan = Plan(*map(ranks.broadcast_int, astuple(found)))
+    due = agenda.adopt(plan, due)
+    if plan == before:
+        return due
+    if evaluator is not None and plan.num_examples != before.num_examples:
+        evaluator.shrink(plan.num_examples)
+    session.run = replace(session.run, settings=agenda.settings, evaluation=agenda.evaluation)
+    session.metrics.last_step, session.saver.settings = plan.last_step, agenda.settings.to_dict()
     if ranks.is_first:
-        run.write_config(run.folder)  # before any checkpoint relies on it
-        console.say(measured.describe(run.settings.train.budget))
-        warn_of_warm_up(run.settings)
-    return run
+        session.run.write_config(session.run.folder)  # before any checkpoint relies on it
+        budget, step = agenda.settings.train.budget, session.state.progress.step
+        if not due.ending and plan.last_step != before.last_step:
+            speed = f"{agenda.seconds_per_step:.3g} s a step after step {step:,}"
+            is_small = abs(plan.last_step - before.last_step) < 0.05 * before.last_step
+            say = session.console.detail if is_small else session.console.say
+            say(f"train.budget {budget}: {speed}: the run and its schedule end with step {plan.last_step:,}")
+            if before.last_step == UNKNOWN_STEPS:
+                warn_of_warm_up(agenda.settings)
+        if sentence := plan.describe(before, budget, cost):
+            session.console.say(sentence)
+    return due
 
 
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:

@@ -28,7 +28,7 @@ from bertrain.planning.memory_fit import (
     smallest_budget,
     with_budget,
 )
-from bertrain.planning.time_budget import with_measured_length
+from bertrain.planning.time_budget import with_fits
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
 from bertrain.training import engine
@@ -63,9 +63,7 @@ def resolve_auto(settings: Settings, begun: Run | None = None) -> tuple[Settings
         token_budget = begun.settings.batch.token_budget
         settings = with_budget(settings, token_budget)
         notes.append(f"batch.auto: a token_budget of {token_budget:,}, as the run began")
-    if settings.train.budget:
-        settings = with_measured_length(settings, begun)
-    return settings, notes
+    return with_fits(settings, begun), notes
 
 
 def draw_seed(settings: Settings, ranks: parallel.Ranks) -> tuple[Settings, list[str]]:

@@ -18,6 +18,7 @@ from bertrain.data.formats.masking import Ints
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
+from bertrain.ranks.signals import NEVER, StopSignal
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
@@ -35,21 +36,27 @@ def task_data(split: Split, folder: str | Path, settings: Settings, vocabulary: 
 
 
 class TaskEvaluator:
-    """Evaluates a model on splits of a task, the main one first."""
+    """Evaluates a model on splits of a task, the main one first; always on all of their examples."""
+
+    can_shrink = False
 
     def __init__(
         self, task: Task, splits: Mapping[str, Split], settings: Settings, folder: str | Path, words: Vocabulary
     ) -> None:
         self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words
+        self.num_examples = sum(len(split.block) for split in splits.values())
 
-    def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
+    def shrink(self, num_examples: int) -> None:
+        """Does nothing: a task is scored whole."""
+
+    def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
         """Metrics of the main split by name, the main metric first; of the others by split and name; and speed."""
         ranks.heartbeat.enter("evaluation")
         result: dict[str, float] = {}
         for name, split in self._splits.items():
             is_main = not result
-            outputs, timing = self.outputs(split, predict, ranks)
+            outputs, timing = self.outputs(split, predict, ranks, stop)
             prefix = "" if is_main else f"{name}/"
             result |= {f"{prefix}{metric}": value for metric, value in split.metrics(outputs).items()}
             if is_main:
@@ -57,7 +64,9 @@ class TaskEvaluator:
         return {self.main_metric: result.pop(self.main_metric), **result}
 
     @torch.no_grad()
-    def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[TaskOutputs, dict[str, float]]:
+    def outputs(
+        self, split: Split, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER
+    ) -> tuple[TaskOutputs, dict[str, float]]:
         """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
         model, batch_size = self._settings.model, self._settings.evaluate.batch_size
         is_span = model.head == "span"
@@ -66,6 +75,8 @@ class TaskEvaluator:
         seconds: list[float] = []
         began = time.perf_counter()
         for rows, batch in self._loader(split, ranks).evaluation_bins(0, batch_size or EVALUATION_STEP):
+            if stop.received:
+                break
             ranks.heartbeat.move()
             started = time.perf_counter()
             answers = predict(batch.to(ranks.device)).answers
@@ -74,6 +85,7 @@ class TaskEvaluator:
             seconds.append(time.perf_counter() - started)
             in_bin, in_block = _token_places(split.block, rows, batch) if is_span else (_slots(batch), rows)
             found[torch.from_numpy(in_block)] = on_host[torch.from_numpy(in_bin)]
+        stop.leave_evaluation(ranks.all_max)
         if ranks.is_connected:  # rows of other ranks are zero
             whole = found.to(ranks.device)
             ranks.all_reduce_sum(whole)

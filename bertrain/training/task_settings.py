@@ -27,7 +27,6 @@ ARCHITECTURE = (
     "layer_norm_eps",
 )  # fmt: skip
 """Settings of a model that follow from its weights; dropout follows from the recipe."""
-BUDGETED_WARM_UP = 50
 DEVIATIONS = 4  # of a step's tokens above their mean that a bin still holds
 DEVIATIONS_AMONG_RANKS = 2.5  # of the whole step: beyond, it makes one bin too many; as far below, one too few
 MOST_BIN_TOKENS = 16384  # unless one example is longer, or the user asks for more
@@ -44,8 +43,7 @@ def resolve_task(
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
     Overrides may name one of train.epochs, max_steps and budget, and so may the file; it replaces the recipe's. The
-    same holds for evaluate.every_epochs and every_samples. A run whose length is a time cannot warm up over a share of
-    its steps: it warms up over 50.
+    same holds for evaluate.every_epochs and every_samples.
     """
     if name not in registry.task_names():
         raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, registry.task_names())}")
@@ -54,12 +52,6 @@ def resolve_task(
     changes = [*overrides, ("task.name", name)]
     for alternatives, meaning in ALTERNATIVES:
         changes += _displaced(alternatives, meaning, given) or _displaced(alternatives, meaning, in_file)
-    budget = dict(changes).get("train.budget", in_file.get("train.budget"))
-    by_share = resolve(chosen).schedule.warmup_share > 0
-    if budget and by_share and "schedule.warmup_share" not in in_file | given:
-        changes.append(("schedule.warmup_share", "0"))
-        if "schedule.warmup_steps" not in in_file | given:
-            changes.append(("schedule.warmup_steps", str(BUDGETED_WARM_UP)))
     return resolve(chosen, changes, settings_file)
 
 

@@ -103,7 +103,7 @@ def perform(action: Action, folder: Path) -> str:
                 os.killpg(process.pid, signal.SIGINT)
                 has_pressed = True
     output = "".join(printed)
-    expected = 2 if is_interrupted else 0
+    expected = 130 if is_interrupted else 0
     assert process.returncode == expected, f"{action.text}\nexit code {process.returncode}\n{output}"
     return output
 

@@ -1,4 +1,4 @@
-"""Killed for real around what is decided once: the best checkpoint, and the length that a budget fixes."""
+"""Killed for real around what is decided once: the best checkpoint, and the lengths that a budget is given."""
 
 from __future__ import annotations
 
@@ -29,22 +29,26 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in every if line["kind"] == kind]
 
 
-def test_killed_after_the_budget_was_fixed_it_goes_on_with_the_same_length(tmp_path: Path) -> None:
+def test_killed_after_the_budget_was_fitted_it_goes_on_with_the_same_fits(tmp_path: Path) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     asked = {"batch__sequences": 8, "checkpoint__every_steps": 7, "train__deterministic": True}
     kill_when(
-        lambda: bool(read(run / "config.json").get("measured")),
+        lambda: (run / "checkpoints" / "step-00000007").is_dir(),
         "pretrain", "bert-tiny", "--data", data, "--run", run, "--budget", "20m", *helpers.tiny_arguments(**asked),
     )  # fmt: skip
-    fixed = read(run / "config.json")
+    fits = read(run / "config.json")["settings"]["train"]["fits"]
     # The same command again, in this process; so that it ends soon, a limit that does not shape the training.
     again = helpers.tiny_settings(**asked, train__budget="20m", train__max_samples=32 * 8)
     assert pretrain(again, data, run).step == 32
-    assert read(run / "config.json")["measured"] == fixed["measured"]
-    length = fixed["measured"]["max_steps"]
-    assert read(run / "config.json")["settings"]["train"]["max_steps"] == length
+    later = read(run / "config.json")["settings"]["train"]["fits"]
+    assert f"{later},".startswith(f"{fits},")
+    lengths = {int(step): int(last) for step, last in (fit.split(":") for fit in later.split(","))}
+    first = min(lengths)
     rates = [line["learning_rate"] for line in lines(run, "step")]
-    assert rates == [0.0, 5e-4] + [1e-3] * 23 + [1e-3 * (1 - step / length) for step in range(25, 32)]
+    assert rates[:first] == [0.0, 5e-4, 1e-3, 1e-3][:first]
+    for step in range(max(2, first), 32):
+        length = lengths[max(fitted for fitted in lengths if fitted <= step)]
+        assert rates[step] == 1e-3 * (1 - step / length)
     assert lines(run, "end")[0]["reason"] == "train.max_samples 256 is reached"
     with helpers.refused("other-run", "train.budget (10m here, 20m there)"):
         pretrain(helpers.tiny_settings(**asked, train__budget="10m"), data, run)
@@ -121,8 +125,8 @@ def test_two_ranks_agree_on_a_budget_and_on_the_clock(tmp_path: Path) -> None:
     )  # fmt: skip
     start = ["pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", 2, *arguments]
     helpers.bertrain(*start, "--budget", "20m")
-    assert [line["step"] for line in lines(run, "evaluation")] == [25, 30], "one to be timed, and one at the end"
-    assert read(run / "config.json")["measured"]["seconds_per_evaluation"] > 0
+    assert [line["step"] for line in lines(run, "evaluation")] == [30], "at the end"
+    assert read(run / "config.json")["settings"]["train"]["fits"]
     assert len(checkpoint.whole_checkpoints(run / "checkpoints")) > 2, "by minutes"
     resume(run, [("train.max_samples", "0"), ("train.max_time", "0.001s")])
     assert lines(run, "end")[0]["reason"] == "train.max_time 0.001s is over"

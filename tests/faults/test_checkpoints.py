@@ -154,7 +154,7 @@ def test_resume_takes_settings_that_do_not_shape_the_training(finished: Path) ->
 
 @pytest.mark.parametrize(
     ("world", "number", "code"),
-    [(1, signal.SIGINT, 2), (1, signal.SIGTERM, 75), (1, signal.SIGUSR1, 75), (2, signal.SIGINT, 2)],
+    [(1, signal.SIGINT, 130), (1, signal.SIGTERM, 75), (1, signal.SIGUSR1, 75), (2, signal.SIGINT, 130)],
 )
 def test_interrupted_saves_and_says_how_to_resume(
     tmp_path: Path, world: int, number: signal.Signals, code: int

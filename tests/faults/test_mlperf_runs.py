@@ -80,7 +80,7 @@ def test_a_stopped_experiment_stops_the_rest(miniature: Path, tmp_path: Path) ->
         launched.wait_until(lambda: has_started(out / "experiments" / "0-1" / "result.txt"), "the first experiment")
         (experiment,) = children(launched.process.pid)
         launched.process.send_signal(signal.SIGINT)
-        assert launched.wait() == 2
+        assert launched.wait() == 130
     finally:
         launched.kill()
     assert not Path(f"/proc/{experiment}").exists()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from bertrain.optim.schedules import learning_rate
-from bertrain.planning.time_budget import TIMED_STEPS, WARM_UP_STEPS, measure, without_an_end
-from bertrain.ranks.signals import END, GO_ON, SAVE, STOP
+from bertrain.planning.time_budget import RESERVE, UNKNOWN_STEPS, Plan, make_plan
+from bertrain.ranks.signals import END, FIT, GO_ON, SAVE, STOP
 from bertrain.run.checkpoint import Progress
 from bertrain.training.agenda import Agenda, mlperf_interval, passes_multiple, time_limit
 from tests import helpers
@@ -73,6 +74,7 @@ def test_saves_by_steps_and_samples_together_but_not_too_early() -> None:
 
 def test_a_run_that_is_stopped_writes_down_its_steps_though_it_saves_nothing() -> None:
     agenda = Agenda(helpers.tiny_settings(checkpoint__enabled=False, log__every_steps=50), Progress())
+    assert agenda.after(Progress(5, 120), Progress(6, 144), GO_ON).flushes, "the first step of a start is reported"
     assert not agenda.after(Progress(6, 144), Progress(7, 168), GO_ON).flushes
     due = agenda.after(Progress(6, 144), Progress(7, 168), STOP)
     assert due.flushes
@@ -84,15 +86,15 @@ def test_the_first_ranks_clock_asks_for_saves_and_for_the_end() -> None:
     settings = helpers.tiny_settings(checkpoint__every_minutes=2, train__max_time="10m", checkpoint__every_steps=0)
     agenda = Agenda(settings, Progress(3, 72, seconds=400.0), now=clock)
     other = Agenda(settings, Progress(3, 72, seconds=400.0), keeps_time=False, now=clock)
-    assert agenda.clock_request() == GO_ON
+    assert agenda.clock_request(4) == GO_ON
     clock.time += 120
-    assert (agenda.clock_request(), other.clock_request()) == (SAVE, GO_ON)
+    assert (agenda.clock_request(4), other.clock_request(4)) == (SAVE, GO_ON)
     before, after = Progress(3, 72), Progress(4, 96)
     assert other.after(before, after, SAVE).saves, "the others learn it from the agreed word"
     assert agenda.stamp(after).seconds == 520.0
-    assert agenda.clock_request() == GO_ON, "minutes count from the last save"
+    assert agenda.clock_request(4) == GO_ON, "minutes count from the last save"
     clock.time += 80
-    assert agenda.clock_request() == END, "400 seconds were trained before this start"
+    assert agenda.clock_request(4) == END, "400 seconds were trained before this start"
     due = other.after(before, after, END)
     assert due.ending == "train.max_time 10m is over"
     assert due.saves
@@ -148,54 +150,143 @@ def test_steps_are_left_out_by_their_numbers() -> None:
 # --- a budget -----------------------------------------------------------------------------------------
 
 
-def test_a_budgets_length_worked_out_by_hand() -> None:
-    settings = helpers.tiny_settings(train__budget="10m")
-    durations = [0.5] * 15 + [3.0] * 5  # five steps that something else slowed down
-    plain = measure(
-        settings, durations, Progress(25, 600), seconds=40.0, seconds_per_evaluation=0.0, evaluation_interval=0
-    )
-    assert plain.seconds_per_step == 0.5
-    assert plain.max_steps == 25 + int(560 * 0.98 / 0.5)
-    with_evaluations = measure(
-        settings, durations, Progress(25, 600), seconds=40.0, seconds_per_evaluation=6.0, evaluation_interval=240
-    )
-    # 24 samples a step: an evaluation of 6 s every tenth step, and one at the end
-    assert with_evaluations.max_steps == 25 + int((560 * 0.98 - 6) / (0.5 + 0.6))
-    over = measure(
-        settings, durations, Progress(25, 600), seconds=700.0, seconds_per_evaluation=0.0, evaluation_interval=0
-    )
-    assert over.max_steps == 25, "what was done counts"
-    assert "0.5 s a step" in plain.describe("10m")
-    assert "2% kept for saving" in plain.describe("10m")
+def plan(**given: object) -> Plan:
+    """The plan of a run of 10 minutes after 25 steps of 24 samples in 40 s, with 0.5 s a step."""
+    values = {"seconds": 40.0, "seconds_per_step": 0.5, "seconds_per_evaluation": 0.0, "can_shrink": True} | given
+    before = values.pop("before", Plan(UNKNOWN_STEPS, 0, 1000))
+    settings = helpers.tiny_settings(**({"train__budget": "10m"} | values.pop("settings", {})))
+    progress = Progress(25, 600, evaluation_seconds=values.pop("evaluating", 0.0))
+    return make_plan(settings, before, progress, **values)
 
 
-def test_while_it_is_measured_the_rate_is_the_warm_ups_or_the_base_rate() -> None:
-    settings = helpers.tiny_settings(train__budget="10m", schedule__warmup_steps=10)
-    agenda = Agenda(settings, Progress())
+def test_a_budgets_plan_worked_out_by_hand() -> None:
+    assert plan() == Plan(25 + int(560 * (1 - RESERVE) / 0.5), 0, 1000)
+    # An evaluation of 3 s every 200th step, and one at the end: below 5 % of the budget, so they stay as they are.
+    often = plan(before=Plan(UNKNOWN_STEPS, 4800, 1000), seconds_per_evaluation=3.0)
+    assert often == Plan(25 + int((560 * (1 - RESERVE) - 3) / (0.5 + 3 / 200)), 4800, 1000)
+    assert plan(seconds=700.0).last_step == 25, "what was done counts"
+    capped = plan(settings={"train__epochs": 2, "train__max_steps": 300, "task__name": "classify"})
+    assert capped.last_step == 300, "of epochs and a budget, the shorter counts"
 
-    def rate(step: int) -> float:
+
+def test_a_plan_stays_where_it_hardly_changes() -> None:
+    fitted = plan().last_step
+    before = Plan(fitted, 0, 1000)
+    assert plan(before=before, seconds_per_step=0.504) == before
+    assert plan(before=before, seconds_per_step=0.51).last_step < fitted
+    assert plan(before=before, seconds_per_step=0.49).last_step > fitted
+    near = Plan(26, 0, 1000)
+    assert plan(before=near, seconds=600.0).last_step == 25, "the end is always recorded"
+
+
+def test_evaluations_take_a_twentieth_of_a_budget() -> None:
+    dear = plan(before=Plan(UNKNOWN_STEPS, 240, 8577), seconds_per_evaluation=54.6)
+    assert dear.num_examples == 1500, "an evaluation may take 10 s, a third of 5 %"
+    each = 54.6 * 1500 / 8577
+    left = 560 / 0.5 * 24
+    assert dear.evaluation_interval == 14_000
+    assert (left / dear.evaluation_interval + 1) * each <= 0.05 * 600
+    assert plan(before=dear, seconds_per_evaluation=each).evaluation_interval == 14_000, "it is not changed again"
+    only_last = plan(before=Plan(UNKNOWN_STEPS, 240, 50), seconds_per_evaluation=29.0, can_shrink=False)
+    assert (only_last.evaluation_interval, only_last.num_examples) == (0, 50)
+    assert plan(before=Plan(500, 4800, 50), seconds_per_evaluation=2.0, evaluating=29.0).evaluation_interval == 0
+    said = dear.describe(Plan(0, 240, 8577), "10m", 54.6)
+    assert all(word in said for word in ("55 s", "9.1%", "14,000", "1,500", "8,577"))
+    assert dear.describe(dear, "10m", 54.6) == ""
+
+
+def budgeted(
+    seconds_of: Callable[[int], float], agenda: Agenda, clock: Clock, stop: int = UNKNOWN_STEPS
+) -> tuple[list[float], str]:
+    """Steps of an agenda whose clock goes as told: the rates, and why it ended."""
+    rates, ending, step = [], "", agenda._progress.step
+    while not ending and step < stop:
+        step += 1
         used = agenda.settings_of(step)
-        return learning_rate(step - 1, used.optimizer.learning_rate, used.schedule, used.train.max_steps)
+        rates.append(learning_rate(step - 1, 1.0, used.schedule, used.train.max_steps))
+        clock.time += seconds_of(step)
+        agreed = agenda.clock_request(step)
+        due = agenda.after(Progress(step - 1, 24 * step - 24), Progress(step, 24 * step), agreed)
+        if due.flushes:
+            agenda.seconds_left()
+        if due.fits:
+            due = agenda.adopt(agenda.look(can_shrink=True), due)
+        ending = due.ending
+    return rates, ending
 
-    assert [rate(step) for step in range(1, 40)] == [1e-3 * min(step - 1, 10) / 10 for step in range(1, 40)]
-    fixed = replace(settings, train=replace(settings.train, max_steps=100))
-    agenda.fix(agenda.after(Progress(24, 576), Progress(25, 600), GO_ON), fixed, Progress(25, 600))
-    assert rate(25) == 1e-3, "a step that is done again is done as it was"
-    assert rate(26) == learning_rate(25, 1e-3, settings.schedule, 100) < 1e-3
-    assert without_an_end(fixed).schedule == settings.schedule
+
+def agenda_at(clock: Clock, progress: Progress | None = None, **given: object) -> Agenda:
+    settings = helpers.tiny_settings(schedule__warmup_steps=10, log__every_steps=10, **given)
+    return Agenda(settings, progress or Progress(), now=clock)
 
 
-def test_the_length_is_fixed_once_enough_steps_were_timed() -> None:
-    settings = helpers.tiny_settings(train__budget="10m", train__skip_steps="2-4")
-    agenda = Agenda(settings, Progress())
-    assert steps_where(agenda, "measures", steps=28)[0] == WARM_UP_STEPS + TIMED_STEPS + 3
-    assert agenda.is_open_ended
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_the_rate_reaches_its_end_in_time_on_a_machine_whose_speed_changes(factor: float) -> None:
+    clock = Clock()
+    agenda = agenda_at(clock, train__budget="10m")
+    rates, _ = budgeted(lambda step: 20.0 if step == 1 else 0.3 if step < 800 else 0.3 * factor, agenda, clock)
+    assert rates[:11] == [step / 10 for step in range(10)] + [pytest.approx(1.0, abs=0.02)]
+    assert rates[-1] < 0.02, "of the base rate"
+    assert 0.97 * 600 < clock.time - 100 < 601
+    fits = agenda.settings.train.fits.split(",")
+    assert int(fits[0].partition(":")[0]) <= 4, "the warm-up may be a share of the length, so that must be known early"
+    assert (1 if factor == 1 else 3) <= len(fits) < 60
+
+
+def test_fits_are_replayed_without_a_clock() -> None:
+    clock = Clock()
+    agenda = agenda_at(clock, train__budget="10m")
+    rates, ending = budgeted(lambda step: 0.5 if step < 400 else 1.5, agenda, clock)
+    fits = agenda.settings.train.fits
+    repeated, again = budgeted(lambda step: 9.0, agenda_at(clock, train__fits=fits), clock)
+    assert repeated == rates
+    assert ending
+    assert again == f"all {len(rates):,} steps are done"
+
+
+def test_a_resumed_run_replays_the_fits_that_are_there_and_then_looks_at_the_clock() -> None:
+    clock = Clock()
+    begun = agenda_at(clock, train__budget="10m")
+    rates, _ = budgeted(lambda step: 0.5 if step < 400 else 1.5, begun, clock, stop=550)
+    fits = begun.settings.train.fits
+    last = int(fits.rpartition(",")[2].partition(":")[0])
+    assert last > 410
+    resumed = agenda_at(clock, Progress(405, 405 * 24, seconds=215.0), train__budget="10m", train__fits=fits)
+    again, _ = budgeted(lambda step: 0.1, resumed, clock, stop=last)
+    assert again == rates[405:last], "though the machine is faster now"
+    assert resumed.settings.train.fits == fits
+    budgeted(lambda step: 0.1, resumed, clock)
+    assert resumed.settings.train.fits.startswith(f"{fits},")
+
+
+def test_before_the_first_fit_the_rate_is_the_warm_ups_or_the_base_rate_and_nothing_is_evaluated() -> None:
+    clock = Clock()
+    agenda = agenda_at(clock, train__budget="10m", evaluate__data="x", evaluate__every_samples=24)
+    assert agenda.settings_of(3).train.max_steps == UNKNOWN_STEPS
+    assert not agenda.after(Progress(0, 0), Progress(1, 24), GO_ON).evaluates
     assert agenda.why_over(Progress(500, 12000)) == "", "max_steps of the recipe does not count"
-    known = Agenda(settings, Progress(), {"measured_until": 25})
-    assert not known.is_open_ended
-    assert steps_where(known, "measures", steps=28) == []
+    follower = Agenda(agenda.settings, Progress(), keeps_time=False, now=clock)
+    clock.time += 13
+    assert (agenda.clock_request(2), follower.clock_request(2)) == (FIT, GO_ON), "2 % of the budget are over"
 
 
-def test_a_budget_and_a_fixed_end_of_the_decay_contradict_each_other() -> None:
-    with helpers.refused("conflicting-settings", "train.budget", "schedule.decay_steps 50"):
-        helpers.tiny_settings(train__budget="10m", schedule__decay_steps=50)
+def test_the_time_left_is_that_of_the_steps_or_of_the_budget() -> None:
+    clock = Clock()
+    agenda = agenda_at(clock, train__max_steps=100, train__max_time="1m")
+    budgeted(lambda step: 9.0 if step == 1 else 0.5, agenda, clock, stop=20)
+    assert agenda.seconds_left() == 80 * 0.5
+    slow = agenda_at(clock, train__max_steps=100, train__max_time="1m")
+    budgeted(lambda step: 2.0, slow, clock, stop=20)
+    assert slow.seconds_left() == 20.0
+
+
+@pytest.mark.parametrize("fits", ["4", "4:", "4:3", "9:20,4:30", "4:30,4:31", "0:0", "a:b", "4:30,"])
+def test_fits_that_make_no_sense_are_refused(fits: str) -> None:
+    with helpers.refused("invalid-fits", fits):
+        helpers.tiny_settings(train__fits=fits)
+
+
+def test_a_budget_works_with_any_schedule() -> None:
+    for key, value in (("warmup_share", 0.1), ("decay_steps", 50), ("decay_start", 10)):
+        given = {"warmup_steps": 0} | {key: value}
+        helpers.tiny_settings(train__budget="10m", **{f"schedule__{name}": one for name, one in given.items()})

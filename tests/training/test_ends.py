@@ -44,6 +44,7 @@ def test_a_limit_of_samples_ends_the_run_and_can_be_raised(tmp_path: Path, capsy
     assert resume(run, [("train.max_samples", "0")]).step == 8
     (end,) = records(run, "end")
     assert end.pop("loop_seconds") > sum(sum(step["seconds"].values()) for step in records(run, "step")[5:])
+    assert end.pop("evaluation_seconds") > end.pop("saving_seconds") > 0
     assert end == {"kind": "end", "step": 8, "samples": 64, "reason": "all 8 steps are done"}
     calm = tmp_path / "calm"
     pretrain(small(), data, calm)

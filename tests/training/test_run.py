@@ -84,7 +84,10 @@ def test_the_board_has_what_the_metrics_have(tmp_path: Path) -> None:
         written = [record["seconds"][phase] for record in records(run, "step")]
         assert [event.value for event in board.Scalars(f"step/seconds/{phase}")] == pytest.approx(written, rel=1e-6)
     assert [event.step for event in board.Scalars("evaluation/mlm_accuracy")] == [2, 4]
-    assert [(event.step, event.value) for event in board.Scalars("telemetry/rank 0/power_w")] == [(4, 650.0)]
+    assert [(event.step, event.value) for event in board.Scalars("telemetry/rank 0/power_w")] == [
+        (3, 650.0),
+        (4, 650.0),
+    ]
 
 
 def test_metrics_add_up(tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ def test_the_run_folder_is_the_whole_truth(tmp_path: Path) -> None:
     assert (run / "vocab.txt").read_text() == (data / "vocab.txt").read_text()
 
 
-@pytest.mark.parametrize(("level", "expected"), [("quiet", 0), ("normal", 1), ("verbose", 2)])
+@pytest.mark.parametrize(("level", "expected"), [("quiet", 0), ("normal", 1), ("verbose", 3)])
 def test_quiet_and_verbose(tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str, expected: int) -> None:
     settings = helpers.tiny_settings(train__max_steps=3, schedule__warmup_steps=0, log__level=level)
     pretrain(settings, helpers.make_data(tmp_path), tmp_path / "run")

@@ -40,8 +40,8 @@ class ListColumn:
     """A column of lists over all shards of a folder, memory-mapped."""
 
     def __init__(self, arrays: list[pa.ListArray]) -> None:
-        self._values: list[npt.NDArray[Any]] = [array.values.to_numpy() for array in arrays]
-        self._offsets: list[npt.NDArray[np.int32]] = [array.offsets.to_numpy() for array in arrays]
+        self._values: list[npt.NDArray[Any]] = [_view(array.values) for array in arrays]
+        self._offsets: list[npt.NDArray[np.int32]] = [_view(array.offsets) for array in arrays]
         self._first_row = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])
         self.counts: npt.NDArray[np.int32] = np.concatenate([np.diff(offsets) for offsets in self._offsets])
 
@@ -72,8 +72,8 @@ class Shards:
         self.lengths = self._tokens.counts
         if len(self) != manifest["rows"]:
             raise UserError("damaged-data", f"{folder} has {len(self)} rows, not {manifest['rows']}; prepare it again")
-        self._segment_b = np.concatenate([batch.column("segment_b").to_numpy() for batch in batches])
-        labels = [batch.column("is_random").to_numpy(zero_copy_only=False) for batch in batches]
+        self._segment_b = np.concatenate([_view(batch.column("segment_b")) for batch in batches])
+        labels = [_view(batch.column("is_random").cast(pa.uint8())).astype(bool) for batch in batches]
         self._is_random = np.concatenate(labels)
         self.predictions: npt.NDArray[np.int32] | None = None
         """Predictions of each row where masks are static; None where they are drawn at load time."""
@@ -201,6 +201,12 @@ def _open_shard(path: Path) -> pa.RecordBatch:
     return batch
 
 
+def _view(array: pa.Array) -> npt.NDArray[Any]:
+    """An array of whole numbers without nulls, not copied. `to_numpy` would import pandas, where that is installed."""
+    kind = np.dtype(str(array.type))
+    return np.frombuffer(array.buffers()[1] or b"", kind, len(array), array.offset * kind.itemsize)
+
+
 def _is_sound(name: str, column: pa.Array) -> bool:
     """Whether a column has its expected type, no null, and consecutive lists."""
     if name in ("is_random", "segment_b"):
@@ -208,6 +214,6 @@ def _is_sound(name: str, column: pa.Array) -> bool:
     if not pa.types.is_list(column.type) or column.null_count or column.values.null_count:
         return False
     is_number = column.values.type in (pa.uint16(), pa.uint32())
-    offsets = column.offsets.to_numpy()
+    offsets = _view(column.offsets)
     is_ascending = offsets[0] >= 0 and offsets[-1] <= len(column.values) and bool((np.diff(offsets) >= 0).all())
     return is_number and is_ascending

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from typing import Any
 
 from bertrain.base.errors import UserError
 
@@ -18,9 +20,13 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of `workers` processes; tasks not begun when the body ends are cancelled."""
     # Spawned, not forked: a fork copies locks that other threads hold.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    with _Pool(workers, mp_context=context, initializer=_end_with_parent) as pool:
         try:
             yield pool
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):
+                process.terminate()
+            raise
         except BrokenProcessPool:
             raise UserError(
                 "killed-worker",
@@ -29,6 +35,17 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class _Pool(ProcessPoolExecutor):
+    """Its workers do not hear Ctrl-C, which a terminal sends to them too: this process ends them."""
+
+    def submit(self, *given: Any, **named: Any) -> Future[Any]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers start here, and inherit it
+        try:
+            return super().submit(*given, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,115 @@
+"""Ctrl-C at any moment: acknowledged at once, nothing half-written, exit code 130, and how to go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bertrain.run import checkpoint
+from tests import helpers
+from tests.launched import Launched, children
+
+SWALLOWS = """
+import os, signal, sys
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    import time
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("swallowed", file=sys.stderr, flush=True)
+"""
+"""An import during which Ctrl-C is pressed, and that swallows it, as pyarrow's import of pandas does."""
+
+IMPORTS_PANDAS = """
+from bertrain.data.feed.loader import Loader
+build = Loader.__init__
+def import_pandas(self, *given, **named):
+    import pandas
+    build(self, *given, **named)
+Loader.__init__ = import_pandas
+"""
+
+
+def start(folder: Path, *arguments: object, modules: Path | None = None) -> Launched:
+    path = {"PYTHONPATH": f"{modules}:{Path(__file__).parents[2]}"} if modules else {}
+    return Launched(helpers.command(*arguments), folder, **path)
+
+
+def pretrain(data: Path, run: Path, **given: object) -> list[object]:
+    return ["pretrain", "bert-tiny", "--data", data, "--run", run, *helpers.tiny_arguments(**given)]
+
+
+def test_an_interrupt_that_an_import_swallowed_still_stops_the_run(tmp_path: Path) -> None:
+    data, run, modules = helpers.make_data(tmp_path), tmp_path / "run", tmp_path / "modules"
+    (modules / "pandas").mkdir(parents=True)
+    (modules / "pandas" / "__init__.py").write_text(SWALLOWS)
+    (modules / "sitecustomize.py").write_text(IMPORTS_PANDAS)
+    launched = start(tmp_path, *pretrain(data, run), modules=modules)
+    assert launched.wait() == 130, launched.err
+    assert "swallowed" in launched.err
+    assert f"bertrain resume {run}` [interrupted]" in launched.err
+    assert "Traceback" not in launched.err
+    assert not helpers.losses(run)
+    assert helpers.bertrain("resume", run).returncode == 0
+
+
+def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path: Path) -> None:
+    data, run, modules = helpers.make_data(tmp_path), tmp_path / "run", tmp_path / "modules"
+    (modules / "pandas").mkdir(parents=True)
+    (modules / "pandas" / "__init__.py").write_text("import pathlib; pathlib.Path(__file__ + '.imported').touch()")
+    # A slow evaluation: the first call of `evaluation` reports itself and then takes its time for each batch.
+    (modules / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "def slow(function):\n"
+        "    def evaluation(self, *given):\n"
+        "        for batch in function(self, *given):\n"
+        "            print('evaluating', file=sys.stderr, flush=True)\n"
+        "            time.sleep(1)\n"
+        "            yield batch\n"
+        "    return evaluation\n"
+        "from bertrain.data.feed.loader import Loader\n"
+        "Loader.evaluation = slow(Loader.evaluation)\n"
+    )
+    given = {"evaluate__data": data, "evaluate__every_samples": 48, "train__max_steps": 4, "batch__token_budget": 64}
+    launched = start(tmp_path, *pretrain(data, run, **given), modules=modules)
+    try:
+        launched.wait_until(lambda: "evaluating" in launched.err, "the evaluation")
+        launched.process.send_signal(signal.SIGINT)
+        assert launched.wait() == 130, launched.err
+    finally:
+        launched.kill()
+    assert "stopping after this step; Ctrl-C again to quit now" in launched.err
+    assert [path.name for path in (modules / "pandas").glob("*.imported")] == [], "pyarrow would swallow an interrupt"
+    assert launched.err.count("evaluating") < 5, "of some 30 batches"
+    assert [path.name for path in checkpoint.whole_checkpoints(run / "checkpoints")] == ["step-00000002"]
+    done = helpers.bertrain("resume", run)
+    assert "evaluation at step 4" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["extract", "prepare", "vocab"])
+def test_a_data_verb_ends_with_one_sentence(tmp_path: Path, verb: str) -> None:
+    corpus = helpers.write_corpus(tmp_path / "corpus.txt", documents=60_000)
+    launched = start(tmp_path, "data", verb, corpus, "--out", tmp_path / "out", *(["--workers", 2] * (verb != "vocab")))
+    try:
+        launched.wait_until(lambda: launched.process.pid in _catching(), "the handler")
+        launched.process.send_signal(signal.SIGINT)
+        assert launched.wait() == 130, launched.err
+    finally:
+        launched.kill()
+    assert "Traceback" not in launched.err
+    (sentence,) = [line for line in launched.err.splitlines() if line.startswith("bertrain:")]
+    assert ("the same command continues" in sentence) == (verb == "prepare")
+    assert not (tmp_path / "out").exists()
+
+
+def _catching() -> list[int]:
+    """Processes below this one that catch SIGINT and have worked for a while."""
+    found = []
+    for process in children(os.getpid()):
+        status = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        if int(status[11]) + int(status[12]) > 150:  # hundredths of a second of CPU time
+            found.append(process)
+    return found
