@@ -9,6 +9,7 @@ base = "bert-tiny"    the recipe it builds on, or a .toml file beside this one
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -40,9 +41,16 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """The recipes that ship with the package, group by group."""
-    recipes = [recipe for recipe in _shipped().values() if not recipe.points]
-    return sorted(recipes, key=lambda recipe: (*GROUPS, recipe.group).index(recipe.group))
+    """The recipes that ship with the package, group by group; those to start with by size, fine-tuning last."""
+
+    def place(recipe: Recipe) -> tuple[int, float]:
+        group = (*GROUPS, recipe.group).index(recipe.group)
+        model = {
+            name: value for base in load_recipe(recipe.name) for name, value in base.settings.get("model", {}).items()
+        }
+        return group, 0 if group else model.get("hidden_size", math.inf) * model.get("num_layers", 12)
+
+    return sorted((recipe for recipe in _shipped().values() if not recipe.points), key=place)
 
 
 def recipe_names() -> list[str]:

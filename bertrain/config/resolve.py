@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -38,24 +38,36 @@ BERT_CONFIG_KEYS = {
 }
 
 
-def resolve(
-    recipe: str, overrides: list[tuple[str, str]] | None = None, settings_file: str | Path | None = None
-) -> Settings:
+Overrides = Mapping[str, object] | Iterable[tuple[str, object]]
+"""Settings and their values, such as {"train.max_steps": 200}, or pairs of the same; values may be text."""
+
+
+def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
+    """Overrides as the command line gives them."""
+    items = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
+    return [(key, str(value)) for key, value in items]
+
+
+def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str | Path | None = None) -> Settings:
     """One `Settings` from a recipe (a name or a TOML file), a settings file over it, and overrides over both.
 
-    `overrides` are pairs such as ("model.nsp", "false"). Raises UserError for a setting that is unknown, has the wrong
-    type, is out of range or contradicts another.
+    `overrides` is a dictionary, or pairs. Raises UserError for a setting that is unknown, has the wrong type, is out of
+    range or contradicts another.
+
+    Example: settings = bertrain.resolve("bert-tiny", {"train.max_steps": 20, "optimizer.learning_rate": 5e-4})
     """
     values = _join_layers(load_recipe(recipe))
     if settings_file is not None:
         path = Path(settings_file)
         _overlay(values, read_toml(read_text(path, "settings"), str(path)), str(path))
     command_line: dict[str, dict[str, Any]] = {}
-    for key, text in overrides or []:
+    pairs = as_pairs(overrides)
+    for key, text in pairs:
         section, name = _split_key(key)
         command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
-    return _with_absolute_paths(from_dict(values))
+    settings = _with_absolute_paths(from_dict(values))
+    return dataclasses.replace(settings, given=frozenset({*dict(pairs), *named_in(settings_file)}))
 
 
 def named_in(settings_file: str | Path | None) -> dict[str, str]:
@@ -71,10 +83,10 @@ def named_in(settings_file: str | Path | None) -> dict[str, str]:
     }
 
 
-def override(settings: Settings, overrides: list[tuple[str, str]], *, also: Container[str] = ()) -> Settings:
+def override(settings: Settings, overrides: Overrides, *, also: Container[str] = ()) -> Settings:
     """A run's settings with others in place of some; settings that shape the training are refused, except `also`."""
     values = settings.to_dict()
-    for key, text in overrides:
+    for key, text in as_pairs(overrides):
         section, name = _split_key(key)
         if _metadata(section, name)["shapes_training"] and key not in also:
             raise UserError("fixed-setting", f"{key} shapes the training, so a run cannot change it; start a new run")
@@ -267,7 +279,7 @@ def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any
         problem = ""
         if not math.isfinite(value):
             problem = "a finite number"
-        elif limits["minimum"] is not None and value < limits["minimum"]:
+        elif limits["minimum"] is not None and value < limits["minimum"] and not (limits["or_zero"] and value == 0):
             problem = f"at least {limits['minimum']}"
         elif limits["maximum"] is not None and value > limits["maximum"]:
             problem = f"at most {limits['maximum']}"

@@ -28,7 +28,9 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     """
     settings = replace(
         settings,
-        train=replace(settings.train, max_steps=warm_up + steps, max_samples=0, max_time="", budget="", skip_steps=""),
+        train=replace(
+            settings.train, max_steps=warm_up + steps, epochs=0, max_samples=0, max_time="", budget="", skip_steps=""
+        ),
         evaluate=EvaluateSettings(),
         checkpoint=CheckpointSettings(enabled=False),
     )

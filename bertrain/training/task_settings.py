@@ -92,7 +92,7 @@ def fit_to_task(
     _check_target(settings.evaluate.target_accuracy, task)
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
-    settings = _in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
+    settings = in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
     if settings.batch.token_budget == 0:
         budget = begun.settings.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
         settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
@@ -124,7 +124,7 @@ def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: Ini
     return replace(model, head=task.head, num_labels=max(2, len(task.labels)))
 
 
-def _in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
+def in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
     """Settings with epochs turned into steps, and into examples between evaluations."""
     train, batch = settings.train, settings.batch
     if train.epochs:

@@ -94,7 +94,7 @@ def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]
     settings = resolve(recipe)
     if settings.train.precision == "fp8":  # which is refused where there is no GPU that has it
         settings = resolve(recipe, [("train.precision", "bf16")])
-    folder = data_for(settings.model.vocab_size, settings.data.max_seq_length)
+    folder = data_for(settings.model.vocab_size or 30522, settings.data.max_seq_length or 128)
     shown = dry_run(settings, folder / "data", world=8)
     assert f"train.max_steps = {settings.train.max_steps}" in shown
     assert "memory on each rank:" in shown
