@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from bertrain.base.errors import UserError, nearest
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
+from bertrain.config.synonyms import SYNONYMS
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
 """The type of every setting."""
@@ -102,6 +104,8 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
         if not word.startswith("--") or len(word) == 2:
             raise UserError("unknown-option", f"{word!r} is neither an option nor a setting: --section.field VALUE")
         key, equals, value = word[2:].partition("=")
+        if "." not in key:
+            _split_key(key)
         if not equals:
             value = next(words, "--")
             if value.startswith("--"):
@@ -177,8 +181,6 @@ def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def describe(section: str | None = None) -> list[dict[str, Any]]:
     """Every setting, or those of one section: name, default, help, shapes_training and experimental."""
-    if section is not None and section not in SECTIONS:
-        raise UserError("unknown-section", f"no section named {section!r}{nearest(section, list(SECTIONS))}")
     return [
         {"name": f"{part}.{item.name}", "default": item.default}
         | {key: item.metadata[key] for key in ("help", "shapes_training", "experimental")}
@@ -186,6 +188,25 @@ def describe(section: str | None = None) -> list[dict[str, Any]]:
         if section in (None, part)
         for item in dataclasses.fields(kind)
     ]
+
+
+def find_settings(query: str) -> list[dict[str, Any]]:
+    """The settings that a section, a name or any words mean: those with the words in their name first, then in help."""
+    if query in SECTIONS:
+        return describe(query)
+    words = [re.compile(rf"\b{re.escape(word)}") for word in re.split(r"[\s_.-]+", query.lower())]
+    meant = SYNONYMS.get(re.sub(r"[\s-]+", "_", query.lower()), query)
+
+    def rank(entry: dict[str, Any]) -> int:
+        name = re.sub(r"[._]", " ", entry["name"])
+        texts = (name, f"{name} {entry['help']}".lower())
+        return 0 if entry["name"] == meant else 1 + sum(not all(word.search(text) for word in words) for text in texts)
+
+    found = sorted((entry for entry in describe() if rank(entry) < 3), key=rank)
+    if not found:
+        suggestion = _suggest(query) or nearest(query, list(SECTIONS))
+        raise UserError("unknown-setting", f"no setting is about {query!r}{suggestion}")
+    return found
 
 
 def differing(one: Settings, other: Settings) -> list[str]:
@@ -239,10 +260,18 @@ def _split_key(key: str) -> tuple[str, str]:
         raise UserError("renamed-setting", f"{key} is now {RENAMED[key]}")
     section, _, name = key.partition(".")
     if key not in TYPES:
-        same_field = [candidate for candidate in TYPES if candidate.endswith(f".{name or section}")]
-        hint = f"; did you mean {same_field[0]!r}?" if same_field else nearest(key, list(TYPES))
-        raise UserError("unknown-setting", f"no setting named {key!r}{hint}")
+        raise UserError("unknown-setting", f"no setting named {key!r}{_suggest(key)}")
     return section, name
+
+
+def _suggest(key: str) -> str:
+    """What to type instead of an unknown setting, to append to a sentence."""
+    word = key.replace("-", "_")
+    meant = SYNONYMS.get(word, "")
+    if meant and meant not in TYPES:
+        return f"; {meant}"
+    candidates = [meant] if meant else [name for name in TYPES if name.endswith(f".{word.rpartition('.')[2]}")]
+    return f"; did you mean {candidates[0]!r}?" if candidates else nearest(key, list(TYPES))
 
 
 def _metadata(section: str, name: str) -> dict[str, Any]:

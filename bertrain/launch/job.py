@@ -34,6 +34,7 @@ from bertrain.base.files import new_folder
 from bertrain.base.units import parse_duration
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
+from bertrain.weights.hub import absolute
 
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
 Runtime = Literal["pyxis", "apptainer"]
@@ -280,7 +281,7 @@ def make_job(
         name=Path(run).name,
         data=str(Path(data).resolve()),
         run=str(Path(run).resolve()),
-        init=str(Path(init).resolve()) if init else "",
+        init=absolute(init),
         seed=settings.train.seed,
         spec=spec,
         hosts=hosts,

@@ -32,6 +32,7 @@ from bertrain.training.restore import InitWeights, refuse_init_settings
 from bertrain.training.task_evaluator import task_data
 from bertrain.training.task_settings import ARCHITECTURE, evaluate_as_overridden, fit_to_task
 from bertrain.weights.companions import find_vocabulary
+from bertrain.weights.hub import absolute
 from bertrain.weights.tensors import PADDING_LIMIT
 
 MOST_TO_CONTINUE = 2e-4  # a learning rate of AdamW above it makes trained weights forget
@@ -99,7 +100,7 @@ def resolve_run(
     Called by every rank with its `ranks`: the first one verifies hashes for all. Without `ranks`, before any are
     started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
     """
-    init = str(Path(init).resolve()) if init else ""
+    init = absolute(init)
     begun = Run.open_if_begun(folder) if folder is not None else None
     weights = InitWeights.open(init, ranks) if init and begun is None else None
     world = ranks.world if ranks is not None else world
@@ -195,7 +196,7 @@ def _open(
 
 
 def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights | None) -> tuple[Settings, list[str]]:
-    """Settings of pre-training with the model's shape taken from `--init`, and notes; refuses what the user set else."""
+    """Settings of pre-training with the model's shape taken from `--init`, and notes; refuses another by the user."""
     path = weights.path if weights else begun.init if begun else ""
     known = weights.source.settings if weights else begun.settings.model if begun else None
     if not path or known is None or settings.given is None or "model.config" in settings.given:
