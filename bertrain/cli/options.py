@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
 from bertrain.config.recipe import recipe_names
-from bertrain.config.resolve import describe, parse_overrides
+from bertrain.config.resolve import WORDS, describe, parse_overrides
 
 if TYPE_CHECKING:
     from bertrain.config.settings import TrainSettings
@@ -156,29 +156,12 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     return [*long, *short]
 
 
-HEADINGS = {
-    "Train": "train pretrain finetune resume",
-    "Use a model": "evaluate predict score fill-mask weights",
-    "Look at runs": "report watch logs",
-    "Prepare data": "data",
-    "Clusters and benchmarks": "launch profile mlperf",
-    "About": "recipes settings doctor",
-}
-ELSEWHERE = {
-    "compare": "`bertrain report RUN RUN` compares runs, and `bertrain weights compare` weights",
-    "embed": "export the model by `bertrain weights export`, and use sentence-transformers",
-    "serve": "export the model by `bertrain weights export`, and use a server of Transformers models",
-    "sweep": "`bertrain finetune --seeds 1,2,3` repeats a run; other settings need a loop in your shell",
-    "version": "type bertrain --version",
-}
-
-
 class Verbs(TyperGroup):
     """Verbs whose help is not cut; those of the whole program stand under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         shown = {name: command for name, command in self.commands.items() if not command.hidden}
-        headings = HEADINGS if ctx.parent is None else {}
+        headings = WORDS["headings"] if ctx.parent is None else {}
         listed = {name: heading for heading, names in headings.items() for name in names.split() if name in shown}
         listed |= {name: "Commands" for name in shown if name not in listed}
         for heading, names in itertools.groupby(listed, key=listed.__getitem__):
@@ -188,7 +171,7 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         groups = [group for group, verbs in self.commands.items() if name in getattr(verbs, "commands", ())]
-        advice = ELSEWHERE.get(name) or ", or ".join(f"type bertrain {group} {name}" for group in groups)
+        advice = WORDS["verbs"].get(name) or ", or ".join(f"type bertrain {group} {name}" for group in groups)
         if ctx.parent is None and name not in self.commands and advice:
             raise UserError("unknown-verb", f"there is no verb {name!r}; {advice}")
         return super().resolve_command(ctx, args)

@@ -54,7 +54,10 @@ def list_recipes() -> list[Recipe]:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that ship with the package."""
+    """Names of the recipes that ship with the package.
+
+    Example: "bert-small" in bertrain.recipe_names()
+    """
     return sorted(recipe.name for recipe in list_recipes())
 
 

@@ -10,20 +10,24 @@ import dataclasses
 import json
 import math
 import re
+import tomllib
 from collections.abc import Container, Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
-from bertrain.config.synonyms import SYNONYMS
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
 """The type of every setting."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 RENAMED = {"evaluate.at_once": "evaluate.batch_size"}
 """Settings by their former names, which the config.json of an older run may have."""
+WORDS: dict[str, dict[str, str]] = tomllib.loads((resources.files("bertrain.config") / "words.toml").read_text())
+SYNONYMS = {word: meaning for meaning, words in WORDS["settings"].items() for word in words.split()}
+"""The setting that a word of another program means, or what to do instead."""
 # Names in bert_config.json of the fields of ModelSettings; its other keys are ignored.
 BERT_CONFIG_KEYS = {
     "vocab_size": "vocab_size",

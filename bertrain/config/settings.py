@@ -91,8 +91,9 @@ class Settings:
         parse_slice(self.data.slice)
         longest, positions = self.data.max_seq_length, self.model.max_positions
         if longest > positions:
+            advice = "raise that, or with --init use --train.init_positions extend"
             raise UserError(
-                "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}"
+                "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}; {advice}"
             )
         if self.task.name and not longest:
             raise UserError("out-of-range", "data.max_seq_length 0 is for prepared data; a task needs a length")

@@ -82,8 +82,7 @@ def fit_to_data(settings: Settings, data: DataSource) -> tuple[Settings, list[st
     if not sizes.max_predictions:
         share = math.ceil(sizes.mask_probability * sizes.max_seq_length - 1e-9)
         sizes = replace(sizes, max_predictions=data.max_predictions or share)
-        reason = "" if data.max_predictions else f" ({sizes.mask_probability:.0%} of the length)"
-        taken.append(f"data.max_predictions {sizes.max_predictions}{reason}")
+        taken.append(f"data.max_predictions {sizes.max_predictions}")
     settings = replace(settings, model=model, data=sizes)
     if settings.train.epochs:
         settings = in_steps(settings, len(sizes.rows(len(data))), float(data.lengths.mean()))

@@ -197,27 +197,23 @@ def _open(
 
 def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights | None) -> tuple[Settings, list[str]]:
     """Settings of pre-training with the model's shape taken from `--init`, and notes; refuses another by the user."""
-    path = weights.path if weights else begun.init if begun else ""
-    known = weights.source.settings if weights else begun.settings.model if begun else None
-    if not path or known is None or settings.given is None or "model.config" in settings.given:
+    known = weights.source.settings if weights else begun.settings.model if begun and begun.init else None
+    given, model = settings.given, settings.model
+    if known is None or given is None or "model.config" in given:
         return settings, []
     kept = {"vocab_size", *(["max_positions"] if settings.train.init_positions == "extend" else [])}
-    taken = {name: getattr(known, name) for name in ARCHITECTURE if name not in kept}
-    taken = {name: value for name, value in taken.items() if value != getattr(settings.model, name)}
+    theirs = {name: getattr(known, name) for name in ARCHITECTURE if name not in kept}
+    taken = {name: value for name, value in theirs.items() if value != getattr(model, name)}
     for name, value in taken.items():
-        if f"model.{name}" in settings.given:
-            asked = getattr(settings.model, name)
-            raise UserError(
-                "other-model", f"model.{name} is {asked}, but the model of {path} has {value}; leave it out"
-            )
+        if f"model.{name}" in given:
+            asked = f"model.{name} is {getattr(model, name)}"
+            raise UserError("other-model", f"{asked}, but {value} in the weights of --init; leave it out")
     shape = ", ".join(f"model.{name} {value:g}" for name, value in taken.items())
-    notes = [f"from the weights of {path}: {shape}"] if taken else []
-    rate, optimizer = settings.optimizer.learning_rate, settings.optimizer.name
-    if weights and rate > MOST_TO_CONTINUE and optimizer == "adamw" and "optimizer.learning_rate" not in settings.given:
-        notes.append(
-            f"warning: the recipe's learning rate of {rate:g} is for a new model; for trained weights try --lr 5e-5"
-        )
-    return replace(settings, model=replace(settings.model, **taken)), notes
+    notes = [f"from the weights of --init: {shape}"] if taken else []
+    rate, is_adamw = settings.optimizer.learning_rate, settings.optimizer.name == "adamw"
+    if weights and is_adamw and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
+        notes.append(f"warning: the recipe's learning rate {rate:g} is for a new model; trained weights want --lr 5e-5")
+    return replace(settings, model=replace(model, **taken)), notes
 
 
 def open_for(folder: str | Path, settings: Settings, ranks: Ranks | None) -> DataSource:

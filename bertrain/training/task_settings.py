@@ -7,14 +7,14 @@ fit_to_task    the model, the number of steps and the bins, once the task's data
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError, nearest
-from bertrain.config.resolve import named_in, resolve
+from bertrain.config.resolve import Overrides, as_pairs, named_in, resolve
 from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
@@ -39,19 +39,21 @@ ALTERNATIVES: tuple[tuple[dict[str, str], str], ...] = (
 
 
 def resolve_task(
-    name: str, overrides: Sequence[tuple[str, str]] = (), *, recipe: str = "", settings_file: str | Path | None = None
+    name: str, overrides: Overrides = (), *, recipe: str = "", settings_file: str | Path | None = None
 ) -> Settings:
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
     Overrides may name one of train.epochs, max_steps and budget, and so may the file; it replaces the recipe's. The
     same holds for evaluate.every_epochs and every_samples. A run whose length is a time cannot warm up over a share of
     its steps: it warms up over 50.
+
+    Example: bertrain.resolve_task("classify", {"train.epochs": 1, "optimizer.learning_rate": 1e-3})
     """
     if name not in registry.task_names():
         raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, registry.task_names())}")
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
-    given, in_file = dict(overrides), named_in(settings_file)
-    changes = [*overrides, ("task.name", name)]
+    pairs, in_file = as_pairs(overrides), named_in(settings_file)
+    given, changes = dict(pairs), [*pairs, ("task.name", name)]
     for alternatives, meaning in ALTERNATIVES:
         changes += _displaced(alternatives, meaning, given) or _displaced(alternatives, meaning, in_file)
     budget = dict(changes).get("train.budget", in_file.get("train.budget"))

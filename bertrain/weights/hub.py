@@ -25,8 +25,9 @@ def locate(source: str | Path) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
     except Exception as error:  # its classes differ between versions of the package
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        advice = "check the name and the network, or download the files elsewhere and name their folder"
-        raise UserError("failed-download", f"could not download {source}: {reason}; {advice}") from None
+        raise UserError(
+            "failed-download", f"could not download {source}: {reason}; check the name, or name a folder"
+        ) from None
 
 
 def absolute(source: str | Path) -> str:
@@ -37,6 +38,5 @@ def absolute(source: str | Path) -> str:
 def suggest_hub(path: Path) -> str:
     """What to type if a path that does not exist looks like a name of the hub, to append to a sentence."""
     name = os.path.relpath(path)
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) or ("/" in name and Path(name).parent.exists()):
-        return ""
-    return f"; to download them from the Hugging Face hub, type {PREFIX}{name}"
+    is_name = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and not ("/" in name and Path(name).parent.exists())
+    return f"; to download them from the Hugging Face hub, type {PREFIX}{name}" if is_name else ""

@@ -191,3 +191,13 @@ def test_nothing_runs_a_pickle() -> None:
                 for keyword in node.keywords:
                     assert keyword.arg not in ("allow_pickle", "trust_remote_code", "shell"), f"{path}:{node.lineno}"
     assert readers == ["torch_files.py"]
+
+
+def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:
+    (tmp_path / "right.py").write_text('import bertrain\nbertrain.pretrain("bert-tiny", "data", "runs/x").loss + 1.0\n')
+    (tmp_path / "wrong.py").write_text('import bertrain\nbertrain.pretrian("bert-tiny", "data", "runs/x")\n')
+    for name, named in (("right", ""), ("wrong", 'has no attribute "pretrian"')):
+        mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), tmp_path / f"{name}.py"]
+        done = subprocess.run(mypy, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (not named), done.stdout
+        assert named in done.stdout

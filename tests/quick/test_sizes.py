@@ -80,7 +80,7 @@ def shape(settings: Settings) -> tuple[int, ...]:
 def test_the_shape_is_that_of_the_weights(data: Path, weights: Path) -> None:
     run = resolved(data, "bert-base", init=str(weights), optimizer__learning_rate=5e-5)
     assert shape(run.settings) == (32, 2, 2, 64, 64)
-    assert any(str(weights) in note and "model.hidden_size 32" in note for note in run.notes)
+    assert any("model.hidden_size 32" in note for note in run.notes)
     assert shape(resolved(data, init=str(weights), model__hidden_size=32).settings) == (32, 2, 2, 64, 64)
     with helpers.refused("other-model", "model.hidden_size", "32", "48"):
         resolved(data, init=str(weights), model__hidden_size=48, model__num_heads=2)

@@ -47,10 +47,10 @@ class Span(NamedTuple):
     stop: int
 
 
-def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
+def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     """The text files of `inputs`: files as given, the files of folders in order of name."""
     files: list[Path] = []
-    for entry in map(Path, inputs):
+    for entry in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
             if not inside:

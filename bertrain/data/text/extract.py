@@ -36,7 +36,7 @@ _Made = TypeVar("_Made")
 
 
 def extract(
-    inputs: Iterable[str | Path],
+    inputs: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     form: Form = "auto",
@@ -57,6 +57,8 @@ def extract(
     Writes `train/part-00000-of-00003.txt` and so on into the folder `out`, `eval.txt` with `hold_out` whole documents
     drawn by `hold_out_seed`, and `extract.json`, which describes them and is returned. `on_error` "skip" skips and
     counts damaged records; otherwise the first one raises UserError.
+
+    Example: bertrain.extract("articles.txt", "text")
     """
     settings = {name: value for name, value in locals().items() if name not in ("inputs", "out", "workers")}
     _check_least(1, part_bytes=part_bytes, workers=workers)
