@@ -9,7 +9,6 @@ base = "bert-tiny"    the recipe it builds on, or a .toml file beside this one
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ from bertrain.base.errors import UserError, nearest
 
 GROUPS = ("start here", "BERT pre-training", "the five systems", "MLPerf reference points")
 """The order in which `bertrain recipes` lists them; the first alone without --all."""
+BY_SIZE = ("bert-demo", "bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,10 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """The recipes that ship with the package, group by group; those to start with by size, fine-tuning last."""
-
-    def place(recipe: Recipe) -> tuple[int, float]:
-        group = (*GROUPS, recipe.group).index(recipe.group)
-        model = {
-            name: value for base in load_recipe(recipe.name) for name, value in base.settings.get("model", {}).items()
-        }
-        return group, 0 if group else model.get("hidden_size", math.inf) * model.get("num_layers", 12)
-
-    return sorted((recipe for recipe in _shipped().values() if not recipe.points), key=place)
+    """The recipes that ship with the package, group by group; those to start with by size."""
+    recipes = [recipe for recipe in _shipped().values() if not recipe.points]
+    places = {name: place for place, name in enumerate((*GROUPS, *BY_SIZE))}
+    return sorted(recipes, key=lambda recipe: (places[recipe.group], places.get(recipe.name, len(places))))
 
 
 def recipe_names() -> list[str]:

@@ -36,14 +36,6 @@ class Trained:
     loss: float  # of the last step
     evaluation: dict[str, float]  # the metrics of the last one; empty without any
 
-    @staticmethod
-    def read(run: Path) -> Trained:
-        """From the records of a finished run."""
-        path = run / "metrics.jsonl"
-        end, last = last_record(path, EndRecord) or EndRecord(0), last_record(path, StepRecord) or StepRecord(0)
-        evaluation = last_record(path, EvaluationRecord) or EvaluationRecord(0)
-        return Trained(run, end.step, end.samples, end.loop_seconds, last.loss, evaluation.metrics)
-
 
 def pretrain(
     settings: Settings | str, data: str | Path, run: str | Path, *, init: str = "", events: Events | None = None
@@ -88,7 +80,11 @@ def start(
         warn("checkpoint.enabled is false: nothing will be saved, so a signal or a failure loses the run")
     train(resolved, ranks, from_step=from_step, events=events)
     assert resolved.folder is not None
-    return Trained.read(resolved.folder)
+    path = resolved.folder / "metrics.jsonl"
+    end, last = last_record(path, EndRecord) or EndRecord(0), last_record(path, StepRecord) or StepRecord(0)
+    evaluation = last_record(path, EvaluationRecord) if resolved.settings.evaluates else None
+    metrics = evaluation.metrics if evaluation else {}
+    return Trained(resolved.folder, end.step, end.samples, end.loop_seconds, last.loss, metrics)
 
 
 def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> ResolvedRun:
