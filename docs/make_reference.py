@@ -247,7 +247,8 @@ def _settings() -> Iterator[str]:
                 (
                     f"`{entry['name']}`",
                     f"`{_toml(entry['default'])}`",
-                    _values(hints[name], limits["minimum"], limits["maximum"]),
+                    _values(hints[name], limits["minimum"], limits["maximum"])
+                    + (", or 0" if limits["or_zero"] else ""),
                     f"(experimental) {entry['help']}" if entry["experimental"] else entry["help"],
                     "" if entry["shapes_training"] else "yes",
                 )
@@ -289,7 +290,7 @@ def _recipes() -> Iterator[str]:
                 f"`{recipe.name}`",
                 recipe.headline,
                 f"{model.num_layers} x {model.hidden_size}",
-                str(settings.data.max_seq_length),
+                str(settings.data.max_seq_length or "of the data"),
                 size,
                 f"{settings.train.max_steps:,}",
                 f"{settings.optimizer.name}, {settings.optimizer.learning_rate:g}",

@@ -41,6 +41,7 @@ TINY = {
     "batch.token_budget": "256",
     "schedule.warmup_steps": "2",
     "train.max_steps": "20",
+    "train.precision": "fp32",
     "train.threads": "1",
     "log.tensorboard": "false",
 }

@@ -64,8 +64,8 @@ def cap_isa(wish: Wish) -> None:
         variables = " ".join(f"{name}={value}" for name, value in cap.items())
         raise UserError(
             "isa-too-late",
-            f"train.isa {wish} comes too late: torch is loaded; call bertrain.cap_isa({wish!r}) before torch is "
-            f"imported, or set {variables} in the environment",
+            f"train.isa {wish} comes too late: torch is loaded; call bertrain.base.isa.cap_isa({wish!r}) before "
+            f"torch is imported, or set {variables} in the environment",
         )
     os.environ.update(cap)
 

@@ -44,15 +44,17 @@ def recipes(
 
 @about_app.command("settings")
 def settings(
-    section: Annotated[str | None, Argument(help="only this section")] = None,
+    words: Annotated[
+        list[str] | None, Argument(metavar="[WORD...]", help="only a section, or settings about it")
+    ] = None,
     show_all: Annotated[bool, Option("--all", help="experimental settings too")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the settings with their defaults and meanings.
+    """List the settings with their defaults and meanings, or find some by a word.
 
-    Example: bertrain settings optimizer
+    Example: bertrain settings learning rate
     """
-    described = config.describe(section)
+    described = config.find_settings(" ".join(words)) if words else config.describe()
     if printed_json(described, as_json):
         return
     shown = [entry for entry in described if show_all or not entry["experimental"]]

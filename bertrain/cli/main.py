@@ -6,6 +6,7 @@ Each verb calls one Python function. Nothing heavy is imported before a verb nee
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from bertrain.cli.about import about_app
 from bertrain.cli.data import data_app
 from bertrain.cli.launch import launch_app
 from bertrain.cli.mlperf import mlperf_app
+from bertrain.cli.options import new_app
 from bertrain.cli.profile import profile_app
 from bertrain.cli.reports import reports_app
 from bertrain.cli.tasks import tasks_app
@@ -31,12 +33,11 @@ from bertrain.ranks.signals import INTERRUPTS, note_interrupt
 CONTINUES = {"prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
-app = typer.Typer(
-    help="Train BERT: text to data, pre-training, fine-tuning, evaluation and weights.",
+app = new_app(
+    help="Train BERT: text to data, pre-training, fine-tuning, evaluation, weights. `bertrain help VERB` explains one.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 for verbs in (train_app, tasks_app, reports_app, about_app, data_app, weights_app, mlperf_app, profile_app, launch_app):
     app.add_typer(verbs)
@@ -70,13 +71,20 @@ def _run() -> None:
     # Threads that spin while they wait take cores from other processes: beside another busy process on two cores,
     # training ran at 6,000 tokens/s spinning and 21,000 sleeping; alone, at 24,000 and 21,000.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    words = sys.argv[1:]
+    if words[:1] == ["help"]:
+        sys.argv[1:] = words = [*words[1:], "--help"]
     try:
+        if platform.system() != "Linux":
+            raise UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {platform.system()}")
         code = app(prog_name="bertrain", standalone_mode=False)
     except UsageError as error:
         message = error.format_message()
         if message.startswith("Usage:"):  # no verb was given: the message is the help text
             print(message)
             raise SystemExit(0) from None
+        if error.ctx and words == error.ctx.command_path.split()[1:]:  # a verb without its arguments
+            print(error.ctx.get_help())
         where = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
         print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None

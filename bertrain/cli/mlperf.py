@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -58,7 +59,7 @@ def mlperf_run(
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
     """
-    settings = config.resolve(recipe, overrides, settings_file)
+    settings = replace(config.resolve(recipe, overrides, settings_file), given=None)  # --init must fit the recipe
     prepare_process(settings.train)
     beginning = str(init or "")
     if only is not None:

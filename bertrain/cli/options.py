@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
-from bertrain.config.resolve import describe, parse_overrides
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import WORDS, describe, parse_overrides
 
 if TYPE_CHECKING:
     from bertrain.config.settings import TrainSettings
@@ -31,12 +34,16 @@ Overrides = list[tuple[str, str]]
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
 NewFolder = Annotated[Path, Option("--out", help="the folder to create")]
-RecipeName = Annotated[str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file")]
+RecipeName = Annotated[
+    str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())
+]
 SettingsFile = Annotated[Path | None, Option("--settings", help="a .toml file that overrides the recipe")]
 InitialWeights = Annotated[
     Path | None, Option("--init", help="initial weights: a run, or what `bertrain weights show` reads")
 ]
-KNOWN_WEIGHTS = "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, or a .pt, .bin or .safetensors file"
+KNOWN_WEIGHTS = (
+    "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, a .pt, .bin or .safetensors file, or hub:NAME (download)"
+)
 AnyWeights = Annotated[Path, Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGHTS)]
 Checkpoint = Annotated[str, Option("--checkpoint", help="newest, best, or the number of a step")]
 Device = Literal["auto", "cpu", "cuda"]
@@ -73,6 +80,10 @@ class ShortOption:
 
 TRAINING_OPTIONS = (
     ShortOption("--max-steps", "train.max_steps", "optimizer steps; in fine-tuning, instead of epochs", "N"),
+    ShortOption("--epochs", "train.epochs", "passes over the data, instead of steps", "N"),
+    ShortOption("--lr", "optimizer.learning_rate", "learning rate after the warm-up", "RATE"),
+    ShortOption("--batch-size", "batch.sequences", "examples in a step, all ranks together", "N"),
+    ShortOption("--seed", "train.seed", "seed of order, masks, dropout and initial weights", "N"),
     ShortOption("--max-samples", "train.max_samples", "stop after N examples", "N"),
     ShortOption("--max-time", "train.max_time", "stop after this time, such as 1h30m", "TIME"),
     ShortOption("--budget", "train.budget", "fit the whole schedule into this time, such as 20m", "TIME"),
@@ -133,8 +144,11 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
 
     Refuses a setting that a short option sets to another value.
     """
-    if {"train.budget", "train.max_steps"} <= dict(short).keys():
-        raise UserError("conflicting-options", "--budget and --max-steps both set the run's length; give one of them")
+    lengths = dict(short).keys() & {"train.budget", "train.max_steps", "train.epochs"}
+    if len(lengths) > 1:
+        raise UserError(
+            "conflicting-options", f"{' and '.join(sorted(lengths))} set the run's length; give one of them"
+        )
     values = dict(long)
     for key, value in short:
         if values.setdefault(key, value) != value:
@@ -142,9 +156,31 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     return [*long, *short]
 
 
+class Verbs(TyperGroup):
+    """Verbs whose help is not cut; those of the whole program stand under headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        headings = WORDS["headings"] if ctx.parent is None else {}
+        listed = {name: heading for heading, names in headings.items() for name in names.split() if name in shown}
+        listed |= {name: "Commands" for name in shown if name not in listed}
+        for heading, names in itertools.groupby(listed, key=listed.__getitem__):
+            with formatter.section(heading):
+                formatter.write_dl([(name, shown[name].get_short_help_str(limit=1000)) for name in names])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        groups = [group for group, verbs in self.commands.items() if name in getattr(verbs, "commands", ())]
+        advice = WORDS["verbs"].get(name) or ", or ".join(f"type bertrain {group} {name}" for group in groups)
+        if ctx.parent is None and name not in self.commands and advice:
+            raise UserError("unknown-verb", f"there is no verb {name!r}; {advice}")
+        return super().resolve_command(ctx, args)
+
+
 def new_app(name: str | None = None, help: str | None = None, **options: Any) -> typer.Typer:
     """An empty set of verbs; one with a `name` is a group of its own."""
-    return typer.Typer(name=name, help=help, no_args_is_help=name is not None, rich_markup_mode=None, **options)
+    options = {"no_args_is_help": name is not None, "rich_markup_mode": None, "cls": Verbs} | options
+    return typer.Typer(name=name, help=help, **options)
 
 
 def printed_json(result: Any, as_json: bool) -> bool:

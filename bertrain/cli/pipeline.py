@@ -8,7 +8,15 @@ from typing import Annotated, get_args
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
-from bertrain.cli.options import OVERRIDES, AnyEncoding, InitialWeights, Overrides, new_app, prepare_process, takes_settings
+from bertrain.cli.options import (
+    OVERRIDES,
+    AnyEncoding,
+    InitialWeights,
+    Overrides,
+    new_app,
+    prepare_process,
+    takes_settings,
+)
 from bertrain.config.choices import DocumentEnd
 from bertrain.config.resolve import resolve
 

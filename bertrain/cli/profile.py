@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
-from typer.core import TyperGroup
 
 from bertrain.base.machine import under_launcher
 from bertrain.cli.options import (
@@ -17,6 +16,7 @@ from bertrain.cli.options import (
     RankCount,
     RecipeName,
     SettingsFile,
+    Verbs,
     new_app,
     prepare_process,
     printed_json,
@@ -26,7 +26,7 @@ from bertrain.cli.options import (
 from bertrain.config import resolve as config
 
 
-class RunIsTheDefault(TyperGroup):
+class RunIsTheDefault(Verbs):
     """`bertrain profile RECIPE` means `bertrain profile run RECIPE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -73,13 +73,14 @@ def finetune(
     from bertrain.training import predict as predicting
     from bertrain.training import task_results, task_settings
     from bertrain.training.start import preflight
+    from bertrain.weights.hub import absolute
 
     resolved = {
         name: task_settings.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
         for name in task_settings.expand_tasks(task, data)
     }
     prepare_process(next(iter(resolved.values())).train)
-    beginning = str(init.resolve()) if init else ""
+    beginning = absolute(init or "")
     numbers = parse_seeds(seeds) or [next(iter(resolved.values())).train.seed]
     places = {
         name: [tuning.run_folder(run, name, seed, len(resolved), len(numbers)) for seed in numbers] for name in resolved

@@ -20,6 +20,7 @@ from bertrain.base.errors import UserError, nearest
 
 GROUPS = ("start here", "BERT pre-training", "the five systems", "MLPerf reference points")
 """The order in which `bertrain recipes` lists them; the first alone without --all."""
+BY_SIZE = ("bert-demo", "bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,17 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """The recipes that ship with the package, group by group."""
+    """The recipes that ship with the package, group by group; those to start with by size."""
     recipes = [recipe for recipe in _shipped().values() if not recipe.points]
-    return sorted(recipes, key=lambda recipe: (*GROUPS, recipe.group).index(recipe.group))
+    places = {name: place for place, name in enumerate((*GROUPS, *BY_SIZE))}
+    return sorted(recipes, key=lambda recipe: (places[recipe.group], places.get(recipe.name, len(places))))
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that ship with the package."""
+    """Names of the recipes that ship with the package.
+
+    Example: "bert-small" in bertrain.recipe_names()
+    """
     return sorted(recipe.name for recipe in list_recipes())
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Container
+import re
+import tomllib
+from collections.abc import Container, Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -22,6 +25,9 @@ TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for nam
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 RENAMED = {"evaluate.at_once": "evaluate.batch_size"}
 """Settings by their former names, which the config.json of an older run may have."""
+WORDS: dict[str, dict[str, str]] = tomllib.loads((resources.files("bertrain.config") / "words.toml").read_text())
+SYNONYMS = {word: meaning for meaning, words in WORDS["settings"].items() for word in words.split()}
+"""The setting that a word of another program means, or what to do instead."""
 # Names in bert_config.json of the fields of ModelSettings; its other keys are ignored.
 BERT_CONFIG_KEYS = {
     "vocab_size": "vocab_size",
@@ -38,24 +44,36 @@ BERT_CONFIG_KEYS = {
 }
 
 
-def resolve(
-    recipe: str, overrides: list[tuple[str, str]] | None = None, settings_file: str | Path | None = None
-) -> Settings:
+Overrides = Mapping[str, object] | Iterable[tuple[str, object]]
+"""Settings and their values, such as {"train.max_steps": 200}, or pairs of the same; values may be text."""
+
+
+def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
+    """Overrides as the command line gives them."""
+    items = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
+    return [(key, str(value)) for key, value in items]
+
+
+def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str | Path | None = None) -> Settings:
     """One `Settings` from a recipe (a name or a TOML file), a settings file over it, and overrides over both.
 
-    `overrides` are pairs such as ("model.nsp", "false"). Raises UserError for a setting that is unknown, has the wrong
-    type, is out of range or contradicts another.
+    `overrides` is a dictionary, or pairs. Raises UserError for a setting that is unknown, has the wrong type, is out of
+    range or contradicts another.
+
+    Example: settings = bertrain.resolve("bert-tiny", {"train.max_steps": 20, "optimizer.learning_rate": 5e-4})
     """
     values = _join_layers(load_recipe(recipe))
     if settings_file is not None:
         path = Path(settings_file)
         _overlay(values, read_toml(read_text(path, "settings"), str(path)), str(path))
     command_line: dict[str, dict[str, Any]] = {}
-    for key, text in overrides or []:
+    pairs = as_pairs(overrides)
+    for key, text in pairs:
         section, name = _split_key(key)
         command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
-    return _with_absolute_paths(from_dict(values))
+    settings = _with_absolute_paths(from_dict(values))
+    return dataclasses.replace(settings, given=frozenset({*dict(pairs), *named_in(settings_file)}))
 
 
 def named_in(settings_file: str | Path | None) -> dict[str, str]:
@@ -71,10 +89,10 @@ def named_in(settings_file: str | Path | None) -> dict[str, str]:
     }
 
 
-def override(settings: Settings, overrides: list[tuple[str, str]], *, also: Container[str] = ()) -> Settings:
+def override(settings: Settings, overrides: Overrides, *, also: Container[str] = ()) -> Settings:
     """A run's settings with others in place of some; settings that shape the training are refused, except `also`."""
     values = settings.to_dict()
-    for key, text in overrides:
+    for key, text in as_pairs(overrides):
         section, name = _split_key(key)
         if _metadata(section, name)["shapes_training"] and key not in also:
             raise UserError("fixed-setting", f"{key} shapes the training, so a run cannot change it; start a new run")
@@ -90,6 +108,8 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
         if not word.startswith("--") or len(word) == 2:
             raise UserError("unknown-option", f"{word!r} is neither an option nor a setting: --section.field VALUE")
         key, equals, value = word[2:].partition("=")
+        if "." not in key:
+            _split_key(key)
         if not equals:
             value = next(words, "--")
             if value.startswith("--"):
@@ -165,8 +185,6 @@ def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def describe(section: str | None = None) -> list[dict[str, Any]]:
     """Every setting, or those of one section: name, default, help, shapes_training and experimental."""
-    if section is not None and section not in SECTIONS:
-        raise UserError("unknown-section", f"no section named {section!r}{nearest(section, list(SECTIONS))}")
     return [
         {"name": f"{part}.{item.name}", "default": item.default}
         | {key: item.metadata[key] for key in ("help", "shapes_training", "experimental")}
@@ -174,6 +192,25 @@ def describe(section: str | None = None) -> list[dict[str, Any]]:
         if section in (None, part)
         for item in dataclasses.fields(kind)
     ]
+
+
+def find_settings(query: str) -> list[dict[str, Any]]:
+    """The settings that a section, a name or any words mean: those with the words in their name first, then in help."""
+    if query in SECTIONS:
+        return describe(query)
+    words = [re.compile(rf"\b{re.escape(word)}") for word in re.split(r"[\s_.-]+", query.lower())]
+    meant = SYNONYMS.get(re.sub(r"[\s-]+", "_", query.lower()), query)
+
+    def rank(entry: dict[str, Any]) -> int:
+        name = re.sub(r"[._]", " ", entry["name"])
+        texts = (name, f"{name} {entry['help']}".lower())
+        return 0 if entry["name"] == meant else 1 + sum(not all(word.search(text) for word in words) for text in texts)
+
+    found = sorted((entry for entry in describe() if rank(entry) < 3), key=rank)
+    if not found:
+        suggestion = _suggest(query) or nearest(query, list(SECTIONS))
+        raise UserError("unknown-setting", f"no setting is about {query!r}{suggestion}")
+    return found
 
 
 def differing(one: Settings, other: Settings) -> list[str]:
@@ -227,10 +264,18 @@ def _split_key(key: str) -> tuple[str, str]:
         raise UserError("renamed-setting", f"{key} is now {RENAMED[key]}")
     section, _, name = key.partition(".")
     if key not in TYPES:
-        same_field = [candidate for candidate in TYPES if candidate.endswith(f".{name or section}")]
-        hint = f"; did you mean {same_field[0]!r}?" if same_field else nearest(key, list(TYPES))
-        raise UserError("unknown-setting", f"no setting named {key!r}{hint}")
+        raise UserError("unknown-setting", f"no setting named {key!r}{_suggest(key)}")
     return section, name
+
+
+def _suggest(key: str) -> str:
+    """What to type instead of an unknown setting, to append to a sentence."""
+    word = key.replace("-", "_")
+    meant = SYNONYMS.get(word, "")
+    if meant and meant not in TYPES:
+        return f"; {meant}"
+    candidates = [meant] if meant else [name for name in TYPES if name.endswith(f".{word.rpartition('.')[2]}")]
+    return f"; did you mean {candidates[0]!r}?" if candidates else nearest(key, list(TYPES))
 
 
 def _metadata(section: str, name: str) -> dict[str, Any]:
@@ -267,7 +312,7 @@ def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any
         problem = ""
         if not math.isfinite(value):
             problem = "a finite number"
-        elif limits["minimum"] is not None and value < limits["minimum"]:
+        elif limits["minimum"] is not None and value < limits["minimum"] and not (limits["or_zero"] and value == 0):
             problem = f"at least {limits['minimum']}"
         elif limits["maximum"] is not None and value > limits["maximum"]:
             problem = f"at most {limits['maximum']}"

@@ -19,15 +19,16 @@ def setting(
     *,
     min: float | None = None,
     max: float | None = None,
+    or_zero: bool = False,
     shapes_training: bool = True,
     experimental: bool = False,
 ) -> Any:
-    """A dataclass field with a help text and an inclusive range.
+    """A dataclass field with a help text and an inclusive range; `or_zero` also allows 0 below it.
 
     A setting that shapes the training is fixed once a run has begun. An experimental one is for benchmarks and
     comparisons: it works, but `bertrain settings` shows it only with --all.
     """
-    flags = {"shapes_training": shapes_training, "experimental": experimental}
+    flags = {"shapes_training": shapes_training, "experimental": experimental, "or_zero": or_zero}
     return field(default=default, metadata={"help": help, "minimum": min, "maximum": max} | flags)
 
 
@@ -41,7 +42,7 @@ class ModelSettings:
     """The network. The defaults are BERT-Base, uncased."""
 
     config: str = setting("", "path of a bert_config.json that describes the model; other model settings override it")
-    vocab_size: int = setting(30522, "words in the vocabulary", min=6)
+    vocab_size: int = setting(30522, "words in the vocabulary; 0: as many as the data has", min=6, or_zero=True)
     hidden_size: int = setting(768, "width of the encoder", min=1)
     num_layers: int = setting(12, "encoder layers", min=1)
     num_heads: int = setting(12, "attention heads; must divide hidden_size", min=1)
@@ -91,8 +92,12 @@ class ModelSettings:
 class DataSettings:
     """How examples become model input. The data folder itself is --data."""
 
-    max_seq_length: int = setting(128, "longest example in tokens, [CLS] and [SEP] included", min=5)
-    max_predictions: int = setting(20, "most masked words in one example", min=1)
+    max_seq_length: int = setting(
+        128, "longest example in tokens, [CLS] and [SEP] included; 0: as the data was prepared", min=5, or_zero=True
+    )
+    max_predictions: int = setting(
+        20, "most masked words in one example; 0: those of masked data, else mask_probability of max_seq_length", min=0
+    )
     mask_probability: float = setting(MASK_PROBABILITY, "share of tokens that are predicted", min=0.001, max=0.5)
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     slice: str = setting("", "part of the rows to train on, in file order, such as 0:0.9; empty: all")
@@ -223,7 +228,7 @@ class TrainSettings:
     """Length, precision and hardware of the run."""
 
     max_steps: int = setting(1000, "optimizer steps", min=1)
-    epochs: float = setting(0.0, "fine-tuning: passes over the data, which set max_steps; 0: use max_steps", min=0)
+    epochs: float = setting(0.0, "passes over the data, which set max_steps; 0: use max_steps", min=0)
     max_samples: int = changeable(0, "stop after this many examples, unless max_steps comes first; 0: no limit", min=0)
     max_time: str = changeable(
         "", "stop after this training time, such as 1h30m, unless max_steps comes first; empty: no limit"

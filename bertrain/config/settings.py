@@ -39,6 +39,8 @@ class Settings:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log: LogSettings = field(default_factory=LogSettings)
     mlperf: MlperfSettings = field(default_factory=MlperfSettings)
+    given: frozenset[str] | None = field(default=None, compare=False, repr=False)
+    """The settings that the user named over the recipe, which weights must not replace; None: all of them."""
 
     @property
     def nominal_sequences(self) -> int:
@@ -81,19 +83,22 @@ class Settings:
         head = self.model.head
         if head != "pretrain":
             raise UserError("finetuning-only", f"model.head {head} is for fine-tuning, and task.name names no task")
-        for section, name in (("train", "epochs"), ("evaluate", "every_epochs"), ("evaluate", "batch_size")):
-            if getattr(getattr(self, section), name):
-                raise UserError("finetuning-only", f"{section}.{name} is for fine-tuning; use steps or samples")
+        for name in ("every_epochs", "batch_size"):
+            if getattr(self.evaluate, name):
+                raise UserError("finetuning-only", f"evaluate.{name} is for fine-tuning; use evaluate.every_samples")
 
     def _check_lengths(self) -> None:
         parse_slice(self.data.slice)
         longest, positions = self.data.max_seq_length, self.model.max_positions
         if longest > positions:
+            advice = "raise that, or with --init use --train.init_positions extend"
             raise UserError(
-                "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}"
+                "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}; {advice}"
             )
+        if self.task.name and not longest:
+            raise UserError("out-of-range", "data.max_seq_length 0 is for prepared data; a task needs a length")
         masked = self.data.max_predictions
-        if masked >= longest and not self.task.name:
+        if 0 < longest <= masked and not self.task.name:
             raise UserError(
                 "too-many-predictions", f"data.max_predictions {masked} fills data.max_seq_length {longest}"
             )
@@ -160,10 +165,10 @@ class Settings:
             )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        return dataclasses.asdict(self)
+        return {section: dataclasses.asdict(getattr(self, section)) for section in SECTIONS}
 
 
-SECTIONS: dict[str, type] = get_type_hints(Settings)
+SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Settings).items() if name != "given"}
 
 
 def _check_schedule(schedule: ScheduleSettings) -> None:

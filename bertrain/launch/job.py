@@ -34,6 +34,7 @@ from bertrain.base.files import new_folder
 from bertrain.base.units import parse_duration
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
+from bertrain.weights.hub import absolute
 
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
 Runtime = Literal["pyxis", "apptainer"]
@@ -275,7 +276,7 @@ def make_job(
         kept |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
     # Resolved, since a link or the working directory may bring in a name that was not typed.
     paths = {"data": str(Path(data).resolve()), "run": str(Path(run).resolve())}
-    paths["init"] = str(Path(init).resolve()) if init else ""
+    paths["init"] = absolute(init)
     paths["python"] = os.path.abspath(spec.python) if "/" in spec.python else spec.python or sys.executable
     for option, value in (paths | {"job": str(place.resolve())} | kept).items():
         refuse_control_characters(f"--{option}" if option.islower() else option, value)

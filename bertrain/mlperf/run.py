@@ -28,6 +28,7 @@ from bertrain.mlperf.log import read_log, require_library
 from bertrain.mlperf.show import summarize_log
 from bertrain.run.folder import Run
 from bertrain.training.agenda import evaluation_interval
+from bertrain.weights.hub import absolute
 
 RECIPE = "recipe.toml"
 
@@ -51,7 +52,7 @@ def run_experiments(
     check_settings(settings)
     settings, out = as_experiment(settings), Path(out)
     warn_of_settings(settings)
-    init = str(Path(init).resolve()) if init else ""
+    init = absolute(init)
     _preflight(settings, data, out, init, nproc)
     _write_recipe(settings, out, data, init)
     evaluate = settings.evaluate

@@ -28,7 +28,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from bertrain.base.errors import ReportedElsewhereError, UserError
+from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import duration
 from bertrain.config.model_size import count_parameters
@@ -37,7 +37,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import Survey, survey
 from bertrain.pipeline.card import model_card
-from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan
 from bertrain.run.folder import Run
 from bertrain.run.records import EndRecord, EvaluationRecord, read_records
 

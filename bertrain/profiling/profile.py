@@ -52,7 +52,7 @@ from bertrain.training import engine
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.loop import train_step
 from bertrain.training.precision import make_deterministic, set_precision
-from bertrain.training.resolve_auto import check_memory, find_token_budget, resolve_auto
+from bertrain.training.resolve_auto import check_memory, find_token_budget, fit_to_data, resolve_auto
 from bertrain.training.resolved_run import open_for
 from bertrain.training.state import TrainState
 
@@ -110,6 +110,7 @@ def profile(
             source = open_for(data, settings, ranks)
         else:
             source = write_synthetic(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data", settings)
+        settings, _ = fit_to_data(settings, source)
         settings, _ = find_token_budget(settings, source, ranks)
         settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.max_steps)
         check_memory(settings, source, ranks.world, is_begun=False)
@@ -147,11 +148,11 @@ def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Setting
         rows = bins * (batch.token_budget // longest)
         is_padded = batch.policy == "padded"
         batch = replace(batch, sequences=rows if is_padded else 0, tokens=0 if is_padded else rows * longest)
-    train = replace(settings.train, max_steps=max(steps, settings.train.max_steps), max_samples=0, max_time="")
+    train = replace(settings.train, max_steps=max(steps, settings.train.max_steps), epochs=0, max_samples=0)
     return replace(
         settings,
         batch=replace(batch, auto=False),
-        train=replace(train, budget="", fits="", skip_steps=""),
+        train=replace(train, max_time="", budget="", fits="", skip_steps=""),
         evaluate=EvaluateSettings(),
         checkpoint=CheckpointSettings(enabled=False),
     ).check()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertrain.config.settings import Settings
+from bertrain.config.settings import DataSettings, ModelSettings, Settings
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -17,9 +17,10 @@ MAX_TOKENS = 1 << 18  # in all examples, which are repeated
 
 def write_synthetic(folder: Path, settings: Settings) -> Shards:
     """Write sentence pairs of data.max_seq_length random tokens of the model's vocabulary; the same on every rank."""
-    vocabulary = synthetic_vocabulary(settings.model.vocab_size)
-    count = max(16, MAX_TOKENS // settings.data.max_seq_length)
-    examples = _examples(count, settings.data.max_seq_length, vocabulary)
+    vocabulary = synthetic_vocabulary(settings.model.vocab_size or ModelSettings.vocab_size)
+    length = settings.data.max_seq_length or DataSettings.max_seq_length
+    count = max(16, MAX_TOKENS // length)
+    examples = _examples(count, length, vocabulary)
     write_shards(folder, examples, vocabulary, preparation={"synthetic": True}, rows_per_shard=count)
     return Shards.open(folder, verify="size")
 

@@ -29,14 +29,16 @@ MAX_ROWS = 50  # of a table of ranks, evaluations or starts
 NUM_READINGS = 9  # rows of the curves in numbers
 
 
-def report(runs: Sequence[str | Path], *, out: str | Path | None = None) -> Path:
+def report(runs: str | Path | Sequence[str | Path], *, out: str | Path | None = None) -> Path:
     """Write the report of one run, or of several side by side, and return its path.
 
     The first run is the baseline of the comparison. The page goes to `out`, or to report.html in the first run's
     folder; a run may still be training. Raises UserError for a folder that holds no run, a run without steps, or a
     path that cannot be written.
+
+    Example: bertrain.report("runs/tiny")
     """
-    folders = [Path(run) for run in runs]
+    folders = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     if len({folder.resolve() for folder in folders}) < max(1, len(folders)):
         raise UserError("runs-not-distinct", "a report is about one run or several different ones; name each run once")
     histories = [read(folder, name) for folder, name in zip(folders, display_names(folders), strict=True)]

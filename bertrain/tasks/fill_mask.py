@@ -23,8 +23,11 @@ class Guess:
     probability: float
 
 
-def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list[list[list[Guess]]]:
-    """The `top` guesses for each [MASK] of each sentence, by weights in any format that `show_weights` reads."""
+def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -> list[list[list[Guess]]]:
+    """The `top` guesses for each [MASK] of each sentence, by weights in any format that `show_weights` reads.
+
+    Example: bertrain.fill_mask("runs/tiny", "the [MASK] of france")[0][0][0].word
+    """
     weights = read_weights(source)
     if weights.vocabulary is None:
         raise UserError(
@@ -34,7 +37,8 @@ def fill_mask(source: str | Path, sentences: list[str], *, top: int = 5) -> list
     if weights.settings.head != "pretrain":
         raise UserError("no-pretraining-head", f"{source} is fine-tuned, without an MLM head; use its initial weights")
     model = build_model(weights)
-    return [_fill(model, weights.vocabulary, sentence, top) for sentence in sentences]
+    texts = [sentences] if isinstance(sentences, str) else sentences
+    return [_fill(model, weights.vocabulary, sentence, top) for sentence in texts]
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     no_limits = replace(settings.train, max_time="", budget="", fits="", skip_steps="")
     settings = replace(
         settings,
-        train=replace(no_limits, max_steps=warm_up + steps, max_samples=0),
+        train=replace(no_limits, max_steps=warm_up + steps, epochs=0, max_samples=0),
         evaluate=EvaluateSettings(),
         checkpoint=CheckpointSettings(enabled=False),
     )

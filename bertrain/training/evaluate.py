@@ -11,7 +11,6 @@ from typing import Literal, Protocol
 import torch
 
 from bertrain.base.console import warn
-from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Loader
@@ -39,13 +38,17 @@ def evaluate(
     max_examples: int = 0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> dict[str, float]:
-    """Loss and accuracy of a run on a prepared folder, and the step of its checkpoint.
+    """Loss and accuracy of a run on a prepared folder, or of a fine-tuned one on its task; and the checkpoint's step.
 
     `which` is the `newest` whole checkpoint, the `best` one, or the number of a step.
+
+    Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """
     opened = Run.open(run)
     if opened.settings.task.name:
-        raise UserError("no-pretraining", f"{run} was fine-tuned for {opened.settings.task.name}; use `evaluate_task`")
+        from bertrain.training.predict import evaluate_task
+
+        return evaluate_task(run, data, which=which, device=device)
     settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
     held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not is_first_rank())
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)

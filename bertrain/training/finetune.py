@@ -13,14 +13,16 @@ from pathlib import Path
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import Settings
 from bertrain.ranks import parallel
-from bertrain.run.checkpoint import Progress
 from bertrain.training.resolved_run import ResolvedRun, resolve_run
-from bertrain.training.start import start
+from bertrain.training.start import Trained, start
 from bertrain.training.task_results import RESULTS, Outcome, checkpoint_of, metrics_of, write_results
 
 
-def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> Progress:
-    """Fine-tune the weights `init` for the task of `settings` on the files in `data`; starts or continues `run`."""
+def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> Trained:
+    """Fine-tune the weights `init` for the task of `settings` on the files in `data`; starts or continues `run`.
+
+    Example: bertrain.finetune(bertrain.resolve_task("classify"), "labels", "runs/labels", init="runs/tiny")
+    """
     with parallel.join(settings.train) as ranks:
         return start(resolve_run(settings, data, run, init=init, ranks=ranks), ranks)
 

@@ -80,14 +80,13 @@ class Ending:
 
 def train(
     resolved: ResolvedRun, ranks: parallel.Ranks, *, from_step: int | None = None, events: Events | None = None
-) -> Progress:
+) -> None:
     """Train a run from its newest checkpoint, from that of `from_step`, or from its beginning, to its end."""
     try:
         with ExitStack() as stack:
             session = _build(resolved, ranks, stack, from_step, events or Events())
             ending = _loop(session)
             _finish(session, ending)
-            return session.state.progress
     except KeyboardInterrupt:
         if resolved.folder is None or not Run.exists(resolved.folder):
             raise

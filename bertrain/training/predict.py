@@ -58,6 +58,8 @@ def predict(
     """Predict the splits of `data` without answers (or else its held-out part), into files in the folder `out`.
 
     `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split.
+
+    Example: bertrain.predict("runs/labels", "labels", "predictions")
     """
     _refuse_own_place(Path(data), Path(out))
     with _open_model(run, data, which, device, batch_size, overrides) as model:

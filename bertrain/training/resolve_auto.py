@@ -1,4 +1,4 @@
-"""Resolves `auto`: once, when a run begins. The values are kept in its config.json and printed with the reason.
+"""Resolves `auto` and 0: once, when a run begins. The values are kept in its config.json and printed with the reason.
 
 `train.precision auto` follows the hardware. `batch.auto` follows the memory: the largest bin of the estimate, which a
 GPU then tries out. `train.seed -1` draws from the system's entropy.
@@ -7,6 +7,7 @@ GPU then tries out. `train.seed -1` draws from the system's entropy.
 from __future__ import annotations
 
 import gc
+import math
 import secrets
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ from bertrain.run.folder import Run
 from bertrain.training import engine
 from bertrain.training.precision import choose_precision
 from bertrain.training.state import TrainState
+from bertrain.training.task_settings import in_steps
 
 SEED_BITS = 31  # fits a signed 32-bit integer
 FILLED = 0.9  # of a CPU's free memory
@@ -64,6 +66,26 @@ def resolve_auto(settings: Settings, begun: Run | None = None) -> tuple[Settings
         settings = with_budget(settings, token_budget)
         notes.append(f"batch.auto: a token_budget of {token_budget:,}, as the run began")
     return with_fits(settings, begun), notes
+
+
+def fit_to_data(settings: Settings, data: DataSource) -> tuple[Settings, list[str]]:
+    """Settings of pre-training with sizes and epochs taken from the data, and a note about them."""
+    model, sizes, taken = settings.model, settings.data, []
+    if not model.vocab_size:
+        model = replace(model, vocab_size=len(data.vocabulary.words))
+        taken.append(f"model.vocab_size {model.vocab_size:,}")
+    if not sizes.max_seq_length:
+        sizes = replace(sizes, max_seq_length=data.max_seq_length)
+        taken.append(f"data.max_seq_length {data.max_seq_length}")
+    if not sizes.max_predictions:
+        share = math.ceil(sizes.mask_probability * sizes.max_seq_length - 1e-9)
+        sizes = replace(sizes, max_predictions=data.max_predictions or share)
+        taken.append(f"data.max_predictions {sizes.max_predictions}")
+    settings = replace(settings, model=model, data=sizes)
+    if settings.train.epochs:
+        settings = in_steps(settings, len(sizes.rows(len(data))), float(data.lengths.mean()))
+        taken.append(f"train.max_steps {settings.train.max_steps:,} ({settings.train.epochs:g} epochs)")
+    return settings.check(), [f"from the data: {', '.join(taken)}"] if taken else []
 
 
 def draw_seed(settings: Settings, ranks: parallel.Ranks) -> tuple[Settings, list[str]]:

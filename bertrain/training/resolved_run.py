@@ -27,12 +27,15 @@ from bertrain.run.folder import Run, check_free, refuse_other_vocabulary
 from bertrain.tasks import registry
 from bertrain.tasks.task import Task
 from bertrain.training import engine
-from bertrain.training.resolve_auto import check_memory, draw_seed, find_token_budget, resolve_auto
+from bertrain.training.resolve_auto import check_memory, draw_seed, find_token_budget, fit_to_data, resolve_auto
 from bertrain.training.restore import InitWeights, refuse_init_settings
 from bertrain.training.task_evaluator import task_data
-from bertrain.training.task_settings import evaluate_as_overridden, fit_to_task
+from bertrain.training.task_settings import ARCHITECTURE, evaluate_as_overridden, fit_to_task
 from bertrain.weights.companions import find_vocabulary
+from bertrain.weights.hub import absolute
 from bertrain.weights.tensors import PADDING_LIMIT
+
+MOST_TO_CONTINUE = 2e-4  # a learning rate of AdamW above it makes trained weights forget
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,15 @@ def resolve_run(
     Called by every rank with its `ranks`: the first one verifies hashes for all. Without `ranks`, before any are
     started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
     """
-    init = str(Path(init).resolve()) if init else ""
+    init = absolute(init)
     begun = Run.open_if_begun(folder) if folder is not None else None
     weights = InitWeights.open(init, ranks) if init and begun is None else None
     world = ranks.world if ranks is not None else world
     task: Task | None = None
-    if settings.task.name:
+    shape_notes: list[str] = []
+    if not settings.task.name:
+        settings, shape_notes = fit_to_weights(settings, begun, weights)
+    else:
         vocabulary = begun.vocabulary() if begun else _vocabulary_for(settings, weights)
         is_same = same_task is not None and same_task.data.vocabulary.hash == vocabulary.hash
         task = same_task.task if same_task and is_same else registry.open_task(settings, Path(data), vocabulary)
@@ -112,6 +118,7 @@ def resolve_run(
     device, _ = parallel.choose_device(settings.train.device)
     engine.choose(settings, device)
     resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
+    settings = resolved.settings
     check_data(resolved.data, settings)
     training_rows(resolved.data, settings)
     if begun is not None:
@@ -128,7 +135,7 @@ def resolve_run(
         begun=begun,
         init=init,
         weights=weights,
-        notes=(*notes, *resolved.notes),
+        notes=(*shape_notes, *notes, *resolved.notes),
     )
 
 
@@ -170,21 +177,43 @@ def resolve_resume(
 def _open(
     settings: Settings, folder: Path, task: Task | None, vocabulary: Vocabulary | None, ranks: Ranks | None, world: int
 ) -> ResolvedRun:
-    """Open the data to train and to evaluate on, and refuse data that do not belong together."""
+    """Open the data to train and to evaluate on, take sizes from it, and refuse data that do not belong together."""
     check_groups(settings.batch.group_size, world)
     if task is not None:
         assert vocabulary is not None
         data: DataSource = task_data(task.training(), folder, settings, vocabulary)
         task.held_out()  # read now, so that a damaged file is refused before training
+        notes = list(task.notes)
     else:
         data = open_for(folder, settings, ranks)
+        settings, notes = fit_to_data(settings, data)
     held_out: DataSource | None = None
     if settings.evaluate.data and task is None:
         held_out = open_for(settings.evaluate.data, settings, ranks)
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, data.vocabulary.hash)
-    notes = tuple(task.notes) if task is not None else ()
-    return ResolvedRun(None, settings, data, world, task=task, held_out=held_out, notes=notes)
+    return ResolvedRun(None, settings, data, world, task=task, held_out=held_out, notes=tuple(notes))
+
+
+def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights | None) -> tuple[Settings, list[str]]:
+    """Settings of pre-training with the model's shape taken from `--init`, and notes; refuses another by the user."""
+    known = weights.source.settings if weights else begun.settings.model if begun and begun.init else None
+    given, model = settings.given, settings.model
+    if known is None or given is None or "model.config" in given:
+        return settings, []
+    kept = {"vocab_size", *(["max_positions"] if settings.train.init_positions == "extend" else [])}
+    theirs = {name: getattr(known, name) for name in ARCHITECTURE if name not in kept}
+    taken = {name: value for name, value in theirs.items() if value != getattr(model, name)}
+    for name, value in taken.items():
+        if f"model.{name}" in given:
+            asked = f"model.{name} is {getattr(model, name)}"
+            raise UserError("other-model", f"{asked}, but {value} in the weights of --init; leave it out")
+    shape = ", ".join(f"model.{name} {value:g}" for name, value in taken.items())
+    notes = [f"from the weights of --init: {shape}"] if taken else []
+    rate, is_adamw = settings.optimizer.learning_rate, settings.optimizer.name == "adamw"
+    if weights and is_adamw and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
+        notes.append(f"warning: the recipe's learning rate {rate:g} is for a new model; trained weights want --lr 5e-5")
+    return replace(settings, model=replace(model, **taken)), notes
 
 
 def open_for(folder: str | Path, settings: Settings, ranks: Ranks | None) -> DataSource:

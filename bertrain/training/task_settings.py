@@ -7,14 +7,14 @@ fit_to_task    the model, the number of steps and the bins, once the task's data
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError, nearest
-from bertrain.config.resolve import named_in, resolve
+from bertrain.config.resolve import Overrides, as_pairs, named_in, resolve
 from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
@@ -38,18 +38,20 @@ ALTERNATIVES: tuple[tuple[dict[str, str], str], ...] = (
 
 
 def resolve_task(
-    name: str, overrides: Sequence[tuple[str, str]] = (), *, recipe: str = "", settings_file: str | Path | None = None
+    name: str, overrides: Overrides = (), *, recipe: str = "", settings_file: str | Path | None = None
 ) -> Settings:
     """The settings of a task by its recipe (or `recipe`), a settings file over it, and overrides over both.
 
     Overrides may name one of train.epochs, max_steps and budget, and so may the file; it replaces the recipe's. The
     same holds for evaluate.every_epochs and every_samples.
+
+    Example: bertrain.resolve_task("classify", {"train.epochs": 1, "optimizer.learning_rate": 1e-3})
     """
     if name not in registry.task_names():
         raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, registry.task_names())}")
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
-    given, in_file = dict(overrides), named_in(settings_file)
-    changes = [*overrides, ("task.name", name)]
+    pairs, in_file = as_pairs(overrides), named_in(settings_file)
+    given, changes = dict(pairs), [*pairs, ("task.name", name)]
     for alternatives, meaning in ALTERNATIVES:
         changes += _displaced(alternatives, meaning, given) or _displaced(alternatives, meaning, in_file)
     return resolve(chosen, changes, settings_file)
@@ -84,7 +86,7 @@ def fit_to_task(
     _check_target(settings.evaluate.target_accuracy, task)
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
-    settings = _in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
+    settings = in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
     if settings.batch.token_budget == 0:
         budget = begun.settings.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
         settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
@@ -116,7 +118,7 @@ def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: Ini
     return replace(model, head=task.head, num_labels=max(2, len(task.labels)))
 
 
-def _in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
+def in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
     """Settings with epochs turned into steps, and into examples between evaluations."""
     train, batch = settings.train, settings.batch
     if train.epochs:

@@ -76,6 +76,8 @@ def export(
 
     `to` is huggingface, or nvidia: a file like MLPerf's model.ckpt-28252.pt. Its vocabulary is padded to a multiple of
     8, or of `pad_vocab_to`.
+
+    Example: bertrain.export("runs/tiny", "exported")
     """
     if to not in FORMATS:
         raise UserError("unknown-format", f"--to is {to!r}; use {' or '.join(FORMATS)}")

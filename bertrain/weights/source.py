@@ -16,6 +16,7 @@ from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
+from bertrain.weights.hub import locate, suggest_hub
 from bertrain.weights.names import ParameterSlice, other_pooler
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
@@ -51,11 +52,12 @@ def open_source(
     - a Hugging Face folder: safetensors or pytorch_model.bin, in one file or in several
     - a TensorFlow 1 checkpoint: its prefix, any of its files, or a folder with one
     - a PyTorch file, such as NVIDIA's, or a folder with one
+    - hub:NAME: downloaded from the Hugging Face hub
 
     `config` and `vocab` replace the bert_config.json (or config.json) and the vocab.txt beside the weights.
     Without `hashes` the files of a run's checkpoint are checked by their sizes alone.
     """
-    path = Path(source)
+    path = locate(source)
     opened = _open_foreign(path)
     if opened is None:
         if config or vocab:
@@ -80,7 +82,7 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
     if prefix is not None:
         return tensor_bundle.open_checkpoint(prefix), prefix.parent
     if not exists:
-        raise UserError("missing-weights", f"there are no weights and no run at {path}")
+        raise UserError("missing-weights", f"there are no weights and no run at {path}{suggest_hub(path)}")
     if path.is_file():
         return _open_file(path), path.parent
     if not path.is_dir():

@@ -94,7 +94,7 @@ def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]
     settings = resolve(recipe)
     if settings.train.precision == "fp8":  # which is refused where there is no GPU that has it
         settings = resolve(recipe, [("train.precision", "bf16")])
-    folder = data_for(settings.model.vocab_size, settings.data.max_seq_length)
+    folder = data_for(settings.model.vocab_size or 30522, settings.data.max_seq_length or 128)
     shown = dry_run(settings, folder / "data", world=8)
     assert f"train.max_steps = {settings.train.max_steps}" in shown
     assert "memory on each rank:" in shown
@@ -191,3 +191,13 @@ def test_nothing_runs_a_pickle() -> None:
                 for keyword in node.keywords:
                     assert keyword.arg not in ("allow_pickle", "trust_remote_code", "shell"), f"{path}:{node.lineno}"
     assert readers == ["torch_files.py"]
+
+
+def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:
+    (tmp_path / "right.py").write_text('import bertrain\nbertrain.pretrain("bert-tiny", "data", "runs/x").loss + 1.0\n')
+    (tmp_path / "wrong.py").write_text('import bertrain\nbertrain.pretrian("bert-tiny", "data", "runs/x")\n')
+    for name, named in (("right", ""), ("wrong", 'has no attribute "pretrian"')):
+        mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), tmp_path / f"{name}.py"]
+        done = subprocess.run(mypy, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (not named), done.stdout
+        assert named in done.stdout

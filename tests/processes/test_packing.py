@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-import bertrain
+from bertrain.data.formats.pack import pack
 from bertrain.data.formats.packing import (
     Algorithm,
 )
@@ -26,7 +26,7 @@ def test_pack_tells_what_packing_comes_to(tmp_path: Path) -> None:
     assert stats["efficiency"] == pytest.approx(25 / 30)
     assert (stats["rows"], stats["sequences"], stats["tokens"], stats["most_per_row"]) == (3, 7, 25, 3)
     assert stats["strategies"] == 3
-    assert bertrain.pack(lengths=table).row_length == 7
+    assert pack(lengths=table).row_length == 7
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

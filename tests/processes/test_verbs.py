@@ -7,10 +7,14 @@ import tomllib
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 import bertrain
 from bertrain.base import isa
+from bertrain.base.doctor import doctor
 from bertrain.config.recipe import GROUPS, recipe_names
 from bertrain.data.feed.batching import POLICIES
+from bertrain.data.feed.stats import data_stats
 from bertrain.data.formats.shards import Shards
 from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers
@@ -20,7 +24,7 @@ def test_recipes_and_settings() -> None:
     listed = json.loads(helpers.bertrain("recipes", "--json").stdout)
     assert sorted(listed) == recipe_names()
     few, everything = (helpers.bertrain("recipes", *words).stdout for words in ([], ["--all"]))
-    assert sum(f"  {name} " in few for name in listed) == 6
+    assert sum(f"  {name} " in few for name in listed) == 9
     assert "bert-tiny" in few
     assert all(f"  {name} " in everything for name in listed)
     assert all(f"{group}:\n" in everything for group in GROUPS)
@@ -35,11 +39,20 @@ def test_recipes_and_settings() -> None:
         line = f"--{entry['name']} ("
         assert line in everything
         assert (line in few) == (not entry["experimental"])
-    assert "[unknown-section]" in helpers.bertrain("settings", "optimiser", check=False).stderr
+    assert "[unknown-setting]" in helpers.bertrain("settings", "optimiser", check=False).stderr
+    assert "--optimizer.learning_rate" in helpers.bertrain("settings", "learning", "rate").stdout
+
+
+def test_shells_complete_verbs_and_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_BERTRAIN_COMPLETE", "complete_bash")
+    for typed, completed in (("pre", "pretrain"), ("pretrain bert-s", "bert-small")):
+        monkeypatch.setenv("COMP_WORDS", f"bertrain {typed}")
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+        assert completed in helpers.bertrain().stdout.split()
 
 
 def test_doctor_tells_of_this_machine(tmp_path: Path) -> None:
-    findings = {finding.subject: finding for finding in bertrain.doctor(tmp_path)}
+    findings = {finding.subject: finding for finding in doctor(tmp_path)}
     assert {"python", "packages", "cores", "cpu", "memory", "disk", "compilers", "triton"} <= findings.keys()
     assert findings["packages"].verdict == "ok"
     assert all(finding.verdict in ("ok", "note", "missing") for finding in findings.values())
@@ -79,7 +92,7 @@ def test_stats_count_what_is_there(tmp_path: Path) -> None:
     table = helpers.bertrain("data", "stats", folder).stdout
     assert "attention" in table
     with helpers.refused("example-too-long", "--token-budget"):
-        bertrain.data_stats(folder, token_budget=10)
+        data_stats(folder, token_budget=10)
 
 
 def test_a_setting_that_is_given_twice(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ("schedule.decay_steps", "50", "conflicting-settings", ["schedule.decay_steps 50", "100"]),
         ("evaluate.every_samples", "10", "no-evaluation-data", ["evaluate.every_samples", "evaluate.data"]),
         ("checkpoint.keep_best", "true", "no-evaluation-data", ["checkpoint.keep_best", "evaluate.data"]),
-        ("train.epochs", "2", "finetuning-only", ["train.epochs"]),
+        ("evaluate.every_epochs", "2", "finetuning-only", ["evaluate.every_epochs"]),
         ("data.slice", "0.9", "invalid-slice", ["'0.9'", "0:0.9"]),
         ("data.slice", "0.9:0.9", "invalid-slice", ["'0.9:0.9'"]),
         ("data.slice", "0:1.1", "invalid-slice", ["'0:1.1'"]),
@@ -155,7 +155,7 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
 )
 def test_settings_that_are_refused(key: str, value: str, code: str, named: list[str]) -> None:
     with helpers.refused(code, *named) as caught:
-        resolve("bert-tiny", [(key, value)])
+        resolve("bert-tiny", [("data.max_seq_length", "128"), (key, value)])
     assert "\n" not in str(caught.value)
 
 

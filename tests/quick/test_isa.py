@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import bertrain
 from bertrain.base import isa, machine
+from bertrain.base.doctor import doctor
 from tests import helpers
 
 needs = pytest.mark.skipif
@@ -63,7 +63,7 @@ def test_an_arm_cpu_has_a_name_and_instructions(
     assert machine.cpu_name() == name
     assert isa.describe("auto") == f"instructions up to {instructions} (all this CPU has)"
     assert isa.usable("auto") is None
-    (finding,) = (finding for finding in bertrain.doctor() if finding.subject == "cpu")
+    (finding,) = (finding for finding in doctor() if finding.subject == "cpu")
     assert finding.found == f"{name}: {features.removeprefix('fp ')}"
     assert "AMX" in finding.consequence
 

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bertrain
 from bertrain.base.errors import UserError
 from bertrain.data.formats import packing
 from bertrain.data.formats.nnls import exact_fillings, solve
-from bertrain.data.formats.pack import read_lengths
+from bertrain.data.formats.pack import pack, read_lengths
 from bertrain.data.formats.packing import (
     Algorithm,
     count_lengths,
@@ -186,7 +185,7 @@ def test_pack_takes_a_prepared_folder(tmp_path: Path) -> None:
     table = tmp_path / "lengths.csv"
     counted = count_lengths(lengths)
     table.write_text("length,sequences\n" + "".join(f"{length},{counted[length]}\n" for length in range(1, 65)))
-    one, other = bertrain.pack(folder), bertrain.pack(lengths=table)
+    one, other = pack(folder), pack(lengths=table)
     assert dataclasses.replace(one, seconds=0) == dataclasses.replace(other, seconds=0)
     assert one.tokens == lengths.sum()
 
@@ -210,21 +209,21 @@ def test_tables_that_are_none(tmp_path: Path, text: str | bytes, named: str) -> 
     table = tmp_path / "lengths.csv"
     table.write_bytes(text if isinstance(text, bytes) else text.encode())
     with helpers.refused("bad-length-table", table, named):
-        bertrain.pack(lengths=table)
+        pack(lengths=table)
 
 
 def test_a_table_of_no_sequence(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("length,sequences\n5,0\n")
     with helpers.refused("empty-data", tmp_path / "lengths.csv"):
-        bertrain.pack(lengths=tmp_path / "lengths.csv")
+        pack(lengths=tmp_path / "lengths.csv")
 
 
 def test_what_pack_needs(tmp_path: Path) -> None:
     for arguments in ({}, {"folder": tmp_path, "lengths": tmp_path / "lengths.csv"}):
         with helpers.refused("one-input-expected", "--lengths"):
-            bertrain.pack(**arguments)
+            pack(**arguments)
     with helpers.refused("unreadable-file", tmp_path / "lengths.csv"):
-        bertrain.pack(lengths=tmp_path / "lengths.csv")
+        pack(lengths=tmp_path / "lengths.csv")
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=3)), min_size=1, max_size=4))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import bertrain
+from bertrain.tasks.score import score
 from bertrain.tasks.squad.files import Answer, Collection, Question, read_squad
 from bertrain.tasks.squad.scoring import best_threshold, normalize, score_answer, score_squad
 from tests.helpers import SHARED_DATA, refused
@@ -25,7 +25,7 @@ SQUAD = SHARED_DATA / "squad"
     ],
 )
 def test_real_predictions_score_what_was_published(name: str, exact_match: float, f1: float, missing: int) -> None:
-    figures = bertrain.score("squad/v1.1", SQUAD / "dev-v1.1.json", SQUAD / "predictions" / f"{name}.json")
+    figures = score("squad/v1.1", SQUAD / "dev-v1.1.json", SQUAD / "predictions" / f"{name}.json")
     assert figures == {"exact_match": exact_match, "f1": f1, "total": 10570, "missing": missing}
 
 
@@ -132,9 +132,7 @@ def test_what_cannot_be_scored(
     (tmp_path / "predictions.json").write_text(content)
     (tmp_path / "odds.json").write_text(odds or "")
     with refused(code, named) as caught:
-        bertrain.score(
-            task, data, tmp_path / "predictions.json", null_odds=tmp_path / "odds.json" if odds is not None else None
-        )
+        score(task, data, tmp_path / "predictions.json", null_odds=tmp_path / "odds.json" if odds is not None else None)
     assert len(str(caught.value)) < 300 + 2 * len(str(tmp_path))
 
 
@@ -143,4 +141,4 @@ def test_a_file_without_answers_cannot_be_scored(tmp_path: Path) -> None:
     file.write_text(json.dumps({"id": "1", "context": "red", "question": "what?"}))
     (tmp_path / "predictions.json").write_text('{"1": "red"}')
     with refused("no-answers", file):
-        bertrain.score("squad/v1.1", file, tmp_path / "predictions.json")
+        score("squad/v1.1", file, tmp_path / "predictions.json")

@@ -12,9 +12,10 @@ import pytest
 import typer
 
 import bertrain
-from bertrain.cli.main import app
+from bertrain.cli.main import app, main
 from bertrain.cli.options import TRAINING_OPTIONS, join_overrides
-from bertrain.config.resolve import describe
+from bertrain.config.resolve import SYNONYMS, TYPES, WORDS, describe, find_settings, parse_overrides
+from bertrain.data.feed.stats import data_stats
 from bertrain.data.formats.shards import Shards
 from bertrain.reports.data_plots import plot_stats
 from tests import helpers
@@ -69,6 +70,7 @@ def test_short_options_stand_for_settings() -> None:
         ([], [("log.level", "quiet"), ("log.level", "verbose")]),
         ([], [("train.isa", "avx512"), ("train.isa", "amx")]),
         ([], [("train.budget", "20m"), ("train.max_steps", "5")]),
+        ([], [("train.epochs", "2"), ("train.max_steps", "5")]),
     ):
         with helpers.refused("conflicting-options"):
             join_overrides(one, other)
@@ -79,7 +81,7 @@ def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
     folder = helpers.make_data(tmp_path)
     shards = Shards.open(folder)
     longest = int(shards.lengths.max())
-    stats = bertrain.data_stats(folder, ranks=1, sequences=16, token_budget=16 * longest)
+    stats = data_stats(folder, ranks=1, sequences=16, token_budget=16 * longest)
     padded = next(entry for entry in stats.policies if entry.policy == "padded")
     from bertrain.data.feed.batching import rows_at
 
@@ -91,7 +93,7 @@ def test_padded_fill_worked_out_by_hand(tmp_path: Path) -> None:
 def test_stats_draw_what_they_print(tmp_path: Path) -> None:
     folder = helpers.make_data(tmp_path)
     plot = tmp_path / "stats.svg"
-    stats = bertrain.data_stats(folder, ranks=4, sequences=32)
+    stats = data_stats(folder, ranks=4, sequences=32)
     plot_stats(stats, plot)
     root = ElementTree.parse(plot).getroot()
     labels = [element.attrib["aria-label"] for element in root.iter() if "aria-label" in element.attrib]
@@ -104,7 +106,7 @@ def test_stats_draw_what_they_print(tmp_path: Path) -> None:
         with helpers.refused(code, path):
             plot_stats(stats, path)
     with helpers.refused("bad-group-size", "--group-size 3", "8"):
-        bertrain.data_stats(folder, group_size=3)
+        data_stats(folder, group_size=3)
 
 
 def test_unknown_words_are_counted(tmp_path: Path) -> None:
@@ -115,4 +117,92 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     words = shards.read(np.arange(len(shards))).tokens.tolist()
     unknown = words.count(shards.vocabulary.id_of("[UNK]"))
     assert unknown > 0
-    assert bertrain.data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))
+    assert data_stats(tmp_path / "data").unknown_share == pytest.approx(unknown / len(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--lr 1e-4", "optimizer.learning_rate"),
+        ("--learning-rate 1e-4", "optimizer.learning_rate"),
+        ("--batch-size 32", "batch.sequences"),
+        ("--num-train-epochs=3", "train.epochs"),
+        ("--warmup 10", "schedule.warmup_steps"),
+        ("--max-seq-length 128", "data.max_seq_length"),
+        ("--weight-decay 0.1", "optimizer.weight_decay"),
+        ("--fp16", "--precision fp16"),
+        ("--gradient-accumulation-steps 4", "batch.sequences"),
+        ("--wandb", "TensorBoard"),
+        ("--output-dir out", "--run"),
+    ],
+)
+def test_words_of_other_programs_lead_to_settings(words: str, named: str) -> None:
+    with helpers.refused("unknown-setting", words.split()[0].lstrip("-").split("=")[0], named):
+        parse_overrides(words.split())
+
+
+def test_every_word_means_a_setting_or_says_what_to_do() -> None:
+    for word, meaning in SYNONYMS.items():
+        assert word not in TYPES
+        assert meaning in TYPES or " " in meaning, f"{word} means {meaning}, which is no setting"
+
+
+def test_settings_are_found_by_words() -> None:
+    def found(query: str) -> list[str]:
+        return [entry["name"] for entry in find_settings(query)]
+
+    assert found("optimizer") == [entry["name"] for entry in describe("optimizer")]
+    assert found("lr") == found("LR") == ["optimizer.learning_rate"]
+    assert found("learning rate")[0] == found("learning_rate")[0] == "optimizer.learning_rate"
+    assert {"model.hidden_dropout", "model.attention_dropout", "model.head_dropout"} <= set(found("dropout")[:3])
+    assert "train.precision" in found("loss scaling"), "by its help"
+    with helpers.refused("unknown-setting", "optimiser", "optimizer"):
+        find_settings("optimiser")
+    with helpers.refused("unknown-setting", "wandb", "TensorBoard"):
+        find_settings("wandb")
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of the command line, in this process."""
+    monkeypatch.setattr("sys.argv", ["bertrain", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_help_is_where_people_look_for_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for words in (["--help"], ["-h"], ["help"], []):
+        assert run_main(monkeypatch, *words) == 0
+        shown.append(capsys.readouterr().out.strip())
+    assert len(set(shown)) == 1
+    assert "..." not in shown[0].partition("Options:")[2], "no description is cut"
+    root: Any = typer.main.get_command(app)
+    headings = {name for names in WORDS["headings"].values() for name in names.split()}
+    assert {name for name, verb in root.commands.items() if not verb.hidden} <= headings
+    assert all(f"{heading}:" in shown[0] for heading in WORDS["headings"])
+    for words in (["help", "weights", "show"], ["weights", "show", "-h"]):
+        assert run_main(monkeypatch, *words) == 0
+        assert "Usage: bertrain weights show" in capsys.readouterr().out
+    assert run_main(monkeypatch, "pretrain") == 2
+    said = capsys.readouterr()
+    assert "Usage: bertrain pretrain" in said.out
+    assert "RECIPE" in said.err
+    assert run_main(monkeypatch, "pretrain", "bert-tiny") == 2
+    assert "Usage:" not in capsys.readouterr().out, "something was given: one sentence is enough"
+
+
+def test_verbs_that_are_not_there_and_systems_that_are_not_supported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb, named in (("compare", "bertrain report"), ("embed", "weights export"), ("prepare", "data prepare")):
+        assert run_main(monkeypatch, verb, "x") == 2
+        said = capsys.readouterr().err
+        assert named in said
+        assert "[unknown-verb]" in said
+    assert run_main(monkeypatch, "pretrian") == 2
+    assert "pretrain" in capsys.readouterr().err
+    for system in ("Windows", "Darwin"):
+        monkeypatch.setattr("platform.system", lambda system=system: system)
+        assert run_main(monkeypatch, "recipes") == 2
+        assert f"{system} [unsupported-system]" in capsys.readouterr().err

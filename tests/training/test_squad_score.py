@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import bertrain
+from bertrain.tasks.score import score
 from bertrain.tasks.squad.files import read_squad
 from tests.helpers import bertrain as command_line
 from tests.quick.test_squad_score import SAMPLE, invented_predictions
@@ -19,9 +19,9 @@ def test_the_verb_and_its_function_say_the_same(tmp_path: Path) -> None:
     given = ["--data", data, "--predictions", tmp_path / "predictions.json", "--null-odds", tmp_path / "odds.json"]
     printed = json.loads(command_line("score", "squad/v2.0", *given, "--json").stdout)
     files = {"data": data, "predictions": tmp_path / "predictions.json"}
-    assert printed == bertrain.score("squad/v2.0", **files, null_odds=tmp_path / "odds.json")
+    assert printed == score("squad/v2.0", **files, null_odds=tmp_path / "odds.json")
     assert printed["best_f1"] == 62.38095238095238
-    without = bertrain.score("squad/v2.0", **files)
+    without = score("squad/v2.0", **files)
     assert "best_f1" not in without
-    withheld = bertrain.score("squad/v2.0", **files, null_odds=tmp_path / "odds.json", null_threshold=-100)
+    withheld = score("squad/v2.0", **files, null_odds=tmp_path / "odds.json", null_threshold=-100)
     assert (withheld["NoAns_exact"], withheld["HasAns_exact"]) == (100.0, 0.0)

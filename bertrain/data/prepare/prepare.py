@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 
 def prepare(
-    inputs: Iterable[str | Path],
+    inputs: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     vocab: str | Path | None = None,
@@ -71,6 +71,8 @@ def prepare(
     the share of documents cut into shorter pairs. The result does not depend on `workers` or `engine`, but on
     `unit_mb`, since a random B comes from the same unit. Called again after an interruption, it resumes. With several
     workers, a script must call this under `if __name__ == "__main__":`.
+
+    Example: bertrain.prepare("articles.txt", "data", vocab="vocab.txt", max_seq_length=128)
     """
     if full_sentences and reference:
         raise UserError("conflicting-options", "--full-sentences and --reference exclude each other")

@@ -51,7 +51,7 @@ class Span(NamedTuple):
     stop: int
 
 
-def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
+def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     """The text files of `inputs`: files as given, the files of folders in order of name.
 
     Of a folder that the library `datasets` saved, these are the Arrow files, and of several splits those of `train`.

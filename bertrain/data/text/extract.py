@@ -39,7 +39,7 @@ _Made = TypeVar("_Made")
 
 
 def extract(
-    inputs: Iterable[str | Path],
+    inputs: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     form: Form = "auto",
@@ -64,6 +64,8 @@ def extract(
     `survey` of the inputs. `on_error` "skip" drops and counts damaged records and bytes that are not in the `encoding`;
     otherwise the first one raises UserError. In a folder, `document_end` "auto" leaves out files that are not text.
     With several workers, a script must call this under `if __name__ == "__main__":`.
+
+    Example: bertrain.extract("articles.txt", "text")
     """
     settings = {name: value for name, value in locals().items() if name not in ("inputs", "out", "workers")}
     _check_least(1, part_bytes=part_bytes, workers=workers)

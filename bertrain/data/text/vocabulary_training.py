@@ -12,9 +12,12 @@ from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabular
 
 
 def train_vocabulary(
-    inputs: Iterable[str | Path], out: str | Path, *, size: int = 30522, lower_case: bool = True
+    inputs: str | Path | Iterable[str | Path], out: str | Path, *, size: int = 30522, lower_case: bool = True
 ) -> Vocabulary:
-    """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line."""
+    """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line.
+
+    Example: bertrain.train_vocabulary("articles.txt", "vocab.txt", size=2000)
+    """
     if size < 100:
         raise UserError("option-out-of-range", f"--size is {size}; a vocabulary has at least 100 words")
     files, out = find_inputs(inputs), Path(out)

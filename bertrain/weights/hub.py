@@ -1,0 +1,42 @@
+"""Weights of the Hugging Face hub by name: `hub:bert-base-uncased`. The prefix is the permission to download them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from bertrain.base.errors import UserError
+
+PREFIX = "hub:"
+FILES = ["config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*"]
+
+
+def locate(source: str | Path) -> Path:
+    """The local path of weights; `hub:NAME` or `hub:NAME@REVISION` is downloaded into the hub's cache."""
+    if not str(source).startswith(PREFIX):
+        return Path(source)
+    name, _, revision = str(source).removeprefix(PREFIX).partition("@")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UserError("missing-package", f"{source} needs a package: pip install huggingface_hub") from None
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+    except Exception as error:  # its classes differ between versions of the package
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(
+            "failed-download", f"could not download {source}: {reason}; check the name, or name a folder"
+        ) from None
+
+
+def absolute(source: str | Path) -> str:
+    """A path made absolute; a name of the hub as it is, and nothing as nothing."""
+    return str(source if not str(source) or str(source).startswith(PREFIX) else Path(source).resolve())
+
+
+def suggest_hub(path: Path) -> str:
+    """What to type if a path that does not exist looks like a name of the hub, to append to a sentence."""
+    name = os.path.relpath(path)
+    is_name = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and not ("/" in name and Path(name).parent.exists())
+    return f"; to download them from the Hugging Face hub, type {PREFIX}{name}" if is_name else ""
