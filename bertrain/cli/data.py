@@ -89,7 +89,7 @@ def data_extract(
     language: Annotated[str, Option(help="of the rules for splitting sentences; auto: as the text looks")] = "auto",
     min_characters: Annotated[int, Option(help="skip documents with fewer characters")] = 0,
     deduplicate: Annotated[bool, Option("--deduplicate", help="drop duplicates; takes 100 bytes per document")] = False,
-    hold_out: Annotated[int, Option(help="documents to hold out for evaluation")] = 0,
+    hold_out: Annotated[float, Option(help="documents to hold out for evaluation; below 1: a share")] = 0,
     hold_out_seed: Annotated[int, Option(help="seed for choosing the held-out documents")] = 12345,
     on_error: Annotated[
         OnError, Option(help="damaged input. stop: refuse it; skip: continue without it, keeping the pages before it")

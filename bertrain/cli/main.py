@@ -23,6 +23,7 @@ from bertrain.cli.data import data_app
 from bertrain.cli.launch import launch_app
 from bertrain.cli.mlperf import mlperf_app
 from bertrain.cli.options import new_app
+from bertrain.cli.pipeline import pipeline_app
 from bertrain.cli.profile import profile_app
 from bertrain.cli.reports import reports_app
 from bertrain.cli.tasks import tasks_app
@@ -39,7 +40,18 @@ app = new_app(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for verbs in (train_app, tasks_app, reports_app, about_app, data_app, weights_app, mlperf_app, profile_app, launch_app):
+for verbs in (
+    pipeline_app,
+    train_app,
+    tasks_app,
+    reports_app,
+    about_app,
+    data_app,
+    weights_app,
+    mlperf_app,
+    profile_app,
+    launch_app,
+):
     app.add_typer(verbs)
 
 

@@ -10,7 +10,6 @@ from typer import Argument, Option
 from bertrain.base.errors import UserError
 from bertrain.cli.options import (
     OVERRIDES,
-    AnyEncoding,
     InitialWeights,
     Overrides,
     new_app,
@@ -41,7 +40,7 @@ def train(
     size: Annotated[str, Option(help=SIZES)] = "auto",
     task: Annotated[str, Option(help="then fine-tune: classify=FILE, a table with columns text and label")] = "",
     text_column: Annotated[str, Option(help="the field or column that holds the text")] = "text",
-    encoding: AnyEncoding = "auto",
+    encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
     document_end: Annotated[DocumentEnd, Option(help="end of a document in plain text")] = "auto",
     dry_run: Annotated[bool, Option("--dry-run", help="print what would be chosen, and stop")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from bertrain.base.errors import UserError
@@ -32,6 +33,7 @@ LEAST_DOCUMENTS = 20
 STEPS = 3000  # wanted: more steps of fewer tokens learn more from little data, down to the smallest step
 LEAST_STEP, LARGEST_STEP = 2048, 131_072  # tokens
 LONG_RUN_S = 2 * 3600
+NEIGHBOURS = ("tiny", "mini")  # sizes whose short runs would otherwise end before attention has found the neighbors
 EPOCHS_WITHOUT_DROPOUT = 20
 EVALUATIONS = 10
 
@@ -83,9 +85,9 @@ class Plan:
     """Of a vocabulary to train; 0: that of the initial weights."""
     choices: tuple[Choice, ...]
 
-    @property
-    def settings(self) -> Settings:
-        return resolve(self.recipe, list(self.overrides.items()))
+    def settings(self, held_out: Path) -> Settings:
+        """The settings of the run, which is evaluated on the folder `held_out`."""
+        return resolve(self.recipe, self.overrides | {"evaluate.data": str(held_out)})
 
     def lines(self) -> list[str]:
         """The choices as a table, each with its reason."""
@@ -107,14 +109,12 @@ def make_plan(
     given = dict(given or {})
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
-    overrides = {"data.max_seq_length": length, "data.max_predictions": str(-(-int(length) * 15 // 100))}
+    overrides = {"data.max_seq_length": length}
     vocabulary = 0 if init else min(VOCABULARIES["large"], text.characters // CHARACTERS_PER_WORD_PIECE)
     size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
     recipe = f"bert-{size}"
     vocabulary = min(vocabulary, VOCABULARIES[size])
-    if vocabulary:
-        overrides["model.vocab_size"] = str(vocabulary)
-    chosen = resolve(recipe, [*overrides.items(), *given.items()])
+    chosen = _sized(recipe, overrides | given, vocabulary)
     tokens = machine.tokens_in(seconds, chosen)
     epochs = tokens / text.tokens
     step = _round_to(64, min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // STEPS)))
@@ -139,8 +139,10 @@ def make_plan(
         "checkpoint.every_minutes": "5",
         "log.every_steps": "20",
     }
-    if size in ("tiny", "mini", "small") and not init:
-        overrides |= {"model.initial_heads": "neighbours", "model.initializer_range": "0.06"}
+    if not init:
+        overrides["model.max_positions"] = length  # others would never be trained
+    if size in NEIGHBOURS and not init:
+        overrides |= {"model.initial_heads": "neighbours", "model.initializer_range": "0.06", "model.num_heads": "4"}
     model = chosen.model
     choices = [
         Choice("budget", budget, "time of the training itself; --budget"),
@@ -193,7 +195,7 @@ def _choose_size(
     chosen, why = SIZES[0], "the smallest"
     for name in SIZES[1:]:
         words = min(vocabulary, VOCABULARIES[name])
-        settings = resolve(f"bert-{name}", [*overrides.items(), ("model.vocab_size", str(words))])
+        settings = _sized(f"bert-{name}", overrides, words)
         parameters = count_parameters(settings.model)[1]
         read = machine.tokens_in(seconds, settings)
         if read < TOKENS_PER_PARAMETER * parameters:
@@ -202,6 +204,11 @@ def _choose_size(
             return chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters for each token of the text"
         chosen, why = name, f"fits {duration(seconds)} and {text.tokens / 1e6:,.1f} M tokens of text"
     return chosen, why
+
+
+def _sized(recipe: str, overrides: Mapping[str, str], vocabulary: int) -> Settings:
+    """Settings for arithmetic: with the size of the vocabulary, which a run takes from its data."""
+    return resolve(recipe, [*overrides.items(), ("model.vocab_size", str(vocabulary or VOCABULARIES["base"]))])
 
 
 def _round_to(multiple: int, value: int) -> int:

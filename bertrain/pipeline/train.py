@@ -31,6 +31,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import duration
+from bertrain.config.choices import DocumentEnd
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
@@ -40,6 +41,7 @@ from bertrain.pipeline.card import model_card
 from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan
 from bertrain.run.folder import Run
 from bertrain.run.records import EndRecord, EvaluationRecord, read_records
+from bertrain.weights.hub import absolute
 
 PLAN, LOCK = "plan.json", ".lock"
 BYTES_PER_DOCUMENT, BYTES_PER_SENTENCE = 3000, 120  # roughly, where they have not been counted yet
@@ -61,7 +63,7 @@ class Request:
     task: str
     text_column: str
     encoding: str
-    document_end: str
+    document_end: DocumentEnd
     overrides: tuple[tuple[str, str], ...]
 
 
@@ -93,7 +95,7 @@ def train(
     task: str = "",
     text_column: str = "text",
     encoding: str = "auto",
-    document_end: str = "auto",
+    document_end: DocumentEnd = "auto",
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Trained:
     """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
@@ -131,7 +133,7 @@ def _request(given: dict[str, Any]) -> Request:
     inputs = values["inputs"]
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
-    values["init"] = str(Path(values["init"]).resolve()) if values.get("init") else ""
+    values["init"] = absolute(values.get("init", ""))
     values["overrides"] = tuple(map(tuple, values.get("overrides", ())))
     request = Request(**values)
     if not 0 < request.evaluation_share < 1:
@@ -217,7 +219,7 @@ def _extract(request: Request, out: Path) -> dict[str, Any]:
             document_end=request.document_end,
             language=language,
             deduplicate=True,
-            hold_out_share=request.evaluation_share,
+            hold_out=request.evaluation_share,
             workers=_workers(),
         )
     description: dict[str, Any] = json.loads(done.read_text())
@@ -234,7 +236,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.data.text.vocabulary_training import train_vocabulary
     from bertrain.weights.source import open_source
 
-    vocabulary, settings = out / "vocab.txt", plan.settings
+    vocabulary, settings = out / "vocab.txt", plan.settings(out / "held-out")
     lower_case = not request.cased
     if request.init:
         words = open_source(request.init).vocabulary
@@ -246,7 +248,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
         parts = sorted((out / "text" / EXTRACT_TRAINING).iterdir())
         print(f"vocabulary: training {plan.vocabulary_size:,} word pieces")
         strided = parts[:: -(-len(parts) // VOCABULARY_FILES)]
-        train_vocabulary(strided, vocabulary, size=plan.vocabulary_size, lower_case=lower_case)
+        train_vocabulary(strided, vocabulary, size=plan.vocabulary_size, lower_case=lower_case, fewer=True)
     for source, folder in ((out / "text" / EXTRACT_TRAINING, "data"), (out / "text" / "eval.txt", "held-out")):
         if not (out / folder).is_dir():
             made = prepare(
@@ -270,18 +272,18 @@ def _workers() -> int:
 
 
 def _pretrain(plan: Plan, request: Request, out: Path) -> None:
-    overrides = [*plan.overrides.items(), ("evaluate.data", str((out / "held-out").resolve()))]
-    num_ranks = _num_ranks(plan.settings)
+    settings = plan.settings(out / "held-out")
+    num_ranks = _num_ranks(settings)
     if num_ranks > 1:
         arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
         arguments += ["--init", request.init] if request.init else []
-        _run_ranks(num_ranks, [*arguments, *(word for key, value in overrides for word in (f"--{key}", value))])
+        given = plan.overrides | {"evaluate.data": str(out / "held-out")}
+        _run_ranks(num_ranks, [*arguments, *(word for key, value in given.items() for word in (f"--{key}", value))])
         return
-    from bertrain.config.resolve import resolve
     from bertrain.training.start import pretrain
 
     with _continued_by_the_same_command():
-        pretrain(resolve(plan.recipe, overrides), out / "data", out / "run", init=request.init)
+        pretrain(settings, out / "data", out / "run", init=request.init)
 
 
 def _finetune(request: Request, out: Path) -> None:

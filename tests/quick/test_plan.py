@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from bertrain.config.model_size import count_parameters
 from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, make_plan
 from tests.helpers import refused
 
+HELD_OUT = Path("held-out")
 TWO_CORES = Machine("two cores", 1, 8e9, is_gpu=False)
 H200 = Machine("H200", 1, 2.5e14, is_gpu=True)
 
@@ -33,10 +36,10 @@ def test_the_size_follows_budget_machine_and_text() -> None:
 def test_any_plan_is_a_run_that_can_be_resolved(megabytes: float, seconds: int, flops: float) -> None:
     machine = Machine("any", 1, flops, is_gpu=True)
     plan = make_plan(text_of(megabytes), machine, budget=f"{seconds}s")
-    settings = plan.settings
+    settings = plan.settings(HELD_OUT)
     assert settings.batch.tokens >= LEAST_STEP
     assert settings.train.budget == f"{seconds}s"
-    longer = make_plan(text_of(megabytes), machine, budget=f"{3 * seconds}s").settings
+    longer = make_plan(text_of(megabytes), machine, budget=f"{3 * seconds}s").settings(HELD_OUT)
     if longer.data.max_seq_length == settings.data.max_seq_length:
         assert count_parameters(longer.model)[1] >= count_parameters(settings.model)[1]
 
@@ -45,20 +48,20 @@ def test_what_the_user_sets_stands_above_every_choice() -> None:
     given_settings = {"optimizer.learning_rate": "7e-4", "data.max_seq_length": "64"}
     plan = make_plan(text_of(40), TWO_CORES, budget="5m", size="mini", given=given_settings)
     assert plan.recipe == "bert-mini"
-    assert plan.settings.optimizer.learning_rate == 7e-4
-    assert plan.settings.data.max_seq_length == 64
+    assert plan.settings(HELD_OUT).optimizer.learning_rate == 7e-4
+    assert plan.settings(HELD_OUT).data.max_seq_length == 64
     assert any("7e-4" in line for line in plan.lines())
 
 
 def test_every_size_has_a_recipe() -> None:
     for size in SIZES:
-        assert make_plan(text_of(40), H200, budget="1h", size=size).settings.model.num_layers > 1
+        assert make_plan(text_of(40), H200, budget="1h", size=size).settings(HELD_OUT).model.num_layers > 1
 
 
 def test_single_sentences_have_no_next_one() -> None:
     tweets = Text(documents=50_000, sentences=60_000, characters=5_000_000)
-    assert not make_plan(tweets, TWO_CORES, budget="5m").settings.model.nsp
-    assert make_plan(text_of(5), TWO_CORES, budget="5m").settings.model.nsp
+    assert not make_plan(tweets, TWO_CORES, budget="5m").settings(HELD_OUT).model.nsp
+    assert make_plan(text_of(5), TWO_CORES, budget="5m").settings(HELD_OUT).model.nsp
 
 
 @pytest.mark.parametrize(

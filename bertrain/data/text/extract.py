@@ -51,7 +51,7 @@ def extract(
     language: str = "auto",
     min_characters: int = 0,
     deduplicate: bool = False,
-    hold_out: int = 0,
+    hold_out: float = 0,
     hold_out_seed: int = 12345,
     on_error: OnError = "stop",
     part_bytes: int = 27_000_000,
@@ -61,7 +61,9 @@ def extract(
 
     Writes `train/part-00000-of-00003.txt` and so on into the folder `out`, `eval.txt` with `hold_out` whole documents
     drawn by `hold_out_seed`, and `extract.json`, which describes them and is returned. What is "auto" follows from a
-    `survey` of the inputs. `on_error` "skip" drops and counts damaged records and bytes that are not in the `encoding`;
+    `survey` of the inputs. `hold_out` below 1 is a share of the documents.
+
+    `on_error` "skip" drops and counts damaged records and bytes that are not in the `encoding`;
     otherwise the first one raises UserError. In a folder, `document_end` "auto" leaves out files that are not text.
     With several workers, a script must call this under `if __name__ == "__main__":`.
 
@@ -92,13 +94,15 @@ def extract(
         kept = (result.document for results in batches for result in results if tally.keeps(result))
         parts = _write_parts(kept, folder / EXTRACT_TRAINING, part_bytes)
         tally.refuse_no_document()
+        held_out = int(hold_out) if hold_out >= 1 else round(hold_out * tally.counts["documents"])
         if hold_out:
-            _hold_out(hold_out, hold_out_seed, tally.counts["documents"], parts, folder / EVALUATION)
+            held_out = max(1, held_out)
+            _hold_out(held_out, hold_out_seed, tally.counts["documents"], parts, folder / EVALUATION)
         description = {
             "inputs": [file.name for file in files],
             "settings": settings,
             "survey": asdict(found) | {"said": said},
-            "counts": tally.counts | {"held_out": hold_out},
+            "counts": tally.counts | {"held_out": held_out},
             "skipped": dict(sorted(tally.skipped.items())),
             "problems": tally.problems,
             "files": _name_parts(folder),
@@ -111,7 +115,7 @@ def extract(
     return description
 
 
-def _check_least(least: int, **given: int) -> None:
+def _check_least(least: int, **given: float) -> None:
     for name, value in given.items():
         if value < least:
             option = f"--{name.replace('_', '-')}"

@@ -12,9 +12,16 @@ from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabular
 
 
 def train_vocabulary(
-    inputs: str | Path | Iterable[str | Path], out: str | Path, *, size: int = 30522, lower_case: bool = True
+    inputs: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    size: int = 30522,
+    lower_case: bool = True,
+    fewer: bool = False,
 ) -> Vocabulary:
     """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line.
+
+    A text that has not as many is refused; with `fewer`, it gets a smaller vocabulary.
 
     Example: bertrain.train_vocabulary("articles.txt", "vocab.txt", size=2000)
     """
@@ -30,7 +37,7 @@ def train_vocabulary(
     characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
     alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
     numbers = _train(_sentences(files), size, alphabet, lower_case)
-    if len(numbers) < size:
+    if len(numbers) < size and not fewer:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
     try:
