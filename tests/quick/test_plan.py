@@ -14,7 +14,7 @@ from tests.helpers import refused
 
 HELD_OUT = Path("held-out")
 TWO_CORES = Machine("two cores", 1, 8e9, is_gpu=False)
-H200 = Machine("H200", 1, 2.5e14, is_gpu=True)
+H200 = Machine("H200", 1, 4e14, is_gpu=True)
 
 
 def text_of(megabytes: float, documents: int = 1000) -> Text:
