@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
@@ -58,7 +58,7 @@ def train(
     prepare_process(resolve("bert-tiny", [pair for pair in overrides if pair[0].startswith("train.")]).train)
     from bertrain.pipeline import train as pipeline
 
-    wishes = {
+    wishes: dict[str, Any] = {
         "budget": budget, "evaluation_share": parse_share(eval_share), "cased": cased, "language": language,
         "init": init or "", "size": size, "task": task, "text_column": text_column, "encoding": encoding,
         "document_end": document_end, "overrides": overrides,

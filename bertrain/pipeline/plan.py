@@ -148,7 +148,11 @@ def make_plan(
         Choice("budget", budget, "time of the training itself; --budget"),
         Choice("device", machine.name, f"{machine.flops_per_s * machine.devices / 1e9:,.0f} GFLOP/s in a quick test"),
         Choice("length", f"{length} tokens", "512 on a GPU with a budget above 2 h, else 128"),
-        Choice("step", f"{step:,} tokens", f"about {tokens / 1e6:,.1f} M tokens in the budget, {epochs:.1f} epochs"),
+        Choice(
+            "step",
+            f"{step:,} tokens",
+            f"the budget allows about {float(f'{tokens:.2g}'):,.0f} tokens, {epochs:.2g} epochs",
+        ),
         Choice("learning rate", f"{rate:g}", "for continued training" if init else f"for size {size}"),
         Choice("dropout", dropout, f"0.1 above {EPOCHS_WITHOUT_DROPOUT} epochs, or with --init"),
         Choice(

@@ -31,6 +31,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import duration
+from bertrain.base.units import parse_duration
 from bertrain.config.choices import DocumentEnd
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
@@ -38,7 +39,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import Survey, survey
 from bertrain.pipeline.card import model_card
-from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan
+from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.run.folder import Run
 from bertrain.run.records import EndRecord, EvaluationRecord, read_records
 from bertrain.weights.hub import absolute
@@ -138,6 +139,8 @@ def _request(given: dict[str, Any]) -> Request:
     request = Request(**values)
     if not 0 < request.evaluation_share < 1:
         raise UserError("option-out-of-range", f"--eval {request.evaluation_share:.0%} must lie between 0 and 100 %")
+    if not parse_duration(request.budget, "--budget"):
+        raise UserError("invalid-duration", "--budget is empty; give a time such as 30m")
     if request.task:
         kind, _, file = request.task.partition("=")
         if kind not in TASKS or not file:
@@ -209,19 +212,23 @@ def _extract(request: Request, out: Path) -> dict[str, Any]:
     done = out / "text" / EXTRACT_DESCRIPTION
     if not done.is_file():
         found = _survey(request)
-        print("\n".join(found.sentences))
         language = request.language if request.language != "auto" else found.language or "en"
-        extract(
-            request.inputs,
-            out / "text",
-            text_column=request.text_column,
-            encoding=request.encoding,
-            document_end=request.document_end,
-            language=language,
-            deduplicate=True,
-            hold_out=request.evaluation_share,
-            workers=_workers(),
-        )
+        try:
+            extract(
+                request.inputs,
+                out / "text",
+                text_column=request.text_column,
+                encoding=request.encoding,
+                document_end=request.document_end,
+                language=language,
+                deduplicate=True,
+                hold_out=request.evaluation_share,
+                workers=_workers(),
+            )
+        except UserError as error:
+            if error.code == "too-little-text":  # too few documents to hold one out
+                refuse_too_little(Text(documents=1, sentences=1, characters=found.bytes))
+            raise
     description: dict[str, Any] = json.loads(done.read_text())
     counts, skipped = description["counts"], description["skipped"]
     left_out = "".join(f", {count:,} {reason} left out" for reason, count in skipped.items())

@@ -1,0 +1,127 @@
+"""`bertrain train`: text in, a model out, and the same again from its recipe."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertrain.data.text.documents import read_documents
+from bertrain.pipeline import train as pipeline
+from bertrain.pipeline.train import Trained, summary, train
+from bertrain.training.start import pretrain
+from bertrain.weights.source import open_source
+from bertrain.weights.tensors import load_tensors
+from tests import helpers
+
+DEMO = Path(__file__).parents[2] / "demo" / "train-1.txt"
+SMALL = (("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.tensorboard", "false"))
+WISHES = {"budget": "3s", "evaluation_share": 0.1, "size": "tiny", "overrides": SMALL}
+
+
+def write_articles(folder: Path, count: int = 30) -> Path:
+    """One file for each article, a few sentences on each line."""
+    folder.mkdir()
+    for number, document in enumerate(islice(read_documents([DEMO]), count)):
+        (folder / f"{number:02d}.txt").write_text("\n".join(document[:60]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("train")
+    return train(write_articles(folder / "articles"), folder / "out", **WISHES)
+
+
+def tensors_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_tensors(open_source(run)).tensors
+
+
+def test_it_leaves_a_model_a_report_and_a_card(made: Trained) -> None:
+    from transformers import pipeline as transformers_pipeline
+
+    guesses = transformers_pipeline("fill-mask", str(made.model))("the [MASK] of the city .")
+    assert len(guesses) == 5
+    assert "<html" in made.report.read_text()
+    card = (made.model / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card
+    assert f"{made.metrics['mlm_accuracy']:.1%}" in card
+    text = json.loads((made.folder / "text" / "extract.json").read_text())
+    assert text["counts"]["documents"] == 30
+    assert text["counts"]["held_out"] == 3
+    assert [line.partition(":")[0] for line in summary(made)] == ["made", "quality", "files", "use", "next"]
+
+
+def test_its_recipe_repeats_the_run_to_the_bit(made: Trained, tmp_path: Path) -> None:
+    pretrain(str(made.folder / "recipe.toml"), made.folder / "data", tmp_path / "again")
+    first, again = tensors_of(made.run), tensors_of(tmp_path / "again")
+    assert first.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+def test_the_same_command_changes_nothing_and_another_is_refused(made: Trained) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*.safetensors")}
+    articles = made.folder.parent / "articles"
+    assert train(articles, made.folder, **WISHES).metrics == made.metrics
+    assert before == {path: path.stat().st_mtime_ns for path in made.folder.rglob("*.safetensors")}
+    with helpers.refused("other-request", made.folder, "budget"):
+        train(articles, made.folder, **WISHES | {"budget": "5s"})
+
+
+def test_after_an_interruption_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    articles = write_articles(tmp_path / "articles")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for stage in ("_prepare", "_pretrain", "_hand_over"):
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline, stage, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                train(articles, tmp_path / "out", **WISHES)
+    plan = (tmp_path / "out" / "plan.json").read_text()
+    assert train(articles, tmp_path / "out", **WISHES).metrics["examples"] > 0
+    assert (tmp_path / "out" / "plan.json").read_text() == plan, "what was chosen stays"
+
+
+def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) -> None:
+    rows = [f"{'ship' if number % 2 else 'king'} of the sea,{'a' if number % 2 else 'b'}" for number in range(80)]
+    (tmp_path / "labels.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    again = train(
+        made.folder.parent / "articles",
+        tmp_path / "out",
+        budget="2s",
+        evaluation_share=0.1,
+        init=made.model,
+        task=f"classify={tmp_path / 'labels.csv'}",
+        overrides=(("log.tensorboard", "false"),),
+    )
+    assert again.task_metrics["accuracy"] > 0
+    assert (again.folder / "vocab.txt").read_text() == (made.folder / "vocab.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "code"),
+    [
+        ({"task": "ner=labels.csv"}, "bad-task"),
+        ({"task": "classify=nowhere.csv"}, "missing-data"),
+        ({"evaluation_share": 0}, "option-out-of-range"),
+        ({"init": "x", "size": "tiny"}, "conflicting-options"),
+        ({"budget": "soon"}, "invalid-duration"),
+    ],
+)
+def test_bad_wishes_are_refused_before_anything_is_read(tmp_path: Path, wishes: dict[str, object], code: str) -> None:
+    (tmp_path / "text.txt").write_text("a text\n")
+    with helpers.refused(code):
+        train(tmp_path / "text.txt", tmp_path / "out", **wishes)  # type: ignore[arg-type]
+    assert not (tmp_path / "out" / "text").exists()
+
+
+def test_too_little_text_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("A short text . It ends here .\n" * 30)
+    with helpers.refused("too-little-text", "kB"):
+        train(tmp_path / "text.txt", tmp_path / "out")
+    assert not (tmp_path / "out" / "text").exists()
