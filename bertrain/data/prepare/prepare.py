@@ -104,7 +104,7 @@ def prepare(
             f"{vocab} has {counted(unreachable, 'word')} with capitals or accents, which lower-cased text never "
             "has; if it is a cased vocabulary, use --cased"
         )
-    files, unreadable = _usable(find_inputs(inputs), on_error)
+    files, unreadable = _usable(find_inputs(inputs), on_error, reference)
     if not reference and survey(files, form="text").wrapped:
         warn(f"lines look wrapped, not a sentence each; {_CURE}")
     out = Path(out)
@@ -169,12 +169,12 @@ def _check_ranges(*ranges: tuple[str, float, float, float]) -> None:
             raise UserError("option-out-of-range", f"{option} is {value}; it must be {bounds}")
 
 
-def _usable(files: list[Path], on_error: OnError) -> tuple[list[Path], list[Path]]:
+def _usable(files: list[Path], on_error: OnError, reference: bool) -> tuple[list[Path], list[Path]]:
     """The readable files, and the unreadable ones, which are refused unless `on_error` is skip."""
     usable, unreadable = [], []
     for path in files:
         try:
-            check_readable(path)
+            check_readable(path, as_reference=reference)
             usable.append(path.resolve())
         except UserError:
             if on_error != "skip":

@@ -37,6 +37,7 @@ FOR_EXTRACT = {
     "parquet": "a Parquet file",
     "arrow": "an Arrow file",
     "csv": "a table",
+    "utf-16": "text in UTF-16",
 }
 DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
@@ -81,8 +82,8 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def check_readable(path: Path) -> None:
-    """Refuse a file that cannot be read, or that is not plain text."""
+def check_readable(path: Path, *, as_reference: bool = False) -> None:
+    """Refuse a file that cannot be read, or that is not plain text; the reference reads text with any bytes in it."""
     try:
         with open(path, "rb") as file:
             head = file.read(DETECTION_BYTES)
@@ -94,12 +95,11 @@ def check_readable(path: Path) -> None:
     for magic, name in NOT_TEXT.items():
         if head.startswith(magic):
             raise UserError("not-text", f"{path} is {name}, not text; leave it out")
-    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    form = recognize(head, path.name)
-    if is_utf16 or form in FOR_EXTRACT:
-        what = "text in UTF-16" if is_utf16 else FOR_EXTRACT[form]
-        raise UserError("not-text", f"{path} is {what}; read it with `bertrain data extract`")
-    if not form:
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not as_reference
+    form = "utf-16" if is_utf16 else recognize(head, path.name)
+    if form in FOR_EXTRACT:
+        raise UserError("not-text", f"{path} is {FOR_EXTRACT[form]}; read it with `bertrain data extract`")
+    if not form and not as_reference:
         raise UserError("not-text", f"{path} is binary, not text; leave it out")
 
 

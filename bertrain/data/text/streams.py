@@ -61,7 +61,10 @@ def recode(stream: Stream, encoding: str) -> Stream:
         block = b"more"
         while block and not rest:
             block = stream.bytes.read1(BUFFER)
-            rest = decoder.decode(block, not block).encode("utf-8", _INVALID)
+            try:
+                rest = decoder.decode(block, not block).encode("utf-8", _INVALID)
+            except UnicodeError as error:  # no byte order mark where one must be
+                raise EOFError(str(error)) from None
         some, rest = rest[:most], rest[most:]
         return some
 
