@@ -10,6 +10,7 @@ import numpy as np
 
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import amount, compact, duration, heading_of, is_better_low, is_share, show, title_of
+from bertrain.base.units import parse_duration
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.reports.history import History, best_by_metric
@@ -43,6 +44,9 @@ def facts(history: History) -> list[Fact]:
         ("Examples/s", typical, f"in a typical step; {compact(summary.samples_per_s)} overall"),
         ("Step", milliseconds(summary.median_step_s), "median"),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
+        ("Evaluation", *_part_of_time(history, "evaluation_seconds")),
+        ("Saving", *_part_of_time(history, "saving_seconds")),
+        ("Time left", *_time_left(history)),
         ("Padding", show("padding_share", summary.padding), "of the computed tokens"),
         ("Idle ranks", show("idle_share", summary.idle if history.table.ranks else None), "of their time, estimated"),
         ("Energy", *_energy(history)),
@@ -59,6 +63,25 @@ def _best(history: History) -> tuple[str, str]:
     if metric is None or best is None:
         return UNKNOWN, "none"
     return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}"
+
+
+def _part_of_time(history: History, name: str) -> tuple[str, str]:
+    end = history.table.end
+    seconds = getattr(end, name) if end else None
+    if end is None or seconds is None:
+        return UNKNOWN, "recorded at the end"
+    return duration(seconds), f"{seconds / max(end.loop_seconds, 1e-9):.1%} of the time"
+
+
+def _time_left(history: History) -> tuple[str, str]:
+    train, numbers = history.run.settings.train, history.column("loop_seconds")
+    last_step = train.last_step()
+    if history.table.end is not None:
+        return UNKNOWN, "the run has ended"
+    by_steps = (last_step - history.summary.steps) * history.summary.median_step_s if last_step else math.inf
+    by_time = (parse_duration(train.budget, "train.budget") or math.inf) - float(numbers[-1])
+    left = min(value for value in (by_steps, by_time, math.inf) if not math.isnan(value))
+    return duration(max(0.0, left)) if math.isfinite(left) else UNKNOWN, "at the speed of a typical step"
 
 
 def _energy(history: History) -> tuple[str, str]:

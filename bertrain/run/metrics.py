@@ -165,7 +165,7 @@ class Metrics:
         """Write and report the result of an evaluation."""
         if self._is_writer:
             self._write(EvaluationRecord(step, samples, result))
-            self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
+            self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
 
     def end(self, progress: Progress, reason: str, energy: dict[str, float | None] | None = None) -> None:
         """Write and report why the run ended, its time in the loop over all starts, and its energy."""

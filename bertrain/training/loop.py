@@ -7,6 +7,7 @@ train_step    forward and backward over a rank's bins, all-reduce, clip, update
 from __future__ import annotations
 
 import math
+import threading
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from shlex import quote
 
 import torch
 
-from bertrain.base.console import PHASES, Console
+from bertrain.base.console import PHASES, Console, warn
 from bertrain.base.errors import AgreedError, RequeueError, StoppedError
+from bertrain.base.formatting import duration
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
@@ -45,6 +47,8 @@ from bertrain.training.restore import restore
 from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 
+SLOW_S = 10.0  # a start that takes longer says what it does
+
 
 @dataclass
 class Session:
@@ -66,6 +70,8 @@ class Session:
     events: Events
     resumed_at: Progress
     """The progress of the run when this start began."""
+    slow: threading.Timer
+    """Says what a start does that takes long, until its first step is done."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,11 @@ def _build(
     """Build what the loop works with, and restore the run; `stack` closes it all at the end."""
     run = resolved.open_folder(ranks)
     settings = run.settings
+    console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
+    slow = threading.Timer(SLOW_S, console.say, ["building the model and computing the first step ..."])
+    slow.daemon = True
+    slow.start()
+    stack.callback(slow.cancel)
     run.refuse_other_data(resolved.data)
     make_deterministic(settings.train)
     set_precision(settings.train)
@@ -112,7 +123,6 @@ def _build(
     stack.enter_context(oom_as_user_error(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
     state = TrainState.build(settings, ranks, draws=False)
-    console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
     restore(state, run, resolved.weights, ranks, console, from_step)
     progress = state.progress
     loader = _loader(resolved.data, settings, ranks)
@@ -154,7 +164,7 @@ def _build(
     skipped = SkippedSteps(settings.train.max_skipped_steps)
     return Session(
         run, ranks, state, loader, evaluator, agenda, metrics, saver, stopwatch, skipped, console, telemetry,
-        stop_signal, events, resumed_at=progress,
+        stop_signal, events, progress, slow,
     )  # fmt: skip
 
 
@@ -180,6 +190,7 @@ def _loop(session: Session) -> Ending:
             pending = train_step(state, step, agenda.settings_of(step.number + 1), ranks, stopwatch)
         metrics.add(replace(pending, loop_seconds=agenda.seconds()))
         done = state.progress.step
+        session.slow.cancel()
 
         # Ranks agree on what comes next, so that none is left waiting for another.
         heartbeat.enter("agreeing on what comes next")
@@ -196,6 +207,8 @@ def _loop(session: Session) -> Ending:
         if due.flushes:
             heartbeat.enter("reading results")
             session.skipped.note(metrics.flush(), done)
+        if due.logs and agenda.is_first_estimate():
+            session.console.say(f"about {duration(agenda.seconds() + agenda.seconds_left())} in all at this speed")
         if due.fits:
             due = _fit_to_budget(session, due)
         if session.evaluator is not None and due.evaluates:
@@ -232,6 +245,11 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float] | None
         except EvaluationLeftError:
             return None
     events.evaluated(progress.samples, result)
+    if session.ranks.is_first and session.agenda.evaluations_are_dear():
+        warn(
+            "evaluations take more than a tenth of the time; --evaluate.every_samples sets their interval, "
+            "--evaluate.max_examples their size"
+        )
     session.metrics.evaluation(progress.step, progress.samples, result)
     return result
 
@@ -368,7 +386,7 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
         budget, step = agenda.settings.train.budget, session.state.progress.step
         if not due.ending and plan.last_step != before.last_step:
             speed = f"{agenda.seconds_per_step:.3g} s a step after step {step:,}"
-            is_small = abs(plan.last_step - before.last_step) < 0.05 * before.last_step
+            is_small = abs(plan.last_step - before.last_step) < 0.1 * before.last_step
             say = session.console.detail if is_small else session.console.say
             say(f"train.budget {budget}: {speed}: the run and its schedule end with step {plan.last_step:,}")
             if before.last_step == UNKNOWN_STEPS:
