@@ -54,19 +54,18 @@ def make_plan(
     settings: Settings,
     before: Plan,
     progress: Progress,
-    *,
-    seconds: float,
     seconds_per_step: float,
     seconds_per_evaluation: float,
+    *,
     can_shrink: bool,
 ) -> Plan:
-    """The plan of a run that has reached `progress` after `seconds`, at its present speed.
+    """The plan of a run that has reached `progress`, at its present speed.
 
     Evaluations take at most EVALUATION_SHARE of the budget: fewer of them, and fewer examples if one alone takes much
     of that. `can_shrink` is false if all examples must be evaluated.
     """
     budget = parse_duration(settings.train.budget, "train.budget")
-    left, each = budget - seconds, seconds_per_evaluation
+    left, each = budget - progress.seconds, seconds_per_evaluation
     interval, num_examples = before.evaluation_interval, before.num_examples
     share = EVALUATION_SHARE * budget
     most_each = share / 3 if interval else share

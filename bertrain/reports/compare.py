@@ -10,10 +10,10 @@ import numpy as np
 
 from bertrain.base.console import PHASES
 from bertrain.base.formatting import amount, compact, duration, heading_of, is_better_low, is_share, show, title_of
-from bertrain.base.units import parse_duration
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.reports.history import History, best_by_metric
+from bertrain.run.progress import seconds_left
 
 UNKNOWN = "–"
 Fact = tuple[str, str, str]  # label, value, a small note
@@ -74,14 +74,10 @@ def _part_of_time(history: History, name: str) -> tuple[str, str]:
 
 
 def _time_left(history: History) -> tuple[str, str]:
-    train, numbers = history.run.settings.train, history.column("loop_seconds")
-    last_step = train.last_step()
-    if history.table.end is not None:
-        return UNKNOWN, "the run has ended"
-    by_steps = (last_step - history.summary.steps) * history.summary.median_step_s if last_step else math.inf
-    by_time = (parse_duration(train.budget, "train.budget") or math.inf) - float(numbers[-1])
-    left = min(value for value in (by_steps, by_time, math.inf) if not math.isnan(value))
-    return duration(max(0.0, left)) if math.isfinite(left) else UNKNOWN, "at the speed of a typical step"
+    speed, clock = history.summary.median_step_s, float(history.column("loop_seconds")[-1])
+    left = seconds_left(history.run.settings.train, history.summary.steps, speed, clock)
+    is_known = left is not None and history.table.end is None
+    return duration(left or 0.0) if is_known else UNKNOWN, "at the speed of a typical step"
 
 
 def _energy(history: History) -> tuple[str, str]:

@@ -215,16 +215,10 @@ class Agenda:
     def look(self, *, can_shrink: bool) -> Plan:
         """The plan at the present speed, as far as this rank's clock knows."""
         self._last_look, self._next_look = self.seconds(), 2 * self._num_timed
-        progress = replace(self._progress, evaluation_seconds=self.spent["evaluation"])
-        return make_plan(
-            self.settings,
-            self.plan,
-            progress,
-            seconds=self.seconds(),
-            seconds_per_step=self.seconds_per_step,
-            seconds_per_evaluation=self.seconds_per_evaluation,
-            can_shrink=can_shrink and (self._all_examples == self.plan.num_examples or self._seconds_per_example > 0),
-        )
+        progress = replace(self._progress, seconds=self._last_look, evaluation_seconds=self.spent["evaluation"])
+        can_shrink &= self._all_examples == self.plan.num_examples or self._seconds_per_example > 0
+        speed = self.seconds_per_step, self.seconds_per_evaluation
+        return make_plan(self.settings, self.plan, progress, *speed, can_shrink=can_shrink)
 
     def adopt(self, plan: Plan, due: Due) -> Due:
         """Continue with a plan that all ranks have; the run may end with this step."""

@@ -106,7 +106,7 @@ class Evaluator(Protocol):
         """Evaluate on only so many examples from now on, if it may."""
 
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
-        """All metrics; each rank computes its share. A signal to `stop` ends it with EvaluationLeftError."""
+        """All metrics; each rank computes its share. Empty if a signal to `stop` ended it on a rank."""
 
 
 class HeldOutEvaluator:
@@ -158,7 +158,8 @@ class HeldOutEvaluator:
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels
             hidden += torch.stack([(is_right & is_hidden).sum(), is_hidden.sum()])
             words += torch.bincount(batch.mlm_labels[batch.mlm_labels >= 0], minlength=len(words))
-        stop.leave_evaluation(ranks.all_max)
+        if ranks.all_max(stop.request):
+            return {}
         ranks.all_reduce_sum(sums, counts, words, hidden)
         num_predictions, num_sequences = map(int, counts.tolist())
         result = averages(sums, num_predictions, num_sequences, self._model)

@@ -29,12 +29,13 @@ from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import UNKNOWN_STEPS, Plan
 from bertrain.ranks import parallel
 from bertrain.ranks.restart import report_recovery, restart_reason
-from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, EvaluationLeftError, SkippedSteps, StopSignal
+from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
 from bertrain.run.folder import Run
 from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
+from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import TelemetryWriter, telemetry_of
 from bertrain.training.agenda import Agenda, Due
@@ -177,6 +178,10 @@ def _loop(session: Session) -> Ending:
     events.starting()
     agenda.start_clock()
     stopwatch.start()  # the first step has not waited for data while all was warmed up
+    if ending.reason and session.evaluator is not None:
+        newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
+        if not ranks.broadcast_int(newest is not None and newest.step == first.step):
+            _evaluate(session, session.evaluator)  # a signal ended the last one
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
     known = None if session.run.settings.train.budget else session.run.settings.train.last_step()
@@ -213,7 +218,7 @@ def _loop(session: Session) -> Ending:
             due = _fit_to_budget(session, due)
         if session.evaluator is not None and due.evaluates:
             result = _evaluate(session, session.evaluator)
-            if result is None:
+            if not result:
                 agreed = ranks.all_max(session.stop_signal.request)
                 due = replace(due, ending="", stops=True, saves=session.run.settings.checkpoint.enabled)
             else:
@@ -235,15 +240,14 @@ def _loop(session: Session) -> Ending:
     return ending
 
 
-def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float] | None:
-    """Evaluate the model as it is; None if a signal ended it."""
+def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
+    """Evaluate the model as it is; no metrics if a signal ended it."""
     progress, events = session.state.progress, session.events
     with session.agenda.timing("evaluation"):
         events.evaluating(progress.samples)
-        try:
-            result = evaluator.evaluate(session.state.engine.outputs, session.ranks, session.stop_signal)
-        except EvaluationLeftError:
-            return None
+        result = evaluator.evaluate(session.state.engine.outputs, session.ranks, session.stop_signal)
+    if not result:
+        return {}
     events.evaluated(progress.samples, result)
     if session.ranks.is_first and session.agenda.evaluations_are_dear():
         warn(

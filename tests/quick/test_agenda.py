@@ -155,7 +155,7 @@ def plan(**given: object) -> Plan:
     values = {"seconds": 40.0, "seconds_per_step": 0.5, "seconds_per_evaluation": 0.0, "can_shrink": True} | given
     before = values.pop("before", Plan(UNKNOWN_STEPS, 0, 1000))
     settings = helpers.tiny_settings(**({"train__budget": "10m"} | values.pop("settings", {})))
-    progress = Progress(25, 600, evaluation_seconds=values.pop("evaluating", 0.0))
+    progress = Progress(25, 600, seconds=values.pop("seconds"), evaluation_seconds=values.pop("evaluating", 0.0))
     return make_plan(settings, before, progress, **values)
 
 
