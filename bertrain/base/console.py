@@ -87,13 +87,12 @@ class Console:
 
 
 def evaluation_text(result: dict[str, float]) -> str:
-    """Loss and accuracies, or the metrics of a task, in one line."""
+    """Loss and accuracies in a line, with the baseline in the next; or the metrics of a task."""
     if "mlm_accuracy" not in result:
         shown = {name: value for name, value in result.items() if name != "step" and not name.startswith("latency")}
         return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
     next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
     ratio = result["mlm_accuracy"] / result["constant_accuracy"]
-    hidden = f"{result['hidden_accuracy']:.2%} of those behind [MASK]"
-    masked_words = f"masked words {result['mlm_accuracy']:.2%} (loss {result['mlm_loss']:.4f}; {hidden})"
-    yardstick = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
-    return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}; {yardstick}"
+    masked_words = f"masked words {result['mlm_accuracy']:.2%}  [MASK] {result['hidden_accuracy']:.2%}"
+    baseline = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
+    return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}\n  masked words: {baseline}"

@@ -89,7 +89,8 @@ def pretrain(
     if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=str(init or ""), world=nproc)
         start_ranks(nproc, restarts, [run])
-    _finish(run, training.pretrain(resolved, data, run, init=str(init or "")).step)
+    training.pretrain(resolved, data, run, init=str(init or ""))
+    _finish(run)
 
 
 def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
@@ -136,7 +137,8 @@ def resume(
             training.roll_back(run, from_step)
             os.environ[ROLLED_BACK] = "1"
         start_ranks(nproc, restarts, [run])
-    _finish(run, training.resume(run, overrides, from_step=from_step).step)
+    training.resume(run, overrides, from_step=from_step)
+    _finish(run)
 
 
 @train_app.command("evaluate", context_settings=OVERRIDES)
@@ -210,7 +212,12 @@ def fill_mask(
             print("  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses))
 
 
-def _finish(run: Path, step: int) -> None:
+def _finish(run: Path) -> None:
     """The last line: what was made, and what to type next; printed by the first rank."""
+    from bertrain.run.folder import Run
+
     if is_first_rank():
-        print(f"done: {run} after step {step}; next: bertrain evaluate {quote(str(run))} --data DIR")
+        settings, words = Run.open(run).settings, '"a sentence with a [MASK] ."'
+        on = f" --data {quote(settings.evaluate.data)}" if settings.evaluate.data else ""
+        verb, rest = ("evaluate", on) if settings.evaluates else ("fill-mask", f" {words}")
+        print(f"done: {run}; next: bertrain {verb} {quote(str(run))}{rest}")

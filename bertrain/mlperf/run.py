@@ -10,15 +10,7 @@ import json
 import signal
 from pathlib import Path
 
-from bertrain.base.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_REQUEUE,
-    EXIT_USER_ERROR,
-    ReportedElsewhereError,
-    RequeueError,
-    StoppedError,
-    UserError,
-)
+from bertrain.base.errors import EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, StoppedError, UserError
 from bertrain.base.files import write_atomically
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
@@ -160,9 +152,9 @@ def _check_exit_code(code: int, part: str, *, may_be_repeated: bool = False) -> 
     """Raise what the process of a part has reported, or its failure; nothing if it succeeded."""
     if code == EXIT_USER_ERROR:
         raise ReportedElsewhereError("reported-elsewhere", f"{part} has failed and reported why")
-    if code == EXIT_INTERRUPTED:
+    if code == StoppedError.exit_code:
         raise StoppedError("experiment-stopped", f"Ctrl-C stopped {part}; run the same command again to continue")
-    if code == EXIT_REQUEUE:
+    if code == RequeueError.exit_code:
         raise RequeueError("experiment-stopped", f"a signal stopped {part}; run the same command again to continue")
     if code and not may_be_repeated:
         raise UserError("experiment-failed", f"{part} ended with {describe_exit(code)}; see its output above")

@@ -22,6 +22,7 @@ RESERVE = 0.01  # of the time left, for the last save and for slower steps
 LOOK_SHARE = 0.02  # of the budget between two looks at the clock
 TOLERANCE = 0.01  # a fit that moves the end of the run by less is not made
 EVALUATION_SHARE = 0.05  # of the budget, for all evaluations
+FEWEST_EXAMPLES = 100  # of an evaluation that is made smaller
 SLACK = 1.2  # plans of evaluations are exceeded by this factor before they are changed
 FORWARD_SHARE = 0.4  # of the time to train on an example, to evaluate on one; until the first evaluation is timed
 
@@ -53,24 +54,23 @@ def make_plan(
     settings: Settings,
     before: Plan,
     progress: Progress,
-    *,
-    seconds: float,
     seconds_per_step: float,
     seconds_per_evaluation: float,
+    *,
     can_shrink: bool,
 ) -> Plan:
-    """The plan of a run that has reached `progress` after `seconds`, at its present speed.
+    """The plan of a run that has reached `progress`, at its present speed.
 
     Evaluations take at most EVALUATION_SHARE of the budget: fewer of them, and fewer examples if one alone takes much
     of that. `can_shrink` is false if all examples must be evaluated.
     """
     budget = parse_duration(settings.train.budget, "train.budget")
-    left, each = budget - seconds, seconds_per_evaluation
+    left, each = budget - progress.seconds, seconds_per_evaluation
     interval, num_examples = before.evaluation_interval, before.num_examples
     share = EVALUATION_SHARE * budget
     most_each = share / 3 if interval else share
-    if can_shrink and each > SLACK * most_each:
-        num_examples = max(1, _rounded(num_examples * most_each / each))
+    if can_shrink and each > SLACK * most_each and num_examples > FEWEST_EXAMPLES:
+        num_examples = max(FEWEST_EXAMPLES, _rounded(num_examples * most_each / each))
         each *= num_examples / before.num_examples
     samples_per_step = progress.samples / progress.step
     samples_left = max(0.0, left) / seconds_per_step * samples_per_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -28,10 +28,6 @@ def note_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-class EvaluationLeftError(Exception):
-    """Ranks left an evaluation because of a signal."""
-
-
 class StopSignal:
     """Records SIGINT, SIGTERM and SIGUSR1, so that the step is finished and saved; a second SIGINT interrupts it."""
 
@@ -44,11 +40,6 @@ class StopSignal:
         if self.received is None:
             return GO_ON
         return STOP if self.received == signal.SIGINT else REQUEUE
-
-    def leave_evaluation(self, all_max: Callable[[int], int]) -> None:
-        """Raise EvaluationLeftError on all ranks if one of them has a signal."""
-        if all_max(self.request) > GO_ON:
-            raise EvaluationLeftError
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:

@@ -13,6 +13,7 @@ from bertrain.base.formatting import amount, compact, duration, heading_of, is_b
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.reports.history import History, best_by_metric
+from bertrain.run.progress import seconds_left
 
 UNKNOWN = "–"
 Fact = tuple[str, str, str]  # label, value, a small note
@@ -43,6 +44,9 @@ def facts(history: History) -> list[Fact]:
         ("Examples/s", typical, f"in a typical step; {compact(summary.samples_per_s)} overall"),
         ("Step", milliseconds(summary.median_step_s), "median"),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
+        ("Evaluation", *_part_of_time(history, "evaluation_seconds")),
+        ("Saving", *_part_of_time(history, "saving_seconds")),
+        ("Time left", *_time_left(history)),
         ("Padding", show("padding_share", summary.padding), "of the computed tokens"),
         ("Idle ranks", show("idle_share", summary.idle if history.table.ranks else None), "of their time, estimated"),
         ("Energy", *_energy(history)),
@@ -59,6 +63,21 @@ def _best(history: History) -> tuple[str, str]:
     if metric is None or best is None:
         return UNKNOWN, "none"
     return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}"
+
+
+def _part_of_time(history: History, name: str) -> tuple[str, str]:
+    end = history.table.end
+    seconds = getattr(end, name) if end else None
+    if end is None or seconds is None:
+        return UNKNOWN, "recorded at the end"
+    return duration(seconds), f"{seconds / max(end.loop_seconds, 1e-9):.1%} of the time"
+
+
+def _time_left(history: History) -> tuple[str, str]:
+    speed, clock = history.summary.median_step_s, float(history.column("loop_seconds")[-1])
+    left = seconds_left(history.run.settings.train, history.summary.steps, speed, clock)
+    is_known = left is not None and history.table.end is None
+    return duration(left or 0.0) if is_known else UNKNOWN, "at the speed of a typical step"
 
 
 def _energy(history: History) -> tuple[str, str]:

@@ -88,7 +88,7 @@ def _progress(steps: Sequence[StepRecord], train: TrainSettings) -> dict[str, An
     return {
         "step": last.step,
         "samples": last.samples,
-        "seconds_left": seconds_left(steps, train),
+        "seconds_left": seconds_left(train, last.step, seconds / len(steps), last.loop_seconds),
         "tokens_per_s": sum(step.tokens for step in steps) / seconds,
         "seconds_per_step": seconds / len(steps),
         "phases": {phase: sum(step.seconds.get(phase, 0.0) for step in steps) / seconds for phase in PHASES},

@@ -29,7 +29,7 @@ from bertrain.run.checkpoint import Progress
 from bertrain.run.loss_scale import MINIMUM
 from bertrain.run.progress import log_steps, report_steps
 from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
-from bertrain.run.spikes import WINDOW, SpikeWatch
+from bertrain.run.spikes import WINDOW, DivergenceWatch, SpikeWatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry_reader import newest_samples
 
@@ -122,6 +122,7 @@ class Metrics:
         self._seconds_left = seconds_left
         self._pending: list[PendingStep] = []
         self._not_finite, self._spikes, self._was_spike = 0, SpikeWatch(), False
+        self._divergence = DivergenceWatch()
         self._file: TextIO | None = None
         self._board: Any = None
         self.failure: OSError | None = None
@@ -165,7 +166,7 @@ class Metrics:
         """Write and report the result of an evaluation."""
         if self._is_writer:
             self._write(EvaluationRecord(step, samples, result))
-            self._console.say(f"evaluation at step {step} ({samples} samples): {evaluation_text(result)}")
+            self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
 
     def end(self, progress: Progress, reason: str, energy: dict[str, float | None] | None = None) -> None:
         """Write and report why the run ended, its time in the loop over all starts, and its energy."""
@@ -234,6 +235,8 @@ class Metrics:
                 f"with `bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
             )
         self._was_spike = is_spike
+        if self._divergence.has_diverged(loss) and self._is_writer:
+            warn(f"the loss is {loss:.3f}, far above its start for {WINDOW} steps: lower optimizer.learning_rate")
         return is_spike
 
     def _show_telemetry(self, step: int) -> None:

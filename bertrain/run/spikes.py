@@ -10,6 +10,7 @@ from collections.abc import Iterable
 WINDOW = 64  # previous steps that a loss is compared with
 MIN_STEPS = 16  # before any spike is detected: the loss falls steeply at the start of a run
 DEVIATIONS = 6.0  # standard deviations above the median that make a spike
+DIVERGED = 1.3  # times the loss of the first steps, for a whole window
 MIN_RISE = 0.05  # of the median: a smaller rise is no spike, however small the deviation
 
 
@@ -29,6 +30,22 @@ class SpikeWatch:
         before = list(self._recent)
         self._recent.append(loss)
         return len(before) >= MIN_STEPS and loss > spike_limit(before)
+
+
+class DivergenceWatch:
+    """Notices losses that stay far above those of the first steps: finite, but nothing is learned any more."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._in_a_row = 0
+
+    def has_diverged(self, loss: float) -> bool:
+        """Whether the loss has been too high for so long, with this step; true only once."""
+        if len(self._first) < MIN_STEPS:
+            self._first.append(loss)
+            return False
+        self._in_a_row = self._in_a_row + 1 if loss > DIVERGED * statistics.median(self._first) else 0
+        return self._in_a_row == WINDOW
 
 
 def spike_limit(losses: list[float]) -> float:

@@ -67,6 +67,8 @@ class Agenda:
         self._num_timed, self._next_look = 0, FIRST_LOOK
         self.start_clock()
         self.seconds_per_step = math.nan
+        self._all_examples = num_examples
+        self._is_estimated = self._is_dear = False
         self._seconds_per_example = math.nan
         """Of the newest evaluation."""
         self._best_step, self._best_accuracy = progress.best_step, progress.best_accuracy
@@ -196,19 +198,27 @@ class Agenda:
             return FORWARD_SHARE * self.seconds_per_step / max(1, samples_per_step) * self.plan.num_examples
         return self._seconds_per_example * self.plan.num_examples
 
+    def is_first_estimate(self) -> bool:
+        """Whether the length of the run is known for the first time; a budget is its length."""
+        is_first = not self._is_estimated and self._num_timed >= FIRST_LOOK and not self.settings.train.budget
+        self._is_estimated |= is_first
+        return is_first
+
+    def evaluations_are_dear(self) -> bool:
+        """Whether evaluations take more than a tenth of the time; asked after each, and true once."""
+        interval, samples = self.plan.evaluation_interval, self._progress.samples / max(1, self._progress.step)
+        between = self.seconds_per_step * interval / max(1, samples)
+        is_dear = interval > 0 and not self._is_dear and self.seconds_per_evaluation > between / 9
+        self._is_dear |= is_dear
+        return is_dear
+
     def look(self, *, can_shrink: bool) -> Plan:
         """The plan at the present speed, as far as this rank's clock knows."""
         self._last_look, self._next_look = self.seconds(), 2 * self._num_timed
-        progress = replace(self._progress, evaluation_seconds=self.spent["evaluation"])
-        return make_plan(
-            self.settings,
-            self.plan,
-            progress,
-            seconds=self.seconds(),
-            seconds_per_step=self.seconds_per_step,
-            seconds_per_evaluation=self.seconds_per_evaluation,
-            can_shrink=can_shrink,
-        )
+        progress = replace(self._progress, seconds=self._last_look, evaluation_seconds=self.spent["evaluation"])
+        can_shrink &= self._all_examples == self.plan.num_examples or self._seconds_per_example > 0
+        speed = self.seconds_per_step, self.seconds_per_evaluation
+        return make_plan(self.settings, self.plan, progress, *speed, can_shrink=can_shrink)
 
     def adopt(self, plan: Plan, due: Due) -> Due:
         """Continue with a plan that all ranks have; the run may end with this step."""

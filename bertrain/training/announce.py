@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import torch
 
 from bertrain.base.console import Console, warn
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import counted, duration
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
-from bertrain.data.feed.loader import Loader, training_rows
+from bertrain.data.feed.loader import Loader, Step, training_rows
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import with_budget
@@ -24,6 +25,10 @@ from bertrain.training import engine
 from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
 
+MANY_EPOCHS, MANY_DAYS = 200, 30
+SIZE = {"cpu": 1024, "cuda": 8192}  # of the matrices whose product is timed
+EFFICIENCY = 0.4  # of a step, by that product
+
 
 def announce(
     run: Run, loader: Loader, ranks: parallel.Ranks, progress: Progress, console: Console, notes: Sequence[str]
@@ -33,16 +38,19 @@ def announce(
     _, reason = parallel.choose_device(settings.train.device)
     threads = torch.get_num_threads()
     millions = count_parameters(settings.model)[0] / 1e6
-    console.say(f"run {run.folder}: {millions:.1f} M parameters, {settings.optimizer.name}")
+    per_step, _ = loader.sizes_ahead(progress.samples)[0]
+    epochs_per_step = len(per_step) / len(training_rows(data, settings))
+    console.say(f"run {run.folder}: {_describe_length(settings, epochs_per_step)}")
+    console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}")
+    console.say(f"model: {millions:.1f} M parameters, {settings.optimizer.name}; {_describe_step(settings)}")
     console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
-    for local_rank, binding in enumerate(ranks.bindings):
-        console.say(f"binding: local rank {local_rank} keeps to {binding.describe()}")
-    if ranks.device.type == "cpu":
-        console.say(preload.describe())
-    console.say(f"computing with {engine.choose(settings, ranks.device)[1]}")
-    for note in notes:
+    computing, *details = engine.choose(settings, ranks.device)[1].split("; ")
+    console.say(f"computing with {computing}")
+    details += [f"local rank {number} keeps to {binding.describe()}" for number, binding in enumerate(ranks.bindings)]
+    for detail in [*details, *([preload.describe()] if ranks.device.type == "cpu" else [])]:
+        console.detail(detail)
+    for note in [*notes, *remarks(settings, epochs_per_step)]:
         console.say(note)
-    console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}; {_describe_step(settings)}")
     if data.predictions is not None and not settings.task.name:
         console.say("masks: those of the data, the same in every epoch; masking settings have no effect")
     warn_of_warm_up(settings)
@@ -57,6 +65,40 @@ def warn_of_warm_up(settings: Settings) -> None:
     steps, schedule = settings.train.last_step(), settings.schedule
     if steps is not None and steps <= schedule.warmup_steps + schedule.start_warmup_step:
         warn(f"the run of {steps} steps ends within its warm-up of {schedule.warmup_steps}")
+
+
+def remarks(settings: Settings, epochs_per_step: float) -> list[str]:
+    """What looks wrong about the length of a run."""
+    epochs = (settings.train.last_step() or 0) * epochs_per_step
+    found = []
+    if epochs_per_step > 1:
+        found.append(f"remark: a step takes {epochs_per_step:.1f} times all examples; set a smaller batch.sequences")
+    if epochs > MANY_EPOCHS:
+        found.append(f"remark: {epochs:,.0f} times through the data; take more data, or a smaller train.max_steps")
+    return found
+
+
+def _estimate_time(settings: Settings, step: Step, world: int) -> list[str]:
+    """Time of the run, from the operations of a step and the speed of a matrix product here; none under a budget."""
+    model, device = settings.model, parallel.choose_device(settings.train.device)[0]
+    dtype = torch.bfloat16 if settings.train.precision in ("bf16", "fp8") else torch.float32
+    matrix = torch.ones(SIZE[device.type], SIZE[device.type], dtype=dtype, device=device)
+    seconds = []
+    for _ in range(6):
+        began = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # waits for the device
+        seconds.append(time.perf_counter() - began)
+    per_token, squares = 6 * count_parameters(model)[1], sum(step.balance.attention)
+    head = 6 * model.hidden_size * (model.padded_vocab_size + model.hidden_size) * step.num_predictions
+    operations = per_token * step.num_tokens + head + 12 * model.num_layers * model.hidden_size * squares
+    per_step = operations / (EFFICIENCY * world * 2 * len(matrix) ** 3 / min(seconds))
+    days = (settings.train.last_step() or 0) * per_step / 86400
+    found = [f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"] * (
+        days > MANY_DAYS
+    )
+    if not settings.train.budget:
+        found.insert(0, f"time: about {duration(86400 * days)}, {per_step:.3g} s a step; a rough estimate")
+    return found
 
 
 def _describe_rows(data: DataSource, settings: Settings) -> str:
@@ -113,6 +155,8 @@ def dry_run(
         f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
         _describe_length(settings, step.num_sequences / len(part)),
+        *remarks(settings, step.num_sequences / len(part)),
+        *_estimate_time(settings, step, world),
     ]
     return "\n".join(lines)
 
@@ -126,4 +170,4 @@ def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     if settings.evaluate.target_accuracy:
         earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
     until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
-    return f"steps: {steps:,}, about {steps * epochs_per_step:.1f} epochs{until}"
+    return f"steps: {steps:,}, about {steps * epochs_per_step:,.1f} epochs{until}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,12 +13,13 @@ from typing import Literal, Protocol
 import torch
 
 from bertrain.base.console import warn
+from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import open_data
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert
+from bertrain.model.bert import Bert, Outputs
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
@@ -54,8 +57,28 @@ def evaluate(
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
     with load_predictor(opened, settings, which) as (predict, ranks, step):
         loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
-        result = HeldOutEvaluator(loader, max_examples, settings.model).evaluate(predict, ranks)
+        evaluator = HeldOutEvaluator(loader, max_examples, settings.model)
+        result = evaluator.evaluate(reporting(predict, evaluator.num_examples // ranks.world), ranks)
     return {"step": float(step)} | result
+
+
+def reporting(predict: Predictor, total: int) -> Predictor:
+    """`predict` that reports how many of `total` examples are done: in place on a terminal, else a line every 10 s."""
+    began = last = time.monotonic()
+    done, on_terminal = 0, sys.stderr.isatty()
+
+    def predict_and_report(batch: Batch) -> Outputs:
+        nonlocal last, done
+        outputs = predict(batch)
+        done, now = done + batch.num_sequences, time.monotonic()
+        if is_first_rank() and now - last >= (0.5 if on_terminal else 10.0):
+            last, share = now, min(1.0, done / max(1, total))
+            text = f"{done:,} of {total:,} examples  {duration((now - began) * (1 / share - 1))} left"
+            bar = "█" * round(30 * share)
+            print(f"\r{bar:░<30}  {text}  " if on_terminal else text, end="" if on_terminal else "\n", file=sys.stderr)
+        return outputs
+
+    return predict_and_report
 
 
 @contextmanager
@@ -86,7 +109,7 @@ class Evaluator(Protocol):
         """Evaluate on only so many examples from now on, if it may."""
 
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
-        """All metrics; each rank computes its share. A signal to `stop` ends it with EvaluationLeftError."""
+        """All metrics; each rank computes its share. Empty if a signal to `stop` ended it on a rank."""
 
 
 class HeldOutEvaluator:
@@ -138,7 +161,8 @@ class HeldOutEvaluator:
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels
             hidden += torch.stack([(is_right & is_hidden).sum(), is_hidden.sum()])
             words += torch.bincount(batch.mlm_labels[batch.mlm_labels >= 0], minlength=len(words))
-        stop.leave_evaluation(ranks.all_max)
+        if ranks.all_max(stop.request):
+            return {}
         ranks.all_reduce_sum(sums, counts, words, hidden)
         num_predictions, num_sequences = map(int, counts.tolist())
         result = averages(sums, num_predictions, num_sequences, self._model)

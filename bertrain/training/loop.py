@@ -7,6 +7,7 @@ train_step    forward and backward over a rank's bins, all-reduce, clip, update
 from __future__ import annotations
 
 import math
+import threading
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from shlex import quote
 
 import torch
 
-from bertrain.base.console import PHASES, Console
+from bertrain.base.console import PHASES, Console, warn
 from bertrain.base.errors import AgreedError, RequeueError, StoppedError
+from bertrain.base.formatting import duration
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
@@ -27,12 +29,13 @@ from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import UNKNOWN_STEPS, Plan
 from bertrain.ranks import parallel
 from bertrain.ranks.restart import report_recovery, restart_reason
-from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, EvaluationLeftError, SkippedSteps, StopSignal
+from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
 from bertrain.run.folder import Run
 from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
+from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import TelemetryWriter, telemetry_of
 from bertrain.training.agenda import Agenda, Due
@@ -44,6 +47,8 @@ from bertrain.training.resolved_run import ResolvedRun
 from bertrain.training.restore import restore
 from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
+
+SLOW_S = 10.0  # a start that takes longer says what it does
 
 
 @dataclass
@@ -66,6 +71,8 @@ class Session:
     events: Events
     resumed_at: Progress
     """The progress of the run when this start began."""
+    slow: threading.Timer
+    """Says what a start does that takes long, until its first step is done."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,11 @@ def _build(
     """Build what the loop works with, and restore the run; `stack` closes it all at the end."""
     run = resolved.open_folder(ranks)
     settings = run.settings
+    console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
+    slow = threading.Timer(SLOW_S, console.say, ["building the model and computing the first step ..."])
+    slow.daemon = True
+    slow.start()
+    stack.callback(slow.cancel)
     run.refuse_other_data(resolved.data)
     make_deterministic(settings.train)
     set_precision(settings.train)
@@ -111,7 +123,6 @@ def _build(
     stack.enter_context(oom_as_user_error(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
     state = TrainState.build(settings, ranks, draws=False)
-    console = Console(settings.log.level, settings.log.style, is_speaker=ranks.is_first)
     restore(state, run, resolved.weights, ranks, console, from_step)
     progress = state.progress
     loader = _loader(resolved.data, settings, ranks)
@@ -153,7 +164,7 @@ def _build(
     skipped = SkippedSteps(settings.train.max_skipped_steps)
     return Session(
         run, ranks, state, loader, evaluator, agenda, metrics, saver, stopwatch, skipped, console, telemetry,
-        stop_signal, events, resumed_at=progress,
+        stop_signal, events, progress, slow,
     )  # fmt: skip
 
 
@@ -166,6 +177,10 @@ def _loop(session: Session) -> Ending:
     events.starting()
     agenda.start_clock()
     stopwatch.start()  # the first step has not waited for data while all was warmed up
+    if ending.reason and session.evaluator is not None:
+        newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
+        if not ranks.broadcast_int(newest is not None and newest.step == first.step):
+            _evaluate(session, session.evaluator)  # a signal ended the last one
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
     known = None if session.run.settings.train.budget else session.run.settings.train.last_step()
@@ -179,6 +194,7 @@ def _loop(session: Session) -> Ending:
             pending = train_step(state, step, agenda.settings_of(step.number + 1), ranks, stopwatch)
         metrics.add(replace(pending, loop_seconds=agenda.seconds()))
         done = state.progress.step
+        session.slow.cancel()
 
         # Ranks agree on what comes next, so that none is left waiting for another.
         heartbeat.enter("agreeing on what comes next")
@@ -195,11 +211,13 @@ def _loop(session: Session) -> Ending:
         if due.flushes:
             heartbeat.enter("reading results")
             session.skipped.note(metrics.flush(), done)
+        if due.logs and agenda.is_first_estimate():
+            session.console.say(f"about {duration(agenda.seconds() + agenda.seconds_left())} in all at this speed")
         if due.fits:
             due = _fit_to_budget(session, due)
         if session.evaluator is not None and due.evaluates:
             result = _evaluate(session, session.evaluator)
-            if result is None:
+            if not result:
                 agreed = ranks.all_max(session.stop_signal.request)
                 due = replace(due, ending="", stops=True, saves=session.run.settings.checkpoint.enabled)
             else:
@@ -221,16 +239,20 @@ def _loop(session: Session) -> Ending:
     return ending
 
 
-def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float] | None:
-    """Evaluate the model as it is; None if a signal ended it."""
+def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
+    """Evaluate the model as it is; no metrics if a signal ended it."""
     progress, events = session.state.progress, session.events
     with session.agenda.timing("evaluation"):
         events.evaluating(progress.samples)
-        try:
-            result = evaluator.evaluate(session.state.engine.outputs, session.ranks, session.stop_signal)
-        except EvaluationLeftError:
-            return None
+        result = evaluator.evaluate(session.state.engine.outputs, session.ranks, session.stop_signal)
+    if not result:
+        return {}
     events.evaluated(progress.samples, result)
+    if session.ranks.is_first and session.agenda.evaluations_are_dear():
+        warn(
+            "evaluations take more than a tenth of the time; --evaluate.every_samples sets their interval, "
+            "--evaluate.max_examples their size"
+        )
     session.metrics.evaluation(progress.step, progress.samples, result)
     return result
 
@@ -367,7 +389,7 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
         budget, step = agenda.settings.train.budget, session.state.progress.step
         if not due.ending and plan.last_step != before.last_step:
             speed = f"{agenda.seconds_per_step:.3g} s a step after step {step:,}"
-            is_small = abs(plan.last_step - before.last_step) < 0.05 * before.last_step
+            is_small = abs(plan.last_step - before.last_step) < 0.1 * before.last_step
             say = session.console.detail if is_small else session.console.say
             say(f"train.budget {budget}: {speed}: the run and its schedule end with step {plan.last_step:,}")
             if before.last_step == UNKNOWN_STEPS:

@@ -57,6 +57,8 @@ class TaskEvaluator:
         for name, split in self._splits.items():
             is_main = not result
             outputs, timing = self.outputs(split, predict, ranks, stop)
+            if ranks.all_max(stop.request):
+                return {}
             prefix = "" if is_main else f"{name}/"
             result |= {f"{prefix}{metric}": value for metric, value in split.metrics(outputs).items()}
             if is_main:
@@ -85,7 +87,6 @@ class TaskEvaluator:
             seconds.append(time.perf_counter() - started)
             in_bin, in_block = _token_places(split.block, rows, batch) if is_span else (_slots(batch), rows)
             found[torch.from_numpy(in_block)] = on_host[torch.from_numpy(in_bin)]
-        stop.leave_evaluation(ranks.all_max)
         if ranks.is_connected:  # rows of other ranks are zero
             whole = found.to(ranks.device)
             ranks.all_reduce_sum(whole)

@@ -33,11 +33,11 @@ class Refused:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
-    def __call__(self, *arguments: object) -> str:
+    def __call__(self, *arguments: object, code: int = 2) -> str:
         self._monkeypatch.setattr(sys, "argv", ["bertrain", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             main()
-        assert caught.value.code == 2
+        assert caught.value.code == code
         sentence = self._capsys.readouterr().err.strip()
         assert sentence.startswith("bertrain: ")
         assert "\n" not in sentence
@@ -252,7 +252,7 @@ def test_an_interrupt_outside_training_is_said(refused: Refused, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr(recipe, "list_recipes", interrupted)
-    assert "interrupted" in refused("recipes")
+    assert "interrupted" in refused("recipes", code=130)
 
 
 def test_resume_on_other_data(refused: Refused, tmp_path: Path) -> None:

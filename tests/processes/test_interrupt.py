@@ -56,7 +56,8 @@ def test_an_interrupt_that_an_import_swallowed_still_stops_the_run(tmp_path: Pat
     assert helpers.bertrain("resume", run).returncode == 0
 
 
-def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last_step", [2, 4])
+def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path: Path, last_step: int) -> None:
     data, run, modules = helpers.make_data(tmp_path), tmp_path / "run", tmp_path / "modules"
     (modules / "pandas").mkdir(parents=True)
     (modules / "pandas" / "__init__.py").write_text("import pathlib; pathlib.Path(__file__ + '.imported').touch()")
@@ -73,7 +74,12 @@ def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path
         "from bertrain.data.feed.loader import Loader\n"
         "Loader.evaluation = slow(Loader.evaluation)\n"
     )
-    given = {"evaluate__data": data, "evaluate__every_samples": 48, "train__max_steps": 4, "batch__token_budget": 64}
+    given = {
+        "evaluate__data": data,
+        "evaluate__every_samples": 48,
+        "train__max_steps": last_step,
+        "batch__token_budget": 64,
+    }
     launched = start(tmp_path, *pretrain(data, run, **given), modules=modules)
     try:
         launched.wait_until(lambda: "evaluating" in launched.err, "the evaluation")
@@ -86,7 +92,7 @@ def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path
     assert launched.err.count("evaluating") < 5, "of some 30 batches"
     assert [path.name for path in checkpoint.whole_checkpoints(run / "checkpoints")] == ["step-00000002"]
     done = helpers.bertrain("resume", run)
-    assert "evaluation at step 4" in done.stdout
+    assert f"evaluation at step {last_step}" in done.stdout, "also if it was the last one that was left"
 
 
 @pytest.mark.parametrize("verb", ["extract", "prepare", "vocab"])

@@ -76,7 +76,7 @@ def said_by(folder: Path, *arguments: object) -> str:
         folder / "run",
         *helpers.tiny_arguments(train__max_steps=2),
     )
-    return helpers.bertrain(*run, "--train.device", "cpu", *arguments).stdout
+    return helpers.bertrain(*run, "--train.device", "cpu", "--verbose", *arguments).stdout
 
 
 def test_a_run_says_whose_memory_it_has(tmp_path: Path) -> None:

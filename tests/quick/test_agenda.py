@@ -155,7 +155,7 @@ def plan(**given: object) -> Plan:
     values = {"seconds": 40.0, "seconds_per_step": 0.5, "seconds_per_evaluation": 0.0, "can_shrink": True} | given
     before = values.pop("before", Plan(UNKNOWN_STEPS, 0, 1000))
     settings = helpers.tiny_settings(**({"train__budget": "10m"} | values.pop("settings", {})))
-    progress = Progress(25, 600, evaluation_seconds=values.pop("evaluating", 0.0))
+    progress = Progress(25, 600, seconds=values.pop("seconds"), evaluation_seconds=values.pop("evaluating", 0.0))
     return make_plan(settings, before, progress, **values)
 
 
@@ -290,3 +290,19 @@ def test_a_budget_works_with_any_schedule() -> None:
     for key, value in (("warmup_share", 0.1), ("decay_steps", 50), ("decay_start", 10)):
         given = {"warmup_steps": 0} | {key: value}
         helpers.tiny_settings(train__budget="10m", **{f"schedule__{name}": one for name, one in given.items()})
+
+
+def test_dear_evaluations_and_the_first_estimate_are_said_once() -> None:
+    clock = Clock()
+    given = {"train__max_steps": 100, "evaluate__data": "x", "evaluate__every_samples": 240}
+    agenda = Agenda(helpers.tiny_settings(**given), Progress(), num_examples=50, now=clock)
+    assert not agenda.is_first_estimate()
+    budgeted(lambda step: 0.5, agenda, clock, stop=20)
+    assert [agenda.is_first_estimate() for _ in range(2)] == [True, False]
+    with agenda.timing("evaluation"):
+        clock.time += 0.4
+    assert not agenda.evaluations_are_dear(), "0.4 s after each 5 s"
+    with agenda.timing("evaluation"):
+        clock.time += 1.0
+    assert [agenda.evaluations_are_dear() for _ in range(2)] == [True, False]
+    assert agenda.stamp(Progress(20)).evaluation_seconds == pytest.approx(1.4)

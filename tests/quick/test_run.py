@@ -51,10 +51,9 @@ def test_a_line_of_steps_that_were_all_left_out() -> None:
 
 
 def test_the_time_left_by_the_records_alone() -> None:
-    step = StepRecord(10, seconds={"data": 0.5}, loop_seconds=590.0)
-    assert seconds_left([step], helpers.tiny_settings(train__max_steps=30).train) == 20 * 0.5
+    assert seconds_left(helpers.tiny_settings(train__max_steps=30).train, 10, 0.5, 590.0) == 20 * 0.5
     budgeted = helpers.tiny_settings(train__budget="10m", train__fits="4:100").train
-    assert seconds_left([step], budgeted) == 10.0, "what is left of the budget"
-    assert seconds_left([step], helpers.tiny_settings(train__budget="10m").train) == 10.0
-    older = StepRecord(10, seconds={"data": 0.5})
-    assert seconds_left([older], budgeted) == 90 * 0.5
+    assert seconds_left(budgeted, 10, 0.5, 590.0) == 10.0, "what is left of the budget"
+    assert seconds_left(helpers.tiny_settings(train__budget="10m").train, 10, 0.5, 590.0) == 10.0
+    assert seconds_left(budgeted, 10, 0.5, math.nan) == 90 * 0.5, "older records have no clock"
+    assert seconds_left(helpers.tiny_settings(train__budget="10m").train, 10, 0.5, math.nan) is None

@@ -23,7 +23,7 @@ def test_a_fresh_clone_learns_and_shows_it(tmp_path: Path) -> None:
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     accuracy, ratio, constant = re.search(
-        r"masked words ([\d.]+)%.*; ([\d.]+) x the ([\d.]+)% of always guessing", done.stdout
+        r"masked words ([\d.]+)%.*\n.* ([\d.]+) x the ([\d.]+)% of always guessing", done.stdout
     ).groups()
     assert float(ratio) >= 1.8
     assert float(accuracy) > float(constant)

@@ -1,0 +1,51 @@
+"""What a run says about its length, and how its evaluations read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bertrain.base.console import evaluation_text
+from bertrain.run.spikes import MIN_STEPS, WINDOW, DivergenceWatch
+from bertrain.training.announce import remarks
+from bertrain.training.evaluate import reporting
+from tests import helpers
+
+
+def test_odd_lengths_are_remarked_on() -> None:
+    settings = helpers.tiny_settings(train__max_steps=1000)
+    assert remarks(settings, 0.1) == []
+    (many,) = remarks(settings, 0.5)
+    assert "500 times" in many
+    assert "6.0 times" in remarks(settings, 6.0)[0]
+    assert remarks(helpers.tiny_settings(train__budget="1h"), 0.5) == [], "the length is not known yet"
+
+
+def test_an_evaluation_fits_into_100_columns() -> None:
+    names = ("loss", "mlm_loss", "mlm_accuracy", "hidden_accuracy", "nsp_accuracy", "constant_accuracy")
+    lines = f"evaluation at step 1000000: {evaluation_text(dict.fromkeys(names, 0.999))}".splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_loss_that_stays_above_its_start_is_named_once() -> None:
+    watch = DivergenceWatch()
+    losses = [10.0] * MIN_STEPS + [5.0] * 20 + [14.0] * (WINDOW - 1) + [9.0] + [math.inf] + [14.0] * (3 * WINDOW)
+    found = [index for index, loss in enumerate(losses) if watch.has_diverged(loss)]
+    assert found == [MIN_STEPS + 20 + 2 * WINDOW - 1]
+
+
+def test_progress_of_an_evaluation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Batch:
+        num_sequences = 25
+
+    times = iter([0.0, 4.0, 11.0, 12.0, 22.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    predict = reporting(lambda batch: batch, 100)  # type: ignore[arg-type, return-value]
+    batches = [Batch() for _ in range(4)]
+    assert [predict(batch) for batch in batches] == batches  # type: ignore[arg-type]
+    assert capsys.readouterr().err.splitlines() == [
+        "50 of 100 examples  11 s left",
+        "100 of 100 examples  0 s left",
+    ]
