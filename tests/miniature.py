@@ -30,6 +30,7 @@ SETTINGS = {
     "optimizer.learning_rate": 0.015,
     "schedule.warmup_steps": 0,
     "train.max_steps": 200,
+    "train.precision": "fp32",
     "train.threads": 1,
     "evaluate.every_samples": 640,
     "checkpoint.enabled": "false",

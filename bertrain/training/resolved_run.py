@@ -201,7 +201,8 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
     given, model = settings.given, settings.model
     if known is None or given is None or "model.config" in given:
         return settings, []
-    kept = {"vocab_size", *(["max_positions"] if settings.train.init_positions == "extend" else [])}
+    keeps_positions = settings.train.init_positions == "extend" or "model.max_positions" in given
+    kept = {"vocab_size", *(["max_positions"] if keeps_positions else [])}
     theirs = {name: getattr(known, name) for name in ARCHITECTURE if name not in kept}
     taken = {name: value for name, value in theirs.items() if value != getattr(model, name)}
     for name, value in taken.items():
