@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.base.extras import require_extra
 from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
-from bertrain.tasks.metrics import require_libraries
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
@@ -39,7 +39,7 @@ def open_task(
     if name in SQUAD:
         return SquadTask.open(settings, folder, vocabulary)
     if saved is None:
-        require_libraries()
+        require_extra("sklearn")  # a run whose metrics cannot be computed does not start
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
     if name == "classify":

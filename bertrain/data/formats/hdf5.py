@@ -13,15 +13,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
+from bertrain.base.extras import LazyModule
 from bertrain.data.formats.layouts import ENCODED, FIXED, PACKED, VARLENGTH, BadRecord, Fields, Shape, join
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.ragged import RaggedColumn
 
+h5py: Any = LazyModule("h5py")
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RECORDS_AT_ONCE = 1024
 FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": ENCODED}
@@ -58,7 +59,7 @@ class OpenFile:
             return rows
 
 
-def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
+def _column_of(dataset: Any, content: npt.NDArray[np.uint8]) -> Any:
     """A dataset as a RaggedColumn, an array over the memory-mapped file, or the dataset itself."""
     if h5py.check_vlen_dtype(dataset.dtype) is not None:
         return RaggedColumn(content, dataset)
@@ -112,7 +113,7 @@ def row_checksum(path: Path) -> str:
     return hashlib.md5(str(digests).encode(), usedforsecurity=False).hexdigest()
 
 
-def _check_datasets(path: Path, file: h5py.File, layout: str) -> None:
+def _check_datasets(path: Path, file: Any, layout: str) -> None:
     names = FIELDS[layout]
     for name in names:
         if name not in file or not isinstance(file[name], h5py.Dataset):
