@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Any
 
@@ -30,24 +29,9 @@ def missing_package(module: str) -> UserError:
     return UserError("missing-package", f"{user} needs {module}, which is missing: pip install 'bertrain[{extra}]'")
 
 
-def require_extra(module: str) -> None:
-    if not is_installed(module):
-        raise missing_package(module)
-
-
 def import_extra(name: str) -> Any:
     """Import a module of a package in EXTRAS."""
     try:
         return importlib.import_module(name)
     except ImportError:
         raise missing_package(name.partition(".")[0]) from None
-
-
-class LazyModule:
-    """A module of EXTRAS that is imported when an attribute is used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_extra(self._name), attribute)

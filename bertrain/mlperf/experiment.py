@@ -17,7 +17,7 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, DivergedError, UserError
-from bertrain.base.extras import require_extra
+from bertrain.base.extras import import_extra
 from bertrain.base.files import write_atomically
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import Settings
@@ -90,7 +90,7 @@ def run_experiment(
     """
     from bertrain.training.start import pretrain
 
-    require_extra("mlperf_logging")
+    import_extra("mlperf_logging")
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None

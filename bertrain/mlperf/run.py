@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from bertrain.base.errors import EXIT_REQUEUE, EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, UserError
-from bertrain.base.extras import require_extra
+from bertrain.base.extras import import_extra
 from bertrain.base.files import write_atomically
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
@@ -40,7 +40,7 @@ def run_experiments(
     Results that exist in `out` are kept. An attempt that crashes does not count and is repeated with a new seed, up to
     `attempts` times. A run that does not converge counts.
     """
-    require_extra("mlperf_logging")
+    import_extra("mlperf_logging")
     check_settings(settings)
     settings, out = as_experiment(settings), Path(out)
     warn_of_settings(settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.base.extras import require_extra
+from bertrain.base.extras import is_installed, missing_package
 from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
@@ -38,8 +38,8 @@ def open_task(
         raise UserError("missing-data", f"--data {folder} does not exist")
     if name in SQUAD:
         return SquadTask.open(settings, folder, vocabulary)
-    if saved is None:
-        require_extra("sklearn")  # a run whose metrics cannot be computed does not start
+    if saved is None and not is_installed("sklearn"):  # a run whose metrics cannot be computed does not start
+        raise missing_package("sklearn")
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
     if name == "classify":

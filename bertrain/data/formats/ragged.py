@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.base.extras import LazyModule
+from bertrain.base.extras import import_extra
 
-h5py: Any = LazyModule("h5py")
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
 COLLECTION = struct.Struct("<4s4xQ")  # signature, version and padding, size of the whole
 OBJECT = struct.Struct("<H6xQ")  # number, reference count and padding, size of the content
@@ -28,7 +27,7 @@ class RaggedColumn:
 
     def __init__(self, content: Content, dataset: Any) -> None:
         self._content = content
-        self._kind = h5py.check_vlen_dtype(dataset.dtype)
+        self._kind = import_extra("h5py").check_vlen_dtype(dataset.dtype)
         self._references = _references(content, dataset)
 
     def __getitem__(self, rows: slice) -> list[npt.NDArray[Any]]:
