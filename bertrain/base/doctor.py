@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertrain.base.extras import EXTRAS, is_installed
 from bertrain.base.machine import cpu_flags, cpu_name, free_memory, total_memory
 
 GIB = 2**30
@@ -27,21 +28,24 @@ class Finding:
 def doctor(folder: str | Path = ".") -> list[Finding]:
     """Examine this machine; `folder` is where runs will be written."""
     python = Finding("python", platform.python_version(), "ok", "3.11 or later is needed")
-    findings = [python, _packages(), _cores(), _vector_units(), _memory(), _disk(Path(folder))]
+    findings = [python, _packages(), _extras(), _cores(), _vector_units(), _memory(), _disk(Path(folder))]
     return [*findings, *_gpus(), _compiler(), _triton()]
 
 
 def _packages() -> Finding:
-    names = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "matplotlib", "tensorboard")
-    versions, absent = [], []
-    for name in names:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
+    names = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "sentencex")
+    absent = [name for name in names if not is_installed(name)]
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names if name not in absent)
     if absent:
-        return Finding("packages", ", ".join(versions), "missing", f"install {', '.join(absent)}: pip install bertrain")
-    return Finding("packages", ", ".join(versions), "ok", "everything a run needs")
+        return Finding("packages", found, "missing", f"install {', '.join(absent)}: pip install bertrain")
+    return Finding("packages", found, "ok", "everything a run needs; torch 2.11 to 2.13, newer ones once tested")
+
+
+def _extras() -> Finding:
+    absent = {extra: user for module, (extra, user) in EXTRAS.items() if not is_installed(module)}
+    found = ", ".join(sorted({extra for extra, _ in EXTRAS.values()} - absent.keys())) or "none"
+    advice = f"pip install 'bertrain[{','.join(absent)}]' adds {', '.join(absent.values())}"
+    return Finding("extras", found, "note" if absent else "ok", advice if absent else "all are installed")
 
 
 def _cores() -> Finding:

@@ -361,7 +361,7 @@ class LogSettings:
     straggler_factor: float = changeable(
         1.3, "warn of a rank whose time per token is this many times the median of all ranks; 0: never", min=0
     )
-    tensorboard: bool = changeable(True, "write TensorBoard events into the run folder")
+    tensorboard: bool = changeable(True, "write TensorBoard events into the run folder, if TensorBoard is installed")
     telemetry: bool = changeable(False, "sample clocks, power, temperature, memory and energy into telemetry.csv")
     telemetry_ms: int = changeable(100, "milliseconds between two samples of telemetry", min=10, max=60_000)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bertrain.base.errors import UserError
-from bertrain.mlperf.log import TOKEN, Log, read_log, require_library, result_files
+from bertrain.base.extras import import_extra
+from bertrain.mlperf.log import TOKEN, Log, read_log, result_files
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
 
 RULESETS = ("4.1.0", "5.0.0")
@@ -68,7 +69,7 @@ def check_results(
 
     `division` checks them as results of that division, whatever they say. Writes nothing.
     """
-    require_library()
+    import_extra("mlperf_logging")
     if unknown := set(rulesets) - set(RULESETS):
         raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {' or '.join(RULESETS)}")
     files = result_files(folder)

@@ -17,11 +17,12 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, DivergedError, UserError
+from bertrain.base.extras import import_extra
 from bertrain.base.files import write_atomically
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
-from bertrain.mlperf.log import ResultLog, require_library
+from bertrain.mlperf.log import ResultLog
 from bertrain.optim.schedules import in_steps
 from bertrain.ranks.parallel import Ranks, count_ranks
 from bertrain.run.checkpoint import Progress
@@ -89,7 +90,7 @@ def run_experiment(
     """
     from bertrain.training.start import pretrain
 
-    require_library()
+    import_extra("mlperf_logging")
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None

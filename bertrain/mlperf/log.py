@@ -92,14 +92,6 @@ def result_files(folder: str | Path) -> list[Path]:
     return found
 
 
-def require_library() -> None:
-    """Raise UserError if MLPerf's library is not installed."""
-    try:
-        import mlperf_logging  # noqa: F401
-    except ImportError:
-        raise UserError("missing-package", "MLPerf's library is missing; run: pip install 'bertrain[mlperf]'") from None
-
-
 class ResultLog:
     """Writes a log, line by line, with MLPerf's library."""
 

@@ -11,12 +11,13 @@ import signal
 from pathlib import Path
 
 from bertrain.base.errors import EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, StoppedError, UserError
+from bertrain.base.extras import import_extra
 from bertrain.base.files import write_atomically
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
 from bertrain.mlperf.check import SubmissionCheck, check_results
 from bertrain.mlperf.experiment import as_experiment, attempt_folder, check_settings, warn_of_settings
-from bertrain.mlperf.log import read_log, require_library
+from bertrain.mlperf.log import read_log
 from bertrain.mlperf.show import summarize_log
 from bertrain.run.folder import Run
 from bertrain.training.agenda import evaluation_interval
@@ -40,7 +41,7 @@ def run_experiments(
     Results that exist in `out` are kept. An attempt that crashes does not count and is repeated with a new seed, up to
     `attempts` times. A run that does not converge counts.
     """
-    require_library()
+    import_extra("mlperf_logging")
     check_settings(settings)
     settings, out = as_experiment(settings), Path(out)
     warn_of_settings(settings)

@@ -15,6 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
 from bertrain.base.formatting import compact, counted
 from bertrain.profiling.roofline import Row
 from bertrain.profiling.sets import ProfileSet, find_sets
@@ -238,8 +239,7 @@ def _format(value: float | None, style: str) -> str:
 
 def plot_durations(sets: Sequence[ProfileSet]) -> Plot:
     """A box plot of the step times of each set."""
-    from matplotlib.cbook import boxplot_stats
-
+    boxplot_stats = import_extra("matplotlib.cbook").boxplot_stats
     figure, axes = blank_axes("set", "{:,.4g}".format)
     drawn = boxplot_stats([1e3 * found.seconds for found in sets])
     picked = False

@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from bertrain.base.console import PHASES
+from bertrain.base.extras import import_extra
 from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share, is_speed
 from bertrain.reports.history import History, group_size, rank_means, smooth, smoothing_window, thin
 from bertrain.reports.page import NUM_COLORS, PLOT_HEIGHT, PLOT_WIDTH, Plot
@@ -276,10 +277,10 @@ def draw_lengths(axes: Any, lengths: dict[int, int], color: str) -> None:
 
 def blank_axes(x_label: str, show: Callable[[float], str]) -> tuple[Any, Any]:
     """An empty plot: no frame, thin grid lines, few ticks."""
-    from matplotlib.figure import Figure
+    new_figure = import_extra("matplotlib.figure").Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(PLOT_WIDTH / 72, PLOT_HEIGHT / 72), facecolor="none")  # SVG counts 72 to the inch
+    figure = new_figure(figsize=(PLOT_WIDTH / 72, PLOT_HEIGHT / 72), facecolor="none")  # SVG counts 72 to the inch
     axes = figure.add_axes((0.115, 0.165, 0.875, 0.80), facecolor="none")
     axes.spines[["left", "right", "top"]].set_visible(False)
     axes.spines["bottom"].set_color(RULE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,14 @@ from markupsafe import Markup
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
+from bertrain.base.extras import is_installed, missing_package
 from bertrain.base.formatting import amount, compact, duration, few, is_speed, show, title_of
 from bertrain.base.logs import describe
 from bertrain.config.settings import SECTIONS, Settings
 from bertrain.reports import compare, plots
 from bertrain.reports.compare import UNKNOWN
 from bertrain.reports.history import History, Summary, display_names, rank_means, read, thin
-from bertrain.reports.page import page_path, parts, render_page, write_page
+from bertrain.reports.page import Plot, page_path, parts, render_page, write_page
 from bertrain.run.records import is_metric
 
 MAX_NAMED = 12  # steps listed by number in a warning
@@ -81,6 +83,11 @@ def _table(
     names = zip(_run_names(histories), histories, strict=True)
     rows = [[name, *row] for name, history in names for row in rows_of(history)]
     return parts.table(caption, ["run", *headings], rows, **options)
+
+
+def _plots(drawn: Iterator[Plot | None]) -> Markup:
+    """The plots, or nothing without matplotlib."""
+    return parts.plots(list(drawn) if is_installed("matplotlib") else [])
 
 
 def _run_names(histories: Sequence[History]) -> list[str]:
@@ -163,11 +170,12 @@ def _curves(histories: Sequence[History]) -> list[Markup]:
             yield [f"{step:,.0f}", *cells]
 
     headings = ["around step", *map(title_of, metrics)]
-    curves = [plots.plot_curve(curve, histories) for curve in plots.curves_of(histories)]
+    curves = (plots.plot_curve(curve, histories) for curve in plots.curves_of(histories))
+    can_plot = is_installed("matplotlib")
     return [
         _run_legend(histories),
-        parts.paragraph(plots.how_to_read(histories)),
-        parts.plots([*curves, plots.plot_lengths(histories)]),
+        parts.paragraph(plots.how_to_read(histories) if can_plot else f"No curves: {missing_package('matplotlib')}"),
+        _plots(chain(curves, map(plots.plot_lengths, [histories]))),
         parts.details(
             "The curves as a table", _table("Means over equal parts of the run", headings, histories, readings)
         ),
@@ -199,9 +207,8 @@ def _time(histories: Sequence[History]) -> list[Markup]:
     caption = "Mean time per step of each rank; the fastest rank waits longest in the reduction"
     num_ranks = max(len(history.table.ranks) for history in histories)
     note = f"The slowest {MAX_ROWS} of {num_ranks:,} ranks." if num_ranks > MAX_ROWS else ""
-    drawn = [plots.plot_phases(histories[0]), plots.plot_ranks(histories[0])] if len(histories) == 1 else []
     return [
-        parts.plots(drawn),
+        _plots(draw(histories[0]) for draw in (plots.plot_phases, plots.plot_ranks) if len(histories) == 1),
         _table("Time of the steps", of_phases, histories, phases),
         _table(caption, of_ranks, histories, ranks, note=note),
     ]
@@ -233,7 +240,7 @@ def _telemetry(histories: Sequence[History]) -> list[Markup]:
     table = _table("Minimum, mean and maximum of each column", of_columns, histories, columns)
     return [
         legend,
-        parts.plots([plots.plot_track(track, histories) for track in plots.TRACKS]),
+        _plots(plots.plot_track(track, histories) for track in plots.TRACKS),
         _table("Each device", of_devices, histories, devices),
         parts.details("All columns of all devices", table),
     ]

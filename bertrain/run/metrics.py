@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bertrain.base import clock
 from bertrain.base.console import PHASES, Console, evaluation_text, warn
+from bertrain.base.extras import is_installed, missing_package
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.balance import Balance
 from bertrain.model.sums import Totals
@@ -131,7 +132,9 @@ class Metrics:
             self._not_finite = before[-1].not_finite if before else 0
             self._spikes = SpikeWatch(step.loss for step in before)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
-            if tensorboard:
+            if tensorboard and not is_installed("tensorboard"):
+                console.say(str(missing_package("tensorboard")))
+            elif tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)

@@ -5,8 +5,6 @@ An undefined metric, such as the correlation with constant predictions, is 0.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,12 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
 from bertrain.data.formats.block import Values
 from bertrain.tasks.task import Head, TaskOutputs
 
 Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-LIBRARIES = {"sklearn": "scikit-learn", "scipy": "scipy"}  # packages by the name of their module
 
 
 def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:
@@ -34,13 +31,6 @@ def softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def require_libraries() -> None:
-    """Refuse to start a run whose metrics could not be computed. Imports nothing: that takes seconds."""
-    for module in LIBRARIES:
-        if importlib.util.find_spec(module) is None:
-            raise _missing_library(module)
-
-
 def compute_metrics(names: Sequence[str], targets: Values, predictions: Predictions) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about constant targets or predictions: the metric is then 0
@@ -48,27 +38,15 @@ def compute_metrics(names: Sequence[str], targets: Values, predictions: Predicti
 
 
 def _classification(function: str, targets: Values, predictions: Predictions, **options: Any) -> float:
-    return float(getattr(_import("sklearn.metrics"), function)(targets, predictions, **options))
+    return float(getattr(import_extra("sklearn.metrics"), function)(targets, predictions, **options))
 
 
 def _correlation(function: str, targets: Values, predictions: Predictions) -> float:
-    stats = _import("scipy.stats")
+    stats = import_extra("scipy.stats")
     if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predictions) == 0:
         return 0.0
     value = float(getattr(stats, function)(targets.astype(np.float64), predictions.astype(np.float64)).statistic)
     return value if np.isfinite(value) else 0.0
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise _missing_library(module.partition(".")[0]) from None
-
-
-def _missing_library(module: str) -> UserError:
-    library = LIBRARIES[module]
-    return UserError("missing-library", f"this task's metrics need {library}; run: pip install 'bertrain[finetune]'")
 
 
 METRICS: dict[str, Callable[[Values, Predictions], float]] = {

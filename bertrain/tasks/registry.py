@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.base.extras import is_installed, missing_package
 from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
-from bertrain.tasks.metrics import require_libraries
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
@@ -38,8 +38,8 @@ def open_task(
         raise UserError("missing-data", f"--data {folder} does not exist")
     if name in SQUAD:
         return SquadTask.open(settings, folder, vocabulary)
-    if saved is None:
-        require_libraries()
+    if saved is None and not is_installed("sklearn"):  # a run whose metrics cannot be computed does not start
+        raise missing_package("sklearn")
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
     if name == "classify":

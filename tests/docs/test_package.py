@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,62 @@ def test_text_to_evaluation_outside_the_checkout(installed: Path, tmp_path: Path
         done = run_installed(installed, tmp_path, *command)
         assert done.returncode == 0, done.stderr
     assert "masked words" in done.stdout
+
+
+BASE_COMMANDS = """
+data vocab text.txt --size 600 --out vocab.txt
+data extract text.txt --hold-out 1 --sentences lines --out text
+data prepare text/train --vocab vocab.txt --max-seq-length 128 --out data
+pretrain bert-demo --data data --run run --model.vocab_size 600 --max-steps 2 --batch.sequences 4
+evaluate run --data data
+fill-mask run "he was [MASK] ."
+weights export run --out exported
+report run
+"""
+NEEDS_EXTRA = {
+    "data convert data --to hdf5-fixed --shards 1 --out hdf5": "formats",
+    "data extract dump.xml --out wiki": "text",
+    "data stats data --plot lengths.svg": "report",
+    "data pack data --algorithm nnlshp": "pack",
+    "data prepare text/train --out more --engine dask --scheduler tcp://localhost:1": "dask",
+    "finetune glue/sst2 --init run --data glue --run tuned": "finetune",
+    "mlperf check .": "mlperf",
+}
+
+
+def test_without_extras_the_demo_runs_and_other_commands_name_theirs(tmp_path: Path) -> None:
+    """In one process whose imports of every extra fail, as on a machine that has none."""
+    (tmp_path / "text.txt").write_text((ROOT / "tests" / "golden" / "sample.txt").read_text())
+    page = "<page><title>A</title><ns>0</ns><revision><text>Some text. And more.</text></revision></page>"
+    (tmp_path / "dump.xml").write_text(f'<mediawiki xml:lang="en">{page}</mediawiki>')
+    (tmp_path / "glue").symlink_to(ROOT / "tests" / "data" / "glue")
+    script = (
+        "import shlex, sys\n"
+        "from bertrain.base.extras import EXTRAS\n"
+        "sys.modules.update(dict.fromkeys(EXTRAS))\n"
+        "from bertrain.cli.main import main\n"
+        "for line in sys.stdin:\n"
+        "    sys.argv = ['bertrain', *shlex.split(line)]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as ended:\n        print('exit', ended.code or 0, file=sys.stderr)\n"
+    )
+    asked = BASE_COMMANDS.strip() + "\n" + "\n".join(NEEDS_EXTRA)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=asked,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "BERTRAIN_PRELOADED": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    codes = [line for line in done.stderr.splitlines() if line.startswith("exit ")]
+    base = len(BASE_COMMANDS.strip().splitlines())
+    assert codes == ["exit 0"] * base + ["exit 2"] * len(NEEDS_EXTRA), done.stderr
+    named = re.findall(r"pip install 'bertrain\[(\w+)\]' \[missing-package\]", done.stderr)
+    assert named == list(NEEDS_EXTRA.values())
+    assert "pip install &#39;bertrain[report]&#39;" in (tmp_path / "run" / "report.html").read_text()
+    assert "bertrain[tensorboard]" in done.stdout
 
 
 @pytest.fixture(scope="module")

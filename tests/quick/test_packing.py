@@ -168,7 +168,7 @@ def test_least_squares_refuses_more_than_it_can_weigh(monkeypatch: pytest.Monkey
 
 def test_least_squares_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with helpers.refused("missing-extra", "pip install 'bertrain[pack]'"):
+    with helpers.refused("missing-package", "pip install 'bertrain[pack]'"):
         pack_lengths(np.array([30, 10], dtype=np.int32), row_length=ROW, algorithm="nnlshp")
 
 

@@ -133,11 +133,11 @@ def test_a_library_that_is_not_installed_is_named_before_anything_is_trained(mon
     for module in ("sklearn", "sklearn.metrics"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "meta_path", [])
-    with refused("missing-library", "scikit-learn", "bertrain[finetune]"):
+    with refused("missing-package", "sklearn", "bertrain[finetune]"):
         open_named("glue/sst2", GLUE)
     task = open_named("glue/sst2", GLUE, saved={})  # to predict, it is not needed
     assert task.to_predict()["test"].num_examples == 8
-    with refused("missing-library", "scikit-learn"):
+    with refused("missing-package", "sklearn"):
         task.held_out()["dev"].metrics(said_for_sure([0] * 12, 2))
 
 

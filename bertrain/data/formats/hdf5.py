@@ -13,11 +13,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
 from bertrain.data.formats.layouts import ENCODED, FIXED, PACKED, VARLENGTH, BadRecord, Fields, Shape, join
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.ragged import RaggedColumn
@@ -38,7 +38,7 @@ class OpenFile:
         self.path = path
         self._columns: dict[str, Any] = {}
         with _reading(path):
-            self.file = h5py.File(path, "r")
+            self.file = import_extra("h5py").File(path, "r")
             self._content = np.asarray(np.memmap(path, mode="r"))
 
     def __enter__(self) -> OpenFile:
@@ -58,9 +58,9 @@ class OpenFile:
             return rows
 
 
-def _column_of(dataset: h5py.Dataset, content: npt.NDArray[np.uint8]) -> Any:
+def _column_of(dataset: Any, content: npt.NDArray[np.uint8]) -> Any:
     """A dataset as a RaggedColumn, an array over the memory-mapped file, or the dataset itself."""
-    if h5py.check_vlen_dtype(dataset.dtype) is not None:
+    if import_extra("h5py").check_vlen_dtype(dataset.dtype) is not None:
         return RaggedColumn(content, dataset)
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None:  # chunked, perhaps compressed; or never written
@@ -112,15 +112,15 @@ def row_checksum(path: Path) -> str:
     return hashlib.md5(str(digests).encode(), usedforsecurity=False).hexdigest()
 
 
-def _check_datasets(path: Path, file: h5py.File, layout: str) -> None:
+def _check_datasets(path: Path, file: Any, layout: str) -> None:
     names = FIELDS[layout]
     for name in names:
-        if name not in file or not isinstance(file[name], h5py.Dataset):
+        if name not in file or not isinstance(file[name], import_extra("h5py").Dataset):
             wanted = ", ".join(names)
             raise UserError("missing-field", f"{path} has no dataset {name}; the layout {layout} has {wanted}")
         dataset = file[name]
         axes, is_varlength = _axes(layout, name)
-        kind = h5py.check_vlen_dtype(dataset.dtype)
+        kind = import_extra("h5py").check_vlen_dtype(dataset.dtype)
         if (kind is not None) != is_varlength or (kind or dataset.dtype).kind not in "iu":
             wanted = "lists of integers" if is_varlength else "integers"
             raise UserError("bad-field", f"the dataset {name} of {path} contains {dataset.dtype}, not {wanted}")
@@ -156,6 +156,7 @@ def _reading(path: Path) -> Iterator[None]:
 def write(path: Path, layout: str, records: Iterable[Fields], count: int, shape: Shape) -> None:
     """Write `count` records of a layout, given in chunks of their fields."""
     content = BytesIO()  # in memory first: the HDF5 library crashes when the disk is full
+    h5py = import_extra("h5py")
     with h5py.File(content, "w") as file:
         for name in FIELDS[layout]:
             kind = np.dtype(np.int8 if name in NARROW else shape.token_type)

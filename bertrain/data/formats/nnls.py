@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
 from bertrain.data.formats.masking import Ints
 
 Floats = npt.NDArray[np.float64]
@@ -72,10 +73,7 @@ def solve(columns: Ints, weights: Floats, target: Floats) -> Floats:
     Column generation: scipy solves for a few hundred columns, then those with the steepest descent join them, until no
     column would help. All columns at once would take scipy several times as long, and gigabytes in older versions.
     """
-    try:
-        from scipy.optimize import nnls
-    except ImportError:
-        raise UserError("missing-extra", "nnlshp needs scipy: pip install 'bertrain[pack]'") from None
+    nnls = import_extra("scipy.optimize").nnls
     solution, used = np.zeros(len(columns)), np.zeros(0, dtype=np.int64)
     residual, tolerance = weights * target, TOLERANCE * float(target.max())
     while True:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
+
+from bertrain.base.extras import import_extra
 
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
 COLLECTION = struct.Struct("<4s4xQ")  # signature, version and padding, size of the whole
@@ -24,9 +25,9 @@ Content = npt.NDArray[np.uint8]
 class RaggedColumn:
     """A variable-length dataset; a slice of it is a list of arrays. Raises ValueError where the file is damaged."""
 
-    def __init__(self, content: Content, dataset: h5py.Dataset) -> None:
+    def __init__(self, content: Content, dataset: Any) -> None:
         self._content = content
-        self._kind = h5py.check_vlen_dtype(dataset.dtype)
+        self._kind = import_extra("h5py").check_vlen_dtype(dataset.dtype)
         self._references = _references(content, dataset)
 
     def __getitem__(self, rows: slice) -> list[npt.NDArray[Any]]:
@@ -49,7 +50,7 @@ class RaggedColumn:
         return lists
 
 
-def _references(content: Content, dataset: h5py.Dataset) -> npt.NDArray[Any]:
+def _references(content: Content, dataset: Any) -> npt.NDArray[Any]:
     """The references of all rows; those of a chunked dataset are copied."""
     if dataset.compression is not None:
         raise ValueError("its variable-length datasets are compressed; rewrite them with h5repack -f NONE")

@@ -7,6 +7,7 @@ from concurrent.futures import as_completed
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
 from bertrain.config.choices import Engine
 from bertrain.data.prepare.units import make_unit
 from bertrain.data.text.processes import process_pool
@@ -30,10 +31,7 @@ def make_units(
 
 
 def _on_dask(work_folder: str, numbers: list[int], scheduler: str | None) -> Iterator[int]:
-    try:
-        import distributed
-    except ImportError:
-        raise UserError("missing-extra", "--engine dask needs Dask: pip install 'bertrain[dask]'") from None
+    distributed = import_extra("distributed")
     if scheduler is None:
         raise UserError("missing-option", "--engine dask needs a scheduler, such as --scheduler tcp://node1:8786")
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from bertrain.base.extras import import_extra
 from bertrain.config.choices import Splitter
 from bertrain.data.text.documents import LONGEST_LINE, Document
 from bertrain.data.text.records import Problem, Record, no_column
@@ -102,7 +103,7 @@ def _paragraphs_of(record: Record, text_column: str) -> list[str]:
 
 
 def _paragraphs_of_page(record: Record) -> list[str]:
-    from mwparserfromhell.parser import ParserError
+    parser = import_extra("mwparserfromhell.parser")
 
     assert isinstance(record.content, bytes)
     assert record.wiki is not None
@@ -110,7 +111,7 @@ def _paragraphs_of_page(record: Record) -> list[str]:
         return paragraphs_of_wikitext(article_text(record.content, record.wiki), record.wiki)
     except ElementTree.ParseError as error:
         raise _Unreadable(f"is broken XML ({error})") from None
-    except ParserError as error:
+    except parser.ParserError as error:
         raise _Unreadable(f"contains wikitext that cannot be parsed ({error})") from None
 
 

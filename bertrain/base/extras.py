@@ -1,0 +1,37 @@
+"""Packages that only some commands need: imported at first use; where one is missing, the error names its extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from bertrain.base.errors import UserError
+
+EXTRAS = {  # module: the extra that installs it, and what needs it
+    "distributed": ("dask", "preparing data on a Dask cluster"),
+    "h5py": ("formats", "reading and writing HDF5"),
+    "matplotlib": ("report", "plotting"),
+    "mlperf_logging": ("mlperf", "writing and checking MLPerf's logs"),
+    "mwparserfromhell": ("text", "extracting Wikipedia dumps"),
+    "scipy": ("pack", "packing by nnlshp"),
+    "sklearn": ("finetune", "computing the metrics of fine-tuning"),
+    "tensorboard": ("tensorboard", "writing TensorBoard events"),
+}
+
+
+def is_installed(module: str) -> bool:
+    """Whether the module can be imported; importing it may take seconds."""
+    return importlib.util.find_spec(module) is not None
+
+
+def missing_package(module: str) -> UserError:
+    extra, user = EXTRAS[module]
+    return UserError("missing-package", f"{user} needs {module}, which is missing: pip install 'bertrain[{extra}]'")
+
+
+def import_extra(name: str) -> Any:
+    """Import a module of a package in EXTRAS."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise missing_package(name.partition(".")[0]) from None
