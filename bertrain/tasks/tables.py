@@ -3,7 +3,7 @@
 A row that cannot be read is returned as a Problem with its file and line; `BadRows` decides whether to stop.
 
 TSV is read as GLUE writes it: a tab ends a field, a line feed ends a row, and quotes have no meaning. In CSV, quoted
-fields may contain commas and line breaks.
+fields may contain commas and line breaks; the header line shows whether commas, semicolons or tabs separate fields.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMATS = {
 }  # fmt: skip
 """The format of a file by the suffix of its name."""
 
-NOT_UTF8 = "is not UTF-8 text; save the file as UTF-8"
+NOT_UTF8 = "is not UTF-8 text; convert the file: `iconv -f latin1 -t utf-8 OLD > NEW`"
 SKIP_HINT = "fix it, or skip such rows with --on-error skip"
 
 SelectColumns = Callable[[list[str]], "Sequence[str | None]"]
@@ -152,7 +152,10 @@ def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> I
 
 def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
     csv.field_size_limit(LARGEST_RECORD)
-    reader = csv.reader((text for _, text in _read_text_lines(stream)), strict=True)
+    lines = (text for _, text in _read_text_lines(stream))
+    first_line = next(lines, "")
+    delimiter = max(",;\t", key=first_line.count)  # a comma where it has none of them
+    reader = csv.reader(itertools.chain([first_line], lines), strict=True, delimiter=delimiter)
 
     def rows() -> Iterator[tuple[int, list[str] | Problem]]:
         while True:

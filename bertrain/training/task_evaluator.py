@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, UserError
+from bertrain.base.formatting import BASELINE
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import EVALUATION_STEP, Loader
 from bertrain.data.formats.block import Block, flat_ranges
@@ -19,8 +21,11 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
 from bertrain.tasks.data import TaskData
+from bertrain.tasks.metrics import predictions_of, report_by_class
+from bertrain.tasks.table_task import TableSplit
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
+from bertrain.training.task_settings import usual_rate
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 """Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy."""
@@ -42,6 +47,7 @@ class TaskEvaluator:
     ) -> None:
         self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words
+        self.report = ""  # on each class of the main split, at the last evaluation
 
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks) -> dict[str, float]:
         """Metrics of the main split by name, the main metric first; of the others by split and name; and speed."""
@@ -51,10 +57,24 @@ class TaskEvaluator:
             is_main = not result
             outputs, timing = self.outputs(split, predict, ranks)
             prefix = "" if is_main else f"{name}/"
-            result |= {f"{prefix}{metric}": value for metric, value in split.metrics(outputs).items()}
+            metrics = split.metrics(outputs).items()
+            result |= {f"{prefix}{key}": value for key, value in metrics if is_main or not key.startswith(BASELINE)}
             if is_main:
                 result |= timing
+                self._check_classes(split, outputs, ranks)
         return {self.main_metric: result.pop(self.main_metric), **result}
+
+    def _check_classes(self, split: Split, outputs: TaskOutputs, ranks: parallel.Ranks) -> None:
+        """Report on each class, and warn of a model that predicts one class only."""
+        if not isinstance(split, TableSplit):
+            return
+        labels, targets, predictions = split.task.labels, split.targets, predictions_of(outputs, split.task.head)
+        self.report = report_by_class(labels, targets, predictions)
+        if labels and np.ptp(predictions) == 0 < np.ptp(targets) and ranks.is_first:
+            label, rate = labels[int(predictions[0])], self._settings.optimizer.learning_rate
+            usual = f"usual for AdamW and this width: {usual_rate(self._settings.model):g}"
+            advice = f"train longer, or with another optimizer.learning_rate than {rate:g} ({usual})"
+            warn(f"the model predicts {label!r} for every example of {split.name}: {advice}")
 
     @torch.no_grad()
     def outputs(self, split: Split, predict: Predictor, ranks: parallel.Ranks) -> tuple[TaskOutputs, dict[str, float]]:
