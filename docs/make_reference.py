@@ -283,7 +283,7 @@ def _recipes() -> Iterator[str]:
     rows = []
     for recipe in list_recipes():
         settings = config.resolve(recipe.name)
-        model, batch = settings.model, settings.batch
+        model, batch, rate = settings.model, settings.batch, settings.optimizer.learning_rate
         size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
         rows.append(
             (
@@ -293,7 +293,7 @@ def _recipes() -> Iterator[str]:
                 str(settings.data.max_seq_length or "of the data"),
                 size,
                 f"{settings.train.max_steps:,}",
-                f"{settings.optimizer.name}, {settings.optimizer.learning_rate:g}",
+                f"{settings.optimizer.name}, {'by width' if rate < 0 else f'{rate:g}'}",
             )
         )
     yield from _table(("name", "description", "layers x width", "length", "step", "steps", "optimizer, rate"), rows)

@@ -31,6 +31,7 @@ from bertrain.cli.options import (
     start_ranks,
     takes_settings,
 )
+from bertrain.config.resolve import parse_overrides
 
 tasks_app = new_app()
 
@@ -128,25 +129,42 @@ def parse_seeds(text: str) -> list[int]:
 @takes_settings(TASK_OPTIONS)
 def predict(
     run: RunFolder,
-    data: Annotated[Path, Option(help="the folder or file with the examples to predict")],
-    out: Annotated[Path, Option(help="the folder to write the predictions to")],
     overrides: Overrides,
+    texts: Annotated[list[str] | None, Argument(metavar="TEXT", help="texts to predict; two for each pair")] = None,
+    data: Annotated[Path | None, Option(help="the folder or file with the examples to predict")] = None,
+    out: Annotated[Path | None, Option(help="the folder to write the predictions to")] = None,
     checkpoint: Checkpoint = "newest",
     device: Annotated[Device, Option(help="auto: a GPU if there is one")] = "auto",
     batch_size: BatchSize = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the predictions of a fine-tuned run for unlabeled examples, in its task's official format.
+    """Predict texts with a fine-tuned run; or write its predictions for --data, in its task's official format.
 
     Settings that do not shape the training, and the names of columns, can be given as --section.field VALUE.
 
-    Example: bertrain predict runs/sst2 --data glue/ --out predictions/
+    Example: bertrain predict runs/letters "Where can I see my invoice?"
     """
     from bertrain.training.predict import predict as predict_task
 
-    result = predict_task(run, data, out, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
-    if is_first_rank() and not printed_json(result, as_json):
+    words, texts = iter(texts or []), []
+    for word in words:  # texts, and settings with their values between them
+        if word.startswith("--"):
+            overrides += parse_overrides([word] if "=" in word else [word, next(words, "--")])
+        else:
+            texts.append(word)
+    result = predict_task(
+        run, data, out, texts=texts, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides
+    )
+    if not is_first_rank() or printed_json(result, as_json):
+        return
+    if not texts:
         show_predictions(result)
+    size = len(texts) // max(1, len(result))  # 2 for a task of pairs
+    for row, one in enumerate(result if texts else []):
+        answer = (
+            f"{one['label']} {max(one['probabilities'].values()):.1%}" if "label" in one else f"{one['number']:.4g}"
+        )
+        print(f"{answer}  {' | '.join(texts[row * size : (row + 1) * size])}")
 
 
 def show_predictions(result: dict[str, Any]) -> None:

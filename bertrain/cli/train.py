@@ -185,9 +185,12 @@ def evaluate(
         result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank() or printed_json(result, as_json):
         return
+    report = result.pop("report", "")
     print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
     if "latency_ms_p50" in result:
         print(latency_text(result))
+    if report:
+        print(f"\n{report}")
 
 
 @train_app.command("fill-mask")

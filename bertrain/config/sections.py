@@ -126,6 +126,7 @@ class TaskSettings:
     text_pair: str = setting("", "classify: column of a second text; empty: none")
     label: str = setting("label", "classify: column of the label")
     target: Literal["class", "number"] = setting("class", "classify: labels are classes, or numbers (regression)")
+    hold_out: float = changeable(0.0, "classify: share of rows to evaluate on if there is no dev part", min=0, max=0.9)
     languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
     doc_stride: int = setting(128, "squad: tokens from the start of one window of a long text to the next", min=1)
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
@@ -175,7 +176,7 @@ class OptimizerSettings:
     """The optimizer and gradient clipping."""
 
     name: Literal["lamb", "adamw", "madgrad", "acclip"] = setting("lamb", "the optimizer")
-    learning_rate: float = setting(4e-4, "base learning rate, scaled by the schedule", min=0)
+    learning_rate: float = setting(4e-4, "base learning rate; -1: in fine-tuning, by the width of the weights", min=-1)
     beta1: float = setting(0.9, "decay of the first moment; madgrad: momentum", min=0, max=0.999999)
     beta2: float = setting(
         0.999, "decay of the second moment, and of acclip's clipping threshold; madgrad: unused", min=0, max=0.999999

@@ -268,8 +268,8 @@ def best_evaluation(evaluations: Sequence[EvaluationRecord], metric: str | None)
 
 def best_by_metric(history: History) -> dict[str, float]:
     """The best value of every evaluated metric, baselines left out."""
-    every_best = {metric: best_evaluation(history.evaluations, metric) for metric in history.metrics}
-    return {metric: best.metrics[metric] for metric, best in every_best.items() if best and metric not in YARDSTICKS}
+    kept = {metric: best_evaluation(history.evaluations, metric) for metric in history.metrics}
+    return {metric: best.metrics[metric] for metric, best in kept.items() if best and not metric.startswith(YARDSTICKS)}
 
 
 def rank_means(table: MetricsTable) -> list[RankMeans]:

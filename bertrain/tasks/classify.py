@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bertrain.base.errors import UserError
+from bertrain.base.seeds import combine, derive
 from bertrain.config.settings import Settings
 from bertrain.data.text.records import Problem
 from bertrain.data.text.vocabulary import Vocabulary
@@ -31,6 +35,7 @@ STEMS = {
     "test": ("test",),
 }
 """File names of each split, without suffix."""
+WHOLE = "data"  # the split of all rows, of which some are held out
 
 
 class ClassifyTask(TableTask):
@@ -47,7 +52,7 @@ class ClassifyTask(TableTask):
         super().__init__(settings, vocabulary, "regress" if is_number else "classify", (), metric_names)
         hint = "; name yours with --task.text, --task.text_pair and --task.label"
         self.columns = Columns((task.text,), (task.text_pair,) if task.text_pair else (), (task.label,), hint=hint)
-        self.files = find_files(data, self.notes, is_trained=saved is not None)
+        self.files = find_files(data, self.notes, is_whole=saved is not None and not task.hold_out)
         if saved is not None:
             self.labels = tuple(saved["labels"])
         elif self.head == "classify":
@@ -55,14 +60,32 @@ class ClassifyTask(TableTask):
         others = [split for split in self.files if split != "train"]
         self.held_out_splits = [split for split in others if _is_labeled(self.files[split], self.columns)]
         self.unlabeled_splits = [split for split in others if split not in self.held_out_splits]
-        if not self.held_out_splits and saved is None:
+        self.hold_out = task.hold_out if "train" in self.files and not self.held_out_splits else 0.0
+        if self.hold_out:
+            self.held_out_splits, self.files[WHOLE] = ["dev"], self.files["train"]
+            self.notes.append(f"{data} has no dev part: {task.hold_out:.0%} of its rows are held out (task.hold_out)")
+        elif not self.held_out_splits and saved is None:
             self.notes.append(f"{data} has no held-out labels, such as a dev.csv: there will be no evaluation")
 
     def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
+        if self.hold_out and name in ("train", "dev"):
+            return self._draw_rows(name)
         if name not in self.files:
             raise UserError("missing-split", f"--data {self.data} has no {name}.csv, .tsv, .jsonl or .parquet")
         parse_label = parse_number if self.head == "regress" else class_parser(self.labels)
         return self.read_split(name, self.files[name], RowFormat(self.columns, parse_label), with_labels=with_labels)
+
+    def _draw_rows(self, name: str) -> TableSplit:
+        """The rows that are held out of the training files, evenly over their labels (dev), or the others (train).
+
+        They depend on the rows alone: runs of all seeds, and later evaluations, hold out the same.
+        """
+        whole = self._load(WHOLE, with_labels=True)
+        size, count = whole.num_examples, max(1, round(self.hold_out * whole.num_examples))
+        order = np.lexsort((combine(derive("hold out"), np.arange(size)), whole.targets))
+        held_out = np.sort(order[(2 * np.arange(count) + 1) * size // (2 * count)])
+        rows = held_out if name == "dev" else np.delete(np.arange(size), held_out)
+        return replace(whole, name=name, block=whole.block.take(rows), ids=[whole.ids[row] for row in rows])
 
     def _find_labels(self) -> tuple[str, ...]:
         """The labels of the usable rows of the training data."""
@@ -96,8 +119,8 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(labels)))
 
 
-def find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, list[Path]]:
-    """The files of each split in a folder, or of a single file."""
+def find_files(data: Path, notes: list[str], *, is_whole: bool) -> dict[str, list[Path]]:
+    """The files of each split in a folder, or of a single file: as training data, or whole as a split of its name."""
     if data.is_dir():
         found = {split: files for split, stems in STEMS.items() if (files := choose_files(data, stems, notes))}
         if not found:
@@ -105,7 +128,7 @@ def find_files(data: Path, notes: list[str], *, is_trained: bool) -> dict[str, l
         return found
     if not format_of(data):
         raise UserError("unknown-table-format", f"cannot read --data {data}; use .csv, .tsv, .jsonl or .parquet")
-    if is_trained:
+    if is_whole:
         notes.append(f"reading all of {data} as the split {stem_of(data)}, including rows used for training")
         return {stem_of(data): [data]}
     found = {"train": [data]}

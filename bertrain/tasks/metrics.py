@@ -37,6 +37,17 @@ def compute_metrics(names: Sequence[str], targets: Values, predictions: Predicti
         return {name: METRICS[name](targets, predictions) for name in names}
 
 
+def report_by_class(labels: Sequence[str], targets: Values, predictions: Predictions) -> str:
+    """Precision, recall and F1 of each class, and the confusion matrix, as text; empty for many classes or none."""
+    if not 0 < len(labels) <= 20:
+        return ""
+    metrics, indices = import_extra("sklearn.metrics"), range(len(labels))
+    names = {"labels": indices, "target_names": labels, "digits": 3, "zero_division": 0}
+    matrix = metrics.confusion_matrix(targets, predictions, labels=indices)
+    head = "confusion matrix: a row for each true label, a column for each predicted one, in the same order"
+    return f"{metrics.classification_report(targets, predictions, **names)}\n{head}\n{matrix}"
+
+
 def _classification(function: str, targets: Values, predictions: Predictions, **options: Any) -> float:
     return float(getattr(import_extra("sklearn.metrics"), function)(targets, predictions, **options))
 

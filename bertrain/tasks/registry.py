@@ -13,10 +13,14 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
 from bertrain.tasks.squad.task import SquadTask
+from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
+
+
+ELSEWHERE = ("ner", "token-classification", "pos", "multilabel", "multi-label", "multiple-choice")
 
 
 def task_names() -> list[str]:
@@ -24,16 +28,36 @@ def task_names() -> list[str]:
     return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify"]
 
 
+def check_name(name: str) -> None:
+    """Refuse a task that is not here, and say what is, or what to use instead."""
+    names = task_names()
+    if name not in names:
+        advice = f"{nearest(name, names)}; tasks: {', '.join(names)}"
+        if name.lower().replace("_", "-") in ELSEWHERE:
+            advice = "; export the weights (`bertrain weights export`), and train them with the Transformers Trainer"
+        raise UserError("unknown-task", f"there is no task {name!r}{advice}")
+
+
+def reads_pairs(settings: Settings) -> bool:
+    """Whether each example of a task of tables is a pair of texts."""
+    spec = glue.TASKS.get(settings.task.name.removeprefix("glue/"))
+    return bool(spec.columns.second) if spec else settings.task.name == "xnli" or bool(settings.task.text_pair)
+
+
 def open_task(
-    settings: Settings, folder: Path, vocabulary: Vocabulary, *, saved: Mapping[str, Any] | None = None
+    settings: Settings, folder: Path | None, vocabulary: Vocabulary, *, saved: Mapping[str, Any] | None = None
 ) -> Task:
     """Open the task `settings.task.name`, whose files are in `folder`.
 
     `saved` is the `to_dict()` of the task that a model was trained on. With it, the training data need not be there.
+    Without a folder, the task has no splits, and only encodes texts.
     """
-    name, names = settings.task.name, task_names()
-    if name not in names:
-        raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, names)}; tasks: {', '.join(names)}")
+    name = settings.task.name
+    check_name(name)
+    if folder is None:
+        if name in SQUAD or saved is None:
+            raise UserError("texts-for-squad", f"{name} reads questions about paragraphs; put them into a file: --data")
+        return TableTask(settings, vocabulary, saved["head"], tuple(saved["labels"]), ("",))
     if not folder.exists():
         raise UserError("missing-data", f"--data {folder} does not exist")
     if name in SQUAD:

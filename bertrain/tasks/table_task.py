@@ -18,13 +18,13 @@ import numpy as np
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import BASELINE, counted
 from bertrain.config.settings import Settings
-from bertrain.data.formats.block import Block
+from bertrain.data.formats.block import Block, Values
 from bertrain.data.text.records import Problem, listed
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.encode import encode_texts
-from bertrain.tasks.metrics import compute_metrics, predictions_of, softmax
+from bertrain.tasks.metrics import Predictions, compute_metrics, predictions_of, softmax
 from bertrain.tasks.tables import BadRows, FieldCountProblem, Row, read_table
 from bertrain.tasks.task import Head, TaskOutputs
 
@@ -167,10 +167,25 @@ class TableSplit:
     def num_examples(self) -> int:
         return len(self.block)
 
-    def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
-        """The metrics by name; of several languages their mean, followed by those of each language: accuracy_de."""
+    @property
+    def targets(self) -> Values:
+        """The class index or the number of each row; the split must be labeled."""
         assert self.block.answers is not None
-        targets, predictions = self.block.answers[:, 0], predictions_of(outputs, self.task.head)
+        return self.block.answers[:, 0]
+
+    def constant_predictions(self) -> Predictions:
+        """The same prediction for every row, that fits best: the most frequent class, or the mean."""
+        targets = self.targets
+        return np.full_like(targets, targets.mean() if self.task.head == "regress" else np.bincount(targets).argmax())
+
+    def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
+        """The metrics by name, and the baseline of the main one, which `constant_predictions` reach."""
+        main, found = self.task.main_metric, self._metrics(predictions_of(outputs, self.task.head))
+        return found | {f"{BASELINE}{main}": self._metrics(self.constant_predictions())[main]}
+
+    def _metrics(self, predictions: Predictions) -> dict[str, float]:
+        """The metrics by name; of several languages their mean, followed by those of each language: accuracy_de."""
+        targets = self.targets
         if not self.languages:
             return compute_metrics(self.task.metric_names, targets, predictions)
         languages = np.array(self.languages)
@@ -250,20 +265,31 @@ class TableTask:
             block = dataclasses.replace(block, answers=np.array(rows.targets, dtype=dtype)[:, None])
         return TableSplit(self, name, block, rows.ids, rows.languages)
 
-    def write_split(self, split: TableSplit, outputs: TaskOutputs, folder: Path) -> Path:
-        """Write a JSON object per row: its id, and its number, or its label and the probability of each label."""
+    def encode(self, texts: Sequence[str], *, is_pair: bool) -> TableSplit:
+        """Texts that are given themselves as a split; of pairs, the two of each follow each other."""
+        if is_pair and len(texts) % 2:
+            raise UserError("odd-texts", f"{self.name} reads pairs of texts; give the first and the second of each")
+        first, second = (texts[::2], texts[1::2]) if is_pair else (texts, None)
+        block, num_truncated = encode_texts(self.vocabulary, first, second, self.settings.data.max_seq_length)
+        self.notes += [f"truncated {counted(num_truncated, 'text')} (--data.max_seq_length)"] if num_truncated else []
+        return TableSplit(self, "texts", block, [], [])
+
+    def answers(self, outputs: TaskOutputs) -> list[dict[str, Any]]:
+        """For each row its number, or its label and the probability of each label."""
         predictions, probabilities = predictions_of(outputs, self.head).tolist(), softmax(outputs).round(6).tolist()
+        if self.head == "regress":
+            return [{"number": number} for number in predictions]
+        return [
+            {"label": self.labels[index], "probabilities": dict(zip(self.labels, row, strict=True))}
+            for index, row in zip(predictions, probabilities, strict=True)
+        ]
+
+    def write_split(self, split: TableSplit, outputs: TaskOutputs, folder: Path) -> Path:
+        """Write a JSON object per row: its id, and its `answers`."""
         lines = []
-        for row, (index, prediction) in enumerate(zip(split.ids, predictions, strict=True)):
-            record: dict[str, Any] = {"id": index}
-            if split.languages:
-                record["language"] = split.languages[row]
-            if self.head == "regress":
-                record["number"] = prediction
-            else:
-                record["label"] = self.labels[prediction]
-                record["probabilities"] = dict(zip(self.labels, probabilities[row], strict=True))
-            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+        for row, answer in enumerate(self.answers(outputs)):
+            language = {"language": split.languages[row]} if split.languages else {}
+            lines.append(json.dumps({"id": split.ids[row]} | language | answer, ensure_ascii=False) + "\n")
         path = folder / f"{split.name}.jsonl"
         write_atomically(path, "".join(lines))
         return path

@@ -3,7 +3,7 @@
 A row that cannot be read is returned as a Problem with its file and line; `BadRows` decides whether to stop.
 
 TSV is read as GLUE writes it: a tab ends a field, a line feed ends a row, and quotes have no meaning. In CSV, quoted
-fields may contain commas and line breaks.
+fields may contain commas and line breaks; the header line shows whether commas, semicolons or tabs separate fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMATS = {
 }  # fmt: skip
 """The format of a file by the suffix of its name."""
 
-NOT_UTF8 = "is not UTF-8 text; save the file as UTF-8"
+NOT_UTF8 = "is not UTF-8 text; convert the file: `iconv -f latin1 -t utf-8 OLD > NEW`"
 SKIP_HINT = "fix it, or skip such rows with --on-error skip"
 
 SelectColumns = Callable[[list[str]], "Sequence[str | None]"]

@@ -48,7 +48,8 @@ def finetune_many(
     if len(settings) > 1:  # a fault in the last task is reported now, not after hours of the others
         for name, of_task in settings.items():
             checked = resolve_run(of_task, data, folder(name, seeds[0]), init=init, world=parallel.count_ranks())
-            _read_to_predict(checked, predicts)
+            if predicts and checked.task is not None:
+                checked.task.to_predict()
     outcomes: list[Outcome] = []
     for name, of_task in settings.items():
         found: list[dict[str, float]] = []
@@ -58,7 +59,8 @@ def finetune_many(
             place = folder(name, seed)
             with parallel.join(seeded.train) as ranks:
                 resolved = resolve_run(seeded, data, place, init=init, ranks=ranks, same_task=resolved)
-                _read_to_predict(resolved, predicts and not found)
+                if predicts and not found and resolved.task is not None:
+                    resolved.task.to_predict()
                 start(resolved, ranks)
             found.append(metrics_of(place))
             outcome = Outcome.of(name, seeds, found, keeps_best=checkpoint_of(place) == "best")
@@ -66,11 +68,6 @@ def finetune_many(
                 write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)
     return outcomes
-
-
-def _read_to_predict(resolved: ResolvedRun, predicts: bool) -> None:
-    if predicts and resolved.task is not None:
-        resolved.task.to_predict()
 
 
 def run_folder(run: str | Path, task: str, seed: int, num_tasks: int, num_seeds: int) -> Path:

@@ -14,6 +14,7 @@ from bertrain.config.resolve import override
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
 from bertrain.tasks import registry
+from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
@@ -32,9 +33,10 @@ def evaluate_task(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The task's metrics of a fine-tuned run on the held-out part of `data` (default: its own data), and its step.
 
+    Of a classifier also a `report` as text: F1 of each class, and the confusion matrix.
     `batch_size` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
     ("task.null_threshold", "2"), or that say how files are read: task.on_error, task.text, task.text_pair, task.label.
     """
@@ -42,25 +44,39 @@ def evaluate_task(
         held_out = model.task.held_out()
         if not held_out:
             raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
-        return {"step": float(model.step)} | model.evaluator(held_out).evaluate(model.predict, model.ranks)
+        evaluator = model.evaluator(held_out)
+        metrics = evaluator.evaluate(model.predict, model.ranks)
+        return {"step": float(model.step), **metrics} | ({"report": evaluator.report} if evaluator.report else {})
 
 
 def predict(
     run: str | Path,
-    data: str | Path,
-    out: str | Path,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
     *,
+    texts: str | Sequence[str] = (),
     which: str = "newest",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
-) -> dict[str, Any]:
+) -> Any:
     """Predict the splits of `data` without answers (or else its held-out part), into files in the folder `out`.
 
-    `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split.
+    `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split; with `texts` (for a
+    task of pairs, two for each) instead of `data` and `out`, the label of each and the probability of every label, or
+    its number: `predict("runs/letters", texts=["Where is my invoice?"])`.
 
     Example: bertrain.predict("runs/labels", "labels", "predictions")
     """
+    if texts and data is None and out is None:
+        with _open_model(run, None, which, device, batch_size, overrides, has_files=False) as model:
+            assert isinstance(model.task, TableTask)
+            words = [texts] if isinstance(texts, str) else texts
+            given = model.task.encode(words, is_pair=registry.reads_pairs(model.run.settings))
+            outputs, _ = model.evaluator({given.name: given}).outputs(given, model.predict, model.ranks)
+            return model.task.answers(outputs)
+    if texts or data is None or out is None:
+        raise UserError("conflicting-options", "give either texts to predict, or both --data and --out")
     _refuse_own_place(Path(data), Path(out))
     with _open_model(run, data, which, device, batch_size, overrides) as model:
         splits: Mapping[str, Split] = model.task.to_predict()
@@ -122,14 +138,18 @@ def _open_model(
     device: Literal["auto", "cpu", "cuda"],
     batch_size: int,
     overrides: Sequence[tuple[str, str]],
+    has_files: bool = True,
 ) -> Iterator[_Model]:
     opened = Run.open(run)
     if not opened.settings.task.name:
         raise UserError("no-task", f"{run} was pre-trained, not fine-tuned for a task")
     settings = override(opened.settings, list(overrides), also=FILE_SETTINGS)
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, batch_size=batch_size)
-    opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate))
     folder = Path(data) if data is not None else opened.data
-    task = registry.open_task(opened.settings, folder, opened.vocabulary(), saved=opened.task)
+    is_own = folder.resolve() == opened.data  # rows that training held out are held out here too
+    of_task = settings.task if is_own else replace(settings.task, hold_out=0.0)
+    settings = replace(settings, train=train, evaluate=evaluate, task=of_task)
+    opened = replace(opened, settings=settings)
+    task = registry.open_task(settings, folder if has_files else None, opened.vocabulary(), saved=opened.task)
     with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
         yield _Model(opened, task, folder, predict, ranks, step)

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, UserError
+from bertrain.base.formatting import BASELINE
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import EVALUATION_STEP, Loader
 from bertrain.data.formats.block import Block, flat_ranges
@@ -20,8 +22,11 @@ from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
 from bertrain.ranks.signals import NEVER, StopSignal
 from bertrain.tasks.data import TaskData
+from bertrain.tasks.metrics import predictions_of, report_by_class
+from bertrain.tasks.table_task import TableSplit
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
+from bertrain.training.task_settings import usual_rate
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 """Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy."""
@@ -46,6 +51,7 @@ class TaskEvaluator:
         self.main_metric, self._splits = task.main_metric, splits
         self._settings, self._folder, self._words = settings, folder, words
         self.num_examples = sum(len(split.block) for split in splits.values())
+        self.report = ""  # on each class of the main split, at the last evaluation
 
     def shrink(self, num_examples: int) -> None:
         """Does nothing: a task is scored whole."""
@@ -60,10 +66,24 @@ class TaskEvaluator:
             if ranks.all_max(stop.request):
                 return {}
             prefix = "" if is_main else f"{name}/"
-            result |= {f"{prefix}{metric}": value for metric, value in split.metrics(outputs).items()}
+            metrics = split.metrics(outputs).items()
+            result |= {f"{prefix}{key}": value for key, value in metrics if is_main or not key.startswith(BASELINE)}
             if is_main:
                 result |= timing
+                self._check_classes(split, outputs, ranks)
         return {self.main_metric: result.pop(self.main_metric), **result}
+
+    def _check_classes(self, split: Split, outputs: TaskOutputs, ranks: parallel.Ranks) -> None:
+        """Report on each class, and warn of a model that predicts one class only."""
+        if not isinstance(split, TableSplit):
+            return
+        labels, targets, predictions = split.task.labels, split.targets, predictions_of(outputs, split.task.head)
+        self.report = report_by_class(labels, targets, predictions)
+        if labels and np.ptp(predictions) == 0 < np.ptp(targets) and ranks.is_first:
+            label, rate = labels[int(predictions[0])], self._settings.optimizer.learning_rate
+            usual = f"usual for AdamW and this width: {usual_rate(self._settings.model):g}"
+            advice = f"train longer, or with another optimizer.learning_rate than {rate:g} ({usual})"
+            warn(f"the model predicts {label!r} for every example of {split.name}: {advice}")
 
     @torch.no_grad()
     def outputs(

@@ -12,13 +12,14 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.files import write_atomically
+from bertrain.base.formatting import BASELINE
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, read_records
 
 RESULTS = "results.json"
 SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
-NO_SCORES = ("examples", "latency", "train_examples")  # prefixes of metrics that measure speed or size
+NO_SCORES = ("examples", "latency", "train_examples", BASELINE)  # prefixes of metrics of speed, size, and nothing
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
         seeds = f" ({len(outcome.seeds)} seeds)" if len(outcome.seeds) > 1 else ""
         scores = [name for name in outcome.metrics if not name.rpartition("/")[2].startswith(NO_SCORES)]
         shown = [
-            f"{name} {outcome.mean(name):.4g}" + (f" +- {outcome.deviation(name):.2g}" if seeds else "")
+            f"{name} {outcome.mean(name):.4g}"
+            + (f" +- {outcome.deviation(name):.2g}" if seeds else "")
+            + (f" (baseline {outcome.mean(BASELINE + name):.4g})" if BASELINE + name in outcome.metrics else "")
             for name in scores
         ]
         best = "  at the best evaluation" if outcome.keeps_best else ""

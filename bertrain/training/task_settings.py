@@ -1,7 +1,7 @@
 """The settings of a task: from its recipe, and from the data and the weights of the run.
 
 resolve_task   recipe, settings file and overrides
-fit_to_task    the model, the number of steps and the bins, once the task's data and the weights are open
+fit_to_task    the model, the learning rate, the steps and the bins, once the task's data and the weights are open
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.console import warn
-from bertrain.base.errors import UserError, nearest
+from bertrain.base.errors import UserError
 from bertrain.config.resolve import Overrides, as_pairs, named_in, resolve
 from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
+from bertrain.tasks.table_task import TableSplit
 from bertrain.tasks.task import Task
 from bertrain.training.restore import InitWeights
 
@@ -47,8 +48,7 @@ def resolve_task(
 
     Example: bertrain.resolve_task("classify", {"train.epochs": 1, "optimizer.learning_rate": 1e-3})
     """
-    if name not in registry.task_names():
-        raise UserError("unknown-task", f"there is no task {name!r}{nearest(name, registry.task_names())}")
+    registry.check_name(name)
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
     pairs, in_file = as_pairs(overrides), named_in(settings_file)
     given, changes = dict(pairs), [*pairs, ("task.name", name)]
@@ -86,11 +86,28 @@ def fit_to_task(
     _check_target(settings.evaluate.target_accuracy, task)
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
+    notes: list[str] = []
+    if settings.optimizer.learning_rate < 0:
+        rate = begun.settings.optimizer.learning_rate if begun else usual_rate(settings.model)
+        settings = replace(settings, optimizer=replace(settings.optimizer, learning_rate=rate))
+        width = f"for weights {settings.model.hidden_size} wide"
+        notes.append(f"optimizer.learning_rate {rate:g}, {width}; set --optimizer.learning_rate to change it")
     settings = in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
+    held_out = next(iter(task.held_out().values()), None)
+    if isinstance(held_out, TableSplit) and task.labels:
+        label = task.labels[int(held_out.constant_predictions()[0])]
+        notes.append(f"baseline of {held_out.name}: always predict {label!r}")
+    task.notes.extend(note for note in notes if note not in task.notes)  # seeds share a task
     if settings.batch.token_budget == 0:
         budget = begun.settings.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
         settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
     return settings.check()
+
+
+def usual_rate(model: ModelSettings) -> float:
+    """AdamW's: that of Devlin et al., times the square of how much narrower than 768 the weights are, at most 1e-3."""
+    rate = (5e-5 if model.head == "span" else 3e-5) * max(1.0, 768 / model.hidden_size) ** 2
+    return float(f"{min(rate, 1e-3):.1g}")
 
 
 def _check_target(target: float, task: Task) -> None:

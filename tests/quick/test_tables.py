@@ -111,6 +111,15 @@ def test_csv_has_quotes_and_lines_within(tmp_path: Path) -> None:
     assert read(path, "text", "label") == rows
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_the_header_of_csv_shows_what_separates_fields(tmp_path: Path, separator: str) -> None:
+    lines = ["text,label", 'a; b\t,"1,2"', "c,3"]
+    other = [line.replace(",", separator) for line in ("text,label", '"a, b","1;2"', "c,3")]
+    assert read(write(tmp_path / "a.csv", "\n".join(lines) + "\n"), "label") == [("1,2",), ("3",)]
+    assert read(write(tmp_path / "b.csv", "\n".join(other) + "\n"), "label")[1] == ("3",)
+    assert read(write(tmp_path / "c.csv", "text\na;b\n"), "text") == [("a;b",)], "a single column"
+
+
 def test_wrong_rows_of_csv_are_named_by_their_first_line(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.csv", 'text,label\n"two\nlines",1\n"a"b,1\nthree,fields,here\n\xff,1\n"open,1\nlost,1\n"x",1\n'

@@ -16,15 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.config.settings import DataSettings, Settings, TaskSettings
+from bertrain.base.console import evaluation_text
+from bertrain.base.formatting import headline_of
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import DataSettings, ModelSettings, Settings, TaskSettings
 from bertrain.data.text.tokenizer import Tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import metrics
 from bertrain.tasks.classify import sort_labels
 from bertrain.tasks.encode import CHUNK_ROWS, encode_texts, truncate_pairs
 from bertrain.tasks.glue import TASKS
-from bertrain.tasks.registry import open_task, task_names
-from bertrain.tasks.task import Task
+from bertrain.tasks.registry import open_task, reads_pairs, task_names
+from bertrain.training.task_settings import resolve_task, usual_rate
 from tests.helpers import refused
 
 SAMPLES = Path(__file__).parents[1] / "data"
@@ -32,7 +35,7 @@ GLUE = SAMPLES / "glue"
 VOCABULARY = Vocabulary.load()
 
 
-def open_named(name: str, folder: Path, *, saved: dict[str, Any] | None = None, **task: Any) -> Task:
+def open_named(name: str, folder: Path, *, saved: dict[str, Any] | None = None, **task: Any) -> Any:
     return open_task(Settings(task=TaskSettings(name=name, **task)), folder, VOCABULARY, saved=saved)
 
 
@@ -276,6 +279,11 @@ def test_submissions_of_mnli_and_predictions_with_answers(tmp_path: Path) -> Non
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    for name in ("ner", "token_classification", "multilabel"):
+        with refused("unknown-task", name, "weights export", "Transformers"):
+            resolve_task(name)
+    with refused("unknown-task", "'glu/mnly'", *task_names()):
+        resolve_task("glu/mnly")
     with refused("unknown-task", "'glue/mnl'", "did you mean 'glue/mnli'?"):
         open_named("glue/mnl", GLUE)
     with refused("other-task", GLUE / "SST-2", "CoLA"):
@@ -334,12 +342,13 @@ def test_xnli_is_scored_by_language(tmp_path: Path) -> None:
     assert task.training().block.answers[:, 0].tolist() == [2, 0]
     dev = task.held_out()["dev"]
     figures = dev.metrics(said_for_sure([0, 1, 2, 0, 0, 0], 3))
-    assert figures == pytest.approx({"accuracy": 2 / 3, "accuracy_de": 1.0, "accuracy_en": 1 / 3})
+    languages = {"accuracy_de": 1.0, "accuracy_en": 1 / 3}
+    assert figures == pytest.approx({"accuracy": 2 / 3, "baseline_accuracy": 1 / 3, **languages})
     (path,) = dev.write_predictions(said_for_sure([0, 1, 2, 0, 0, 0], 3), tmp_path)
     last = json.loads(path.read_text().splitlines()[-1])
     assert (last["id"], last["language"], last["label"]) == ("encontradiction", "en", "entailment")
     only = open_named("xnli", tmp_path, languages="de").held_out()["test"]
-    assert set(only.metrics(said_for_sure([0, 1, 2], 3))) == {"accuracy", "accuracy_de"}
+    assert set(only.metrics(said_for_sure([0, 1, 2], 3))) == {"accuracy", "accuracy_de", "baseline_accuracy"}
     with refused("missing-language", "fr"):
         open_named("xnli", tmp_path, languages="de,fr").held_out()
     with refused("unknown-language", "task.languages", "did you mean 'de'?"):
@@ -399,7 +408,8 @@ def test_own_table_of_pairs_and_numbers(tmp_path: Path) -> None:
     training = task.training()
     assert training.block.answers[:, 0].tolist() == [1.5, -2.0]
     assert (training.block.segment_b < training.block.lengths).all()
-    assert training.metrics(training.block.answers) == pytest.approx({"pearson": 1, "spearmanr": 1})
+    found = training.metrics(training.block.answers)
+    assert found == pytest.approx({"pearson": 1, "spearmanr": 1, "baseline_pearson": 0})
     assert not task.held_out()
     assert any("dev.csv" in note for note in task.notes)
     (path,) = training.write_predictions(training.block.answers, tmp_path)
@@ -446,6 +456,93 @@ def test_a_trained_model_needs_no_training_data(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\nc,yes\n")
     scored = open_named("classify", tmp_path / "new.csv", saved=saved)
     assert scored.held_out()["new"].metrics(said_for_sure([1], 2))["accuracy"] == 1
+
+
+# --- without a dev part -------------------------------------------------------------------------------------
+
+
+def skewed(folder: Path, count: int = 200) -> Path:
+    """A table whose labels are three to one, with the number of each row as its text."""
+    rows = [f"{number},{'abba'[number % 4] if number % 3 else 'a'}" for number in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mine.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return folder / "mine.csv"
+
+
+@pytest.mark.parametrize("target", ["class", "number"])
+def test_a_table_without_a_dev_part_is_split_once_and_for_all(target: str, tmp_path: Path) -> None:
+    path = skewed(tmp_path)
+    if target == "number":
+        path.write_text("text,label\n" + "".join(f"{number},{number / 7}\n" for number in range(200)))
+    task = open_named("classify", path, hold_out=0.15, target=target)
+    training, dev = task.training(), task.held_out()["dev"]
+    assert (len(training.ids), len(dev.ids), task.hold_out) == (170, 30, 0.15)
+    assert sorted([*training.ids, *dev.ids], key=int) == [str(number) for number in range(200)]
+    assert any("task.hold_out" in note for note in task.notes)
+    everything = np.concatenate([training.targets, dev.targets])
+    assert float(np.mean(dev.targets)) == pytest.approx(float(np.mean(everything)), rel=0.05), "each has its share"
+    assert list(task.to_predict()) == ["dev"]
+    later = open_named("classify", path, saved=task.to_dict(), hold_out=task.hold_out, target=target)
+    assert later.to_predict()["dev"].ids == dev.ids
+    assert later.labels == task.labels
+    whole = open_named("classify", path, saved=task.to_dict(), target=target)
+    assert whole.held_out()["mine"].num_examples == 200, "a file that no row of was held out is scored whole"
+
+
+def test_a_dev_part_is_used_and_nothing_else_held_out(tmp_path: Path) -> None:
+    skewed(tmp_path).rename(tmp_path / "train.csv")
+    (tmp_path / "dev.csv").write_text("text,label\nx,a\n")
+    task = open_named("classify", tmp_path, hold_out=0.5)
+    assert (task.training().num_examples, task.held_out()["dev"].num_examples, task.hold_out) == (200, 1, 0)
+
+
+# --- baselines ----------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_is_the_most_frequent_class(tmp_path: Path) -> None:
+    split = open_named("classify", skewed(tmp_path)).training()
+    share = float(np.mean(split.targets == 0))
+    assert 0.5 < share < 1
+    metrics_of_a = split.metrics(said_for_sure([0] * 200, 2))
+    assert metrics_of_a["accuracy"] == metrics_of_a["baseline_accuracy"] == share
+    assert split.metrics(said_for_sure(split.targets, 2))["baseline_accuracy"] == share
+    assert "mlm" not in evaluation_text(metrics_of_a)
+    assert f"accuracy {share:.4g} (baseline {share:.4g})" in evaluation_text(metrics_of_a)
+    assert headline_of(["baseline_accuracy", "accuracy"]) == "accuracy"
+
+
+def test_each_class_is_reported() -> None:
+    targets, predictions = np.array([0, 0, 1, 1, 2]), np.array([0, 1, 1, 1, 2])
+    report = metrics.report_by_class(["cat", "dog", "cow"], targets, predictions)
+    cat = next(line for line in report.splitlines() if "cat" in line)
+    assert cat.split() == ["cat", "1.000", "0.500", "0.667", "2"], "precision, recall, F1, rows"
+    assert report.endswith("[[1 1 0]\n [0 2 0]\n [0 0 1]]")
+    assert metrics.report_by_class([], targets, predictions) == ""
+    assert metrics.report_by_class([str(number) for number in range(21)], targets, predictions) == ""
+
+
+# --- texts without a file -----------------------------------------------------------------------------------
+
+
+def test_texts_are_encoded_as_rows_of_files_are(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,b,label\nit is good,so so,x\nand bad,no,y\n")
+    for second in ("", "b"):
+        task = open_named("classify", tmp_path, text_pair=second)
+        alone = open_task(task.settings, None, VOCABULARY, saved=task.to_dict())
+        texts = ["it is good", "so so", "and bad", "no"] if second else ["it is good", "and bad"]
+        assert reads_pairs(alone.settings) == bool(second)
+        given = alone.encode(texts, is_pair=bool(second))
+        assert given.block.tokens.tolist() == task.training().block.tokens.tolist()
+        assert given.block.segment_b.tolist() == task.training().block.segment_b.tolist()
+        labels = [answer["label"] for answer in alone.answers(said_for_sure([1, 0], 2))]
+        assert labels == ["y", "x"]
+    with refused("odd-texts", "classify"):
+        alone.encode(["one"], is_pair=True)
+    assert [reads_pairs(Settings(task=TaskSettings(name=name))) for name in ("glue/sst2", "glue/rte", "xnli")] == [
+        False, True, True,
+    ]  # fmt: skip
+    with refused("texts-for-squad", "squad/v1.1", "--data"):
+        open_task(Settings(task=TaskSettings(name="squad/v1.1")), None, VOCABULARY, saved={"version": "v1.1"})
 
 
 OWN_MISTAKES = {
@@ -513,3 +610,26 @@ def test_settings_of_another_length_give_other_blocks(tmp_path: Path) -> None:
     short = replace(settings, data=replace(settings.data, max_seq_length=16))
     assert open_task(settings, tmp_path, VOCABULARY).training().block.lengths.tolist() == [52, 3]
     assert open_task(short, tmp_path, VOCABULARY).training().block.lengths.tolist() == [16, 3]
+
+
+# --- the learning rate --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "head", "rate"),
+    [(1024, "classify", 3e-5), (768, "classify", 3e-5), (768, "span", 5e-5), (384, "classify", 1e-4),
+     (256, "regress", 3e-4), (128, "classify", 1e-3), (32, "classify", 1e-3)],
+)  # fmt: skip
+def test_narrower_weights_have_a_larger_rate(width: int, head: Any, rate: float) -> None:
+    assert usual_rate(ModelSettings(hidden_size=width, num_heads=1, head=head)) == rate
+
+
+def test_a_rate_by_the_weights_is_for_fine_tuning_with_adamw() -> None:
+    assert resolve_task("classify").optimizer.learning_rate == resolve_task("squad/v1.1").optimizer.learning_rate == -1
+    for recipe, changes in (
+        ("bert-tiny", {"optimizer.learning_rate": "-1"}),
+        ("finetune-glue", {"optimizer.learning_rate": "-0.5"}),
+        ("finetune-glue", {"optimizer.name": "lamb"}),
+    ):
+        with refused("out-of-range", "optimizer.learning_rate", "adamw"):
+            resolve(recipe, list(changes.items()))

@@ -163,11 +163,77 @@ def test_all_of_glue_in_one_command(mini: Miniature, tmp_path: Path) -> None:
 def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text((mini.table / "train.csv").read_text())
     words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run"]
-    done = command_line(*words, "--max-steps", 2, *miniature_tasks.arguments())
+    done = command_line(*words, "--max-steps", 2, *miniature_tasks.arguments(task__hold_out=0))
     assert "dev.csv" in done.out
     assert " sentences/s" in done.out.splitlines()[-1]
     with helpers.refused("no-examples", tmp_path):
         evaluate_task(tmp_path / "run")
+
+
+def test_a_single_table_is_split_and_later_verbs_see_the_same_rows(mini: Miniature, tmp_path: Path) -> None:
+    """Trained, continued, evaluated and predicted on the same rows; the rate follows the weights, and is kept."""
+    data, run = tmp_path / "mine.csv", tmp_path / "run"
+    shutil.copy(mini.table / "train.csv", data)
+    words = ["finetune", "classify", "--init", mini.base, "--data", data, "--run", run, "--max-steps", 40]
+    words += miniature_tasks.arguments(optimizer__learning_rate=-1)
+    done = command_line(*words)
+    assert "task.hold_out" in done.out
+    assert "optimizer.learning_rate 0.001" in done.out
+    settings = Run.open(run).settings
+    assert (settings.optimizer.learning_rate, settings.task.hold_out) == (1e-3, 0.1)
+    scored = metrics_of(run)
+    assert scored["examples"] == 24
+    assert scored["baseline_accuracy"] < 0.6
+    assert f"(baseline {scored['baseline_accuracy']:.4g})" in done.out.splitlines()[-1]
+    assert scored["accuracy"] > scored["baseline_accuracy"]
+
+    steps = records(run, "step")
+    command_line(*words)
+    assert records(run, "step") == steps, "the same command finds it done"
+    resume(run)
+    for given in ((), ("--data", data)):
+        again = json.loads(command_line("evaluate", run, "--device", "cpu", "--json", *given).out)
+        assert {name: again[name] for name in ("accuracy", "f1_macro", "examples")} == {
+            name: scored[name] for name in ("accuracy", "f1_macro", "examples")
+        }
+    predict(run, data, tmp_path / "out", device="cpu")
+    assert len((tmp_path / "out" / "dev.jsonl").read_text().splitlines()) == 24
+    shutil.copy(data, tmp_path / "other.csv")
+    assert evaluate_task(run, tmp_path / "other.csv", device="cpu")["examples"] == 240
+
+
+def test_texts_are_predicted_without_a_file(mini: Miniature, colours: Path, tmp_path: Path) -> None:
+    texts, expected = miniature_tasks.coloured(12, 4)
+    found = predict(colours, texts=texts, device="cpu")
+    assert sum(one["label"] == colour for one, colour in zip(found, expected, strict=True)) >= 10
+    assert predict(colours, texts=texts[0], device="cpu") == [
+        {"label": found[0]["label"], "probabilities": pytest.approx(found[0]["probabilities"], abs=1e-4)}
+    ]
+    done = command_line("predict", colours, texts[0], "--task.on_error", "skip", texts[1], "--device", "cpu")
+    for line, text, one in zip(done.out.splitlines(), texts[:2], found, strict=False):
+        assert line.startswith(one["label"])
+        assert line.endswith(text)
+    assert len(done.out.splitlines()) == 2
+    with helpers.refused("conflicting-options", "--data", "--out"):
+        predict(colours, mini.table, tmp_path, texts=texts)
+    with helpers.refused("conflicting-options", "--data", "--out"):
+        predict(colours)
+
+
+def test_a_model_that_predicts_one_class_is_named_with_the_cure(mini: Miniature, tmp_path: Path) -> None:
+    texts, _ = miniature_tasks.coloured(100, 5)
+    for name in ("train", "dev"):  # nothing to learn, but that most are plain
+        rows = [f"{text},{'plain' if number % 10 else 'rare'}\n" for number, text in enumerate(texts)]
+        (tmp_path / f"{name}.csv").write_text("".join(["text,label\n", *rows]))
+    words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run"]
+    done = command_line(*words, "--max-steps", 6, *miniature_tasks.arguments())
+    (recorded,) = records(tmp_path / "run", "evaluation")
+    assert recorded["accuracy"] == recorded["baseline_accuracy"] == 0.9
+    for word in ("'plain'", "dev", "optimizer.learning_rate", "0.003", "0.001"):
+        assert word in done.err
+    shown = command_line("evaluate", tmp_path / "run", "--device", "cpu")
+    assert "recall" in shown.out
+    assert "[[90  0]\n [10  0]]" in shown.out
 
 
 # --- how long ----------------------------------------------------------------------------------------------
@@ -249,14 +315,15 @@ def test_bins_hold_a_ranks_share_of_a_step(mini: Miniature) -> None:
 
 
 def test_the_table_has_scores_speed_and_the_average_of_glue() -> None:
-    mrpc = Outcome("glue/mrpc", (1, 2), {"f1": (0.8, 0.9), "accuracy": (0.7, 0.8), "examples": (408.0, 408.0)})
+    of_mrpc = {"f1": (0.8, 0.9), "accuracy": (0.7, 0.8), "examples": (408.0, 408.0), "baseline_f1": (0.81, 0.81)}
+    mrpc = Outcome("glue/mrpc", (1, 2), of_mrpc)
     mnli = Outcome(
         "glue/mnli",
         (1,),
         {"accuracy": (0.6,), "dev_mismatched/accuracy": (0.5,), SPEED: (1234.5,), SPEED_OVERALL: (1e3,)},
     )
     assert table([mrpc, mnli]).splitlines() == [
-        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071  accuracy 0.75 +- 0.071",
+        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071 (baseline 0.81)  accuracy 0.75 +- 0.071",
         "glue/mnli  accuracy 0.6  dev_mismatched/accuracy 0.5  1,234 sentences/s, 1,000 overall",
         "average    0.675 of 2 tasks",
     ]
