@@ -31,7 +31,7 @@ from bertrain.cli.train import train_app
 from bertrain.cli.weights import weights_app
 from bertrain.ranks.signals import INTERRUPTS, note_interrupt
 
-CONTINUES = {"prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
+CONTINUES = {"train", "prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
 app = new_app(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ from bertrain.data.text.survey import Survey, survey
 from bertrain.pipeline.card import model_card
 from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.run.folder import Run
-from bertrain.run.records import EndRecord, EvaluationRecord, read_records
+from bertrain.run.records import EndRecord, EvaluationRecord, last_record
 from bertrain.weights.hub import absolute
 
 PLAN, LOCK = "plan.json", ".lock"
@@ -325,9 +326,7 @@ def _continued_by_the_same_command() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if error.code != "stopped-by-signal":
-            raise
-        error.message = f"{error.message.partition(', which')[0]}, which is saved; the same command continues"
+        error.message = re.sub("continue with `bertrain resume [^`]*`", "the same command continues", error.message)
         raise
 
 
@@ -354,8 +353,11 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.weights.export import export
 
     settings = Run.open(out / "run").settings
-    batch, length = replace(settings.batch, auto=False), replace(settings.train, budget="")
-    recipe = to_toml(replace(settings, batch=batch, train=length))
+    end = last_record(out / "run" / "metrics.jsonl", EndRecord)
+    assert end is not None
+    # Without a clock: the fits that the budget made, and the example at which it was over.
+    length = replace(settings.train, budget="", max_samples=end.samples)
+    recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
     again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
     again += f" --init {quote(request.init)}" if request.init else ""
     write_atomically(out / "recipe.toml", f"# Repeats the run of `bertrain train`:\n# {again}\n\n{recipe}")
@@ -370,15 +372,14 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
 def _results(out: Path) -> Trained:
     from bertrain.training.task_results import metrics_of
 
-    records = read_records(out / "run" / "metrics.jsonl")
-    evaluations = [record for record in records if isinstance(record, EvaluationRecord)]
-    end = next((record for record in reversed(records) if isinstance(record, EndRecord)), None)
+    metrics = out / "run" / "metrics.jsonl"
+    evaluation, end = last_record(metrics, EvaluationRecord), last_record(metrics, EndRecord)
     return Trained(
         folder=out,
         model=out / "model",
         run=out / "run",
         report=out / "report.html",
-        metrics=dict(evaluations[-1].metrics) if evaluations else {},
+        metrics=evaluation.metrics if evaluation else {},
         task_metrics=metrics_of(out / "task") if (out / "task").is_dir() else {},
         seconds=end.loop_seconds if end else 0.0,
     )
