@@ -54,7 +54,7 @@ test-services: install
 	$(BIN)/pytest -q -m services
 
 test-wheel:
-	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \
 	pip="$$folder/venv/bin/pip --disable-pip-version-check -q" && \
 	$$pip wheel --no-deps -w "$$folder" . && $$pip install -c constraints.txt "$(TORCH)" && \
 	$$pip install -c constraints.txt "$$folder"/bertrain-*.whl && cd "$$folder" && \
