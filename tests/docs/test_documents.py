@@ -406,7 +406,7 @@ def test_commands_that_could_not_be_run_are_found() -> None:
         "bertrain pretrain bert-huge --data data --run runs/x": (AssertionError, "bert-huge"),
         "bertrain pretrain bert-tiny --data data --run runs/x --train.steps 5": (UserError, "train.steps"),
         "bertrain pretrain bert-tiny --data data --run runs/x --train.max_steps many": (UserError, "many"),
-        "bertrain predict runs/x --data data": (typer.BadParameter.__base__, "--out"),
+        "bertrain score squad/v1.1 --data dev-v1.1.json": (typer.BadParameter.__base__, "--predictions"),
         "bertrain evaluate runs/x --data data --most 5": (UserError, "most"),
     }
     for command, (kind, named) in wrong.items():

@@ -220,6 +220,20 @@ def test_texts_are_predicted_without_a_file(mini: Miniature, colours: Path, tmp_
         predict(colours)
 
 
+def test_pairs_are_predicted_two_texts_at_a_time(mini: Miniature, tmp_path: Path) -> None:
+    words = helpers.vocabulary_words()[:4]
+    rows = [f"{words[n % 4]},{words[n // 4]},{n % 2 + 0.5}\n" for n in range(16)]
+    (tmp_path / "train.csv").write_text("".join(["text,b,label\n", *rows]))
+    settings = settings_for(task__text_pair="b", task__target="number", train__max_steps=1)
+    finetune(settings, tmp_path, tmp_path / "run", init=str(mini.base))
+    found = predict(tmp_path / "run", texts=words, device="cpu")
+    shown = command_line("predict", tmp_path / "run", *words, "--device", "cpu").out.splitlines()
+    assert len(found) == 2
+    assert shown == [
+        f"{one['number']:.4g}  {a} | {b}" for one, a, b in zip(found, words[::2], words[1::2], strict=True)
+    ]
+
+
 def test_a_model_that_predicts_one_class_is_named_with_the_cure(mini: Miniature, tmp_path: Path) -> None:
     texts, _ = miniature_tasks.coloured(100, 5)
     for name in ("train", "dev"):  # nothing to learn, but that most are plain
