@@ -78,11 +78,11 @@ def time_left(seconds: float) -> str:
     return f"{duration(seconds)} left" if math.isfinite(seconds) else ""
 
 
-def seconds_left(train: TrainSettings, step: int, seconds_per_step: float, loop_seconds: float) -> float | None:
+def seconds_left(train: TrainSettings, step: int, seconds_per_step: float, loop_seconds: float | None) -> float | None:
     """Time to the last step at this speed, or to the end of the budget; None if neither is known."""
     last_step = train.last_step()
     by_steps = (last_step - step) * seconds_per_step if last_step else math.inf
-    by_time = (parse_duration(train.budget, "train.budget") or math.inf) - loop_seconds
+    by_time = (parse_duration(train.budget, "train.budget") or math.inf) - (loop_seconds or 0)
     left = min((value for value in (by_steps, by_time) if math.isfinite(value)), default=None)
     return None if left is None else max(0.0, left)
 

@@ -67,7 +67,7 @@ class StepRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     """time in each phase: `data` (waiting for it), `forward_backward`, `reduction` (the rest of the all-reduce that did
     not overlap with backward) and `optimizer`"""
-    loop_seconds: float = NAN
+    loop_seconds: float | None = None
     """time since the first step over all starts, evaluation included: the clock of `train.budget`"""
     ended: float = NAN
     """end of the last phase, in Unix seconds by the clock of telemetry.csv"""
