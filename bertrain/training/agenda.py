@@ -146,7 +146,7 @@ class Agenda:
             logs=step % self.settings.log.every_steps == 0 or self._num_timed == 1,
             evaluates=bool(ending) or asks_to_evaluate,
             fits=bool(self.settings.train.budget and self._num_timed)
-            and (agreed == END or (agreed == FIT and not ending)),
+            and (agreed == END or (agreed == FIT and not ending) or step >= self.plan.last_step),
             saves=saving.enabled and (bool(ending) or agreed in (STOP, REQUEUE) or bool(asks_to_save and not is_early)),
             stops=agreed in (STOP, REQUEUE),
             ending=ending,
@@ -213,7 +213,9 @@ class Agenda:
         return is_dear
 
     def look(self, *, can_shrink: bool) -> Plan:
-        """The plan at the present speed, as far as this rank's clock knows."""
+        """The plan at the present speed, as far as this rank's clock knows; with the last step, the end is final."""
+        if self._progress.step >= self.plan.last_step:
+            return replace(self.plan, last_step=self._progress.step)
         self._last_look, self._next_look = self.seconds(), 2 * self._num_timed
         progress = replace(self._progress, seconds=self._last_look, evaluation_seconds=self.spent["evaluation"])
         can_shrink &= self._all_examples == self.plan.num_examples or self._seconds_per_example > 0
@@ -222,8 +224,10 @@ class Agenda:
 
     def adopt(self, plan: Plan, due: Due) -> Due:
         """Continue with a plan that all ranks have; the run may end with this step."""
-        if plan.last_step != self.plan.last_step:
-            self._fits.append((self._progress.step, plan.last_step))
+        step = self._progress.step
+        is_new = plan.last_step != self.plan.last_step or plan.last_step == step
+        if is_new and (step, plan.last_step) not in self._fits:
+            self._fits.append((step, plan.last_step))
             fits = ",".join(f"{step}:{last}" for step, last in self._fits)
             self.settings = replace(self.settings, train=replace(self.settings.train, fits=fits))
         self.plan = plan

@@ -378,7 +378,7 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
     found = agenda.look(can_shrink=evaluator is not None and evaluator.can_shrink)
     plan = Plan(*map(ranks.broadcast_int, astuple(found)))
     due = agenda.adopt(plan, due)
-    if plan == before:
+    if plan == before and not due.ending:
         return due
     if evaluator is not None and plan.num_examples != before.num_examples:
         evaluator.shrink(plan.num_examples)
