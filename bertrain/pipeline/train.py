@@ -353,10 +353,7 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.weights.export import export
 
     settings = Run.open(out / "run").settings
-    end = last_record(out / "run" / "metrics.jsonl", EndRecord)
-    assert end is not None
-    # Without a clock: the fits that the budget made, and the example at which it was over.
-    length = replace(settings.train, budget="", max_samples=end.samples)
+    length = replace(settings.train, budget="")  # train.fits has what the budget made of the clock
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
     again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
     again += f" --init {quote(request.init)}" if request.init else ""

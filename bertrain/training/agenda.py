@@ -231,7 +231,8 @@ class Agenda:
             fits = ",".join(f"{step}:{last}" for step, last in self._fits)
             self.settings = replace(self.settings, train=replace(self.settings.train, fits=fits))
         self.plan = plan
-        return self._ended(due, due.ending or self.why_over(self._progress))
+        due = self._ended(due, due.ending or self.why_over(self._progress))
+        return replace(due, evaluates=due.evaluates or bool(due.ending))
 
     @property
     def evaluation(self) -> dict[str, int]:

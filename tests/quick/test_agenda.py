@@ -212,6 +212,7 @@ def budgeted(
         if due.fits:
             due = agenda.adopt(agenda.look(can_shrink=True), due)
         ending = due.ending
+        assert due.evaluates or not ending, "the end is always evaluated, also one that a fit has moved here"
     return rates, ending
 
 
@@ -231,6 +232,13 @@ def test_the_rate_reaches_its_end_in_time_on_a_machine_whose_speed_changes(facto
     fits = agenda.settings.train.fits.split(",")
     assert int(fits[0].partition(":")[0]) <= 4, "the warm-up may be a share of the length, so that must be known early"
     assert (1 if factor == 1 else 3) <= len(fits) < 60
+
+
+def test_a_budget_of_a_few_slow_steps_ends_and_is_evaluated() -> None:
+    clock = Clock()
+    rates, ending = budgeted(lambda _: 2.5, agenda_at(clock, train__budget="5s"), clock)
+    assert 1 <= len(rates) <= 2
+    assert ending
 
 
 def test_fits_are_replayed_without_a_clock() -> None:
