@@ -87,6 +87,8 @@ STATE_FIELDS = {
     "tokens": "real tokens trained on",
     "updates": "steps applied, with those of a run whose moments were kept; others were not finite, or left out",
     "seconds": "time in the loop, over all starts, evaluations and saves included",
+    "evaluation_seconds": "of these, in evaluations",
+    "saving_seconds": "of these, waiting for checkpoints",
     "best_step": "the step of the best evaluation so far; 0: none",
     "best_accuracy": "its masked-word accuracy",
     "settings": "those of the run, so that another run refuses it by name",
