@@ -18,17 +18,9 @@ from bertrain import __version__
 from bertrain.base import errors
 from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli.about import about_app
-from bertrain.cli.data import data_app
-from bertrain.cli.launch import launch_app
-from bertrain.cli.mlperf import mlperf_app
+from bertrain.cli import about, data, launch, mlperf, profile, reports, tasks, train, weights
 from bertrain.cli.options import new_app
 from bertrain.cli.pipeline import pipeline_app
-from bertrain.cli.profile import profile_app
-from bertrain.cli.reports import reports_app
-from bertrain.cli.tasks import tasks_app
-from bertrain.cli.train import train_app
-from bertrain.cli.weights import weights_app
 from bertrain.ranks.signals import INTERRUPTS, note_interrupt
 
 CONTINUES = {"prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
@@ -40,19 +32,9 @@ app = new_app(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for verbs in (
-    pipeline_app,
-    train_app,
-    tasks_app,
-    reports_app,
-    about_app,
-    data_app,
-    weights_app,
-    mlperf_app,
-    profile_app,
-    launch_app,
-):
-    app.add_typer(verbs)
+app.add_typer(pipeline_app)
+for verbs in (train, tasks, reports, about, data, weights, mlperf, profile, launch):
+    app.add_typer(verbs.app)
 
 
 @app.callback(invoke_without_command=True)
