@@ -404,13 +404,13 @@ def data_stats(
     Example: bertrain data stats data/ --ranks 8 --sequences 768
     """
     from bertrain.data.feed.stats import data_stats as describe
-    from bertrain.reports.data_plots import check_plot, plot_stats
+    from bertrain.reports.data_plots import plot_stats
+    from bertrain.reports.page import check_plot
 
     if plot is not None:
         check_plot(plot)
-    stats = describe(
-        folder, ranks=ranks, sequences=sequences, token_budget=token_budget, group_size=group_size, vocab=vocab
-    )
+    sizes = {"ranks": ranks, "sequences": sequences, "token_budget": token_budget, "group_size": group_size}
+    stats = describe(folder, vocab=vocab, **sizes)
     if plot is not None:
         plot_stats(stats, plot, vocab=vocab)
     if printed_json(stats, as_json):

@@ -130,7 +130,6 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
 
 
 def _parameter(option: ShortOption) -> inspect.Parameter:
-    """A short option as a parameter that typer understands."""
     help = f"{option.setting}: {option.help}"
     annotation: Any = Annotated[str | None, Option(option.option, metavar=option.metavar, help=help)]
     if option.flag:
@@ -213,6 +212,5 @@ def start_ranks(nproc: int, restarts: int = 0, runs: Sequence[Path] = ()) -> Non
 
 
 def latency_text(metrics: dict[str, Any]) -> str:
-    """Percentiles of the time per batch."""
     found = {name.rpartition("_")[2]: value for name, value in metrics.items() if name.startswith("latency_ms_")}
     return f"a batch took {', '.join(f'{value:.3g} ms ({name})' for name, value in found.items())}"

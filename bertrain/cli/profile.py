@@ -102,15 +102,11 @@ def profile_roofline(
 
     Example: bertrain profile roofline profiles/tiny
     """
-    from bertrain.profiling.profile_report import read_roofline
+    from bertrain.profiling.profile_report import describe_ceilings, read_roofline
     from bertrain.profiling.roofline import table_text
 
     rows, facts = read_roofline(folder)
     if options.printed_json({"ceilings": facts["ceilings"], "parts": rows}, as_json):
         return
-    ceilings = facts["ceilings"]
-    print(
-        f"{facts['device']['name']}: {ceilings['operations_per_s'] / 1e12:.4g} TFLOP/s in a product of "
-        f"{ceilings['product']}, {ceilings['bytes_per_s'] / 1e9:,.4g} GB/s in a copy"
-    )
+    print(describe_ceilings(facts))
     print(table_text(rows))

@@ -105,10 +105,8 @@ def _processes() -> dict[int, Process]:
                 before, _, after = (entry / "stat").read_text().rpartition(")")
             except OSError:
                 continue  # it has just ended
-            fields = after.split()
-            found[int(entry.name)] = Process(
-                before.partition("(")[2], int(fields[1]), int(fields[11]) + int(fields[12])
-            )
+            words, name = after.split(), before.partition("(")[2]
+            found[int(entry.name)] = Process(name, int(words[1]), int(words[11]) + int(words[12]))
     return found
 
 
@@ -161,7 +159,6 @@ def _own_address(towards: str) -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address."""
     import fcntl
 
     for _, name in socket.if_nameindex():
@@ -176,7 +173,6 @@ def _interface_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name resolves to loopback addresses only."""
     try:
         return all(str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(host, None))
     except OSError:

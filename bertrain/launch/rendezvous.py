@@ -59,16 +59,13 @@ def publish_endpoint(folder: Path, *, host: str = "", port: int = 0) -> tuple[st
     try:
         port = free_port(port)
     except OSError as error:
-        raise UserError(
-            "port-in-use",
-            f"cannot listen on port {port} (--port) of {host}: {error.strerror}; choose another",
-        ) from None
+        what = f"cannot listen on port {port} (--port) of {host}"
+        raise UserError("port-in-use", f"{what}: {error.strerror}; choose another") from None
     try:
         write_atomically(folder / ENDPOINT, json.dumps({"host": host, "port": port}))
     except OSError as error:
-        raise UserError(
-            "cannot-write", f"cannot write {folder / ENDPOINT}: {error.strerror}; free some space, or change --job"
-        ) from None
+        what = f"cannot write {folder / ENDPOINT}: {error.strerror}"
+        raise UserError("cannot-write", f"{what}; free some space, or change --job") from None
     return host, port
 
 
@@ -112,12 +109,6 @@ def _wait_for_listener(host: str, port: int, node: int, deadline: float) -> None
                     f"{error.strerror or error}; it may have failed, or a firewall blocks the port (see --port)",
                 ) from None
         time.sleep(0.2)
-
-
-def join_rendezvous(folder: Path, node: int, nodes: int, *, host: str = "", port: int = 0) -> Rendezvous:
-    """Publish the endpoint on the first node, wait for it on the others."""
-    host, port = publish_endpoint(folder, host=host, port=port) if node == 0 else wait_for_endpoint(folder, node)
-    return Rendezvous(host, port, node, nodes, folder.name)
 
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

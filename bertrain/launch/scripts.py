@@ -26,7 +26,6 @@ class LauncherPart(NamedTuple):
 
 
 def job_script(job: Job) -> str:
-    """The whole script of a job."""
     make_part = {"local": _local, "ssh": _ssh, "slurm": _slurm, "pbs": _pbs, "mpi": _mpi}[job.launcher]
     part = make_part(job)
     return "\n".join(
