@@ -245,7 +245,6 @@ def _sanitized_copies(files: Sequence[Path], division: Division | None) -> Itera
 
 
 def _sanitize(line: str, division: Division | None) -> str:
-    """A line as the checkers see it."""
     _, token, body = line.rpartition(TOKEN)
     if not token:
         return ""

@@ -35,7 +35,6 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that do not make an experiment."""
     if not settings.evaluate.data:
         raise UserError("missing-evaluation-data", "the target is on held-out data; give --evaluate.data DIR")
     if not settings.nominal_sequences:
@@ -215,7 +214,6 @@ class EventLogger(Events):
 
 
 def submission(settings: Settings, ranks: Ranks) -> list[tuple[str, Any]]:
-    """The submitter and the system."""
     from bertrain.run.folder import describe_environment
 
     mlperf = settings.mlperf

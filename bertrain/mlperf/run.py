@@ -92,7 +92,6 @@ def _first_attempt(out: Path, number: int) -> int:
 
 
 def describe_result(result: Path) -> str:
-    """A result in one line."""
     log = read_log(result)
     summary, end = summarize_log(log), log.first("run_stop")
     verdict = "converged"

@@ -65,7 +65,6 @@ class Estimate:
         return sum(self.always.values()) + max(sum(self.bin.values()), self.update)
 
     def text(self) -> str:
-        """The items, largest first."""
         items = self.always | (self.bin if sum(self.bin.values()) >= self.update else {"the update": self.update})
         by_size = sorted(items.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {size / GIB:.2f}" for name, size in by_size if size >= 0.005 * GIB)

@@ -184,7 +184,6 @@ def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> It
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or a CPU."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

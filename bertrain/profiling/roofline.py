@@ -38,6 +38,7 @@ KERNEL_PARTS = {
     "_transpose_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
 }  # fmt: skip
 """The kernels of bertrain/kernels by the prefix of their names, those in older traces included."""
+REGION_PARTS = {"optimizer": OPTIMIZER, "all-reduce": EXCHANGE, "data": DATA}
 PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
 OPERATOR_PARTS = {
     "bmm": ATTENTION, "baddbmm": ATTENTION, "_softmax": ATTENTION, "_softmax_backward_data": ATTENTION,
@@ -100,10 +101,8 @@ class Widths:
 def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:
     """A linear layer: forward, and the gradients of its input and its weight."""
     x, y, weight = rows * inputs, rows * outputs, inputs * outputs
-    read = widths.operand * 2 * (x + y + weight)
-    return Cost(
-        6 * rows * inputs * outputs, read + widths.activation * (x + y) + 4 * weight
-    )  # a weight's gradient is fp32
+    read, written = 2 * widths.operand * (x + y + weight), widths.activation * (x + y) + 4 * weight  # fp32 gradient
+    return Cost(6 * rows * weight, read + written)
 
 
 def elementwise(elements: float, tensors: int, widths: Widths) -> Cost:
@@ -152,10 +151,8 @@ def part_of(launch: Launch, model: ModelSettings, size: StepSize) -> str:
     for prefix, part in KERNEL_PARTS.items():
         if launch.name.startswith(prefix):
             return part
-    if launch.region in ("optimizer", "all-reduce"):
-        return OPTIMIZER if launch.region == "optimizer" else EXCHANGE
-    if launch.region == "data":
-        return DATA
+    if launch.region in REGION_PARTS:
+        return REGION_PARTS[launch.region]
     operator = launch.operator.removeprefix("aten::")
     if "embedding" in operator.lower():
         return EMBEDDINGS
@@ -273,10 +270,7 @@ def idle_ms(step_ms: float, launches: Iterable[Launch], steps: int) -> float:
 
 
 def table_text(rows: Iterable[Row]) -> str:
-    """The table for a terminal."""
-    lines = [
-        f"{'part':<30}{'GFLOP':>11}{'MB':>10}{'floor ms':>10}{'ms':>10}{'of floor':>10}{'of step':>9}  floor set by"
-    ]
+    lines = [f"{'part':<30}{'GFLOP':>11}{'MB':>10}{'floor ms':>10}{'ms':>10}{'of floor':>10}{'of step':>9}  set by"]
     for row in rows:
         share = "-" if row.share_of_floor is None else f"{row.share_of_floor:.0%}"
         lines.append(

@@ -39,7 +39,6 @@ class Binding:
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
     def describe(self) -> str:
-        """The processors, cores and nodes, for people."""
         nodes = sorted({core.node for core in self.cores})
         where = f"NUMA node{'s' if len(nodes) > 1 else ''} {write_cpu_list(nodes)}"
         shared = ", shared with other ranks" if self.is_shared else ""

@@ -58,12 +58,10 @@ class Ranks:
 
     @property
     def local_rank(self) -> int:
-        """Its number among the ranks of this machine."""
         return int(os.environ.get("LOCAL_RANK", 0))
 
     @property
     def local_world(self) -> int:
-        """How many ranks this machine has."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
     @property
@@ -143,7 +141,6 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
 
 
 def gpu_nodes(local_world: int) -> list[int | None]:
-    """The NUMA nodes of the GPUs of so many local ranks."""
     nodes = []
     for rank in range(local_world):
         gpu: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
@@ -173,7 +170,6 @@ def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
 
 
 def count_ranks() -> int:
-    """The number of ranks, by the launcher's environment."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -266,7 +262,6 @@ def _broken_connection(error: Exception) -> str:
 
 
 def _is_reported(store: Store) -> bool:
-    """Whether a rank has raised a UserError."""
     try:
         return store.check([REPORTED])
     except Exception:  # the process that keeps the store may be gone too

@@ -76,9 +76,16 @@ def page_path(out: str | Path | None, default: Path) -> Path:
     return path
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write a page, or a file beside it. Raises UserError if that fails."""
+def write_page(path: Path, text: str, what: str = "report") -> None:
+    """Write a page, a file beside it, or a plot. Raises UserError if that fails."""
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise UserError("cannot-write", f"cannot write the report to {path}: {error.strerror or error}") from None
+        raise UserError("cannot-write", f"cannot write the {what} to {path}: {error.strerror or error}") from None
+
+
+def check_plot(path: str | Path) -> Path:
+    """The path of a plot. Raises UserError unless it ends in .svg."""
+    if Path(path).suffix != ".svg":
+        raise UserError("plot-not-svg", f"--plot draws an SVG; give its file a name that ends in .svg, not {path}")
+    return Path(path)

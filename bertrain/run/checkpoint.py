@@ -77,7 +77,6 @@ class Saver:
         self._writer.start()
 
     def wait(self) -> None:
-        """Wait for the current save, if there is one."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -276,12 +275,10 @@ def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The model's tensors by name."""
     return _load_tensors(checkpoint / MODEL)
 
 
 def read_moments(checkpoint: Path) -> dict[str, Tensor]:
-    """The optimizer's tensors by name."""
     return _load_tensors(checkpoint / OPTIMIZER)
 
 
@@ -296,13 +293,11 @@ def _load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """The counters of the run."""
     state = _read_state(checkpoint)
     return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
 
 
 def read_settings(checkpoint: Path) -> dict[str, Any]:
-    """The settings of the run that wrote it."""
     return _read_state(checkpoint).get("settings", {})
 
 
@@ -314,12 +309,10 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:
-    """A checkpoint's content, on the CPU."""
     return Snapshot(read_weights(checkpoint), read_moments(checkpoint), read_progress(checkpoint))
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the tensors, on the CPU."""
     import torch
 
     kind = torch.contiguous_format

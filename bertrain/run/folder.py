@@ -59,12 +59,10 @@ class Run:
         return self.folder / "checkpoints"
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the run is trained with."""
         return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
 
     @staticmethod
     def exists(folder: str | Path) -> bool:
-        """Whether a run has begun in `folder`."""
         return (Path(folder) / CONFIG).is_file()
 
     @staticmethod
@@ -132,7 +130,6 @@ class Run:
         return run
 
     def write_config(self, folder: Path) -> None:
-        """Write the settings and sources of the run into `folder`."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "bertrain": bertrain.__version__,
@@ -179,7 +176,6 @@ class Run:
             )
 
     def refuse_other_data(self, data: DataSource) -> None:
-        """Refuse to continue this run on other data."""
         if data.fingerprint != self.data_fingerprint:
             raise AgreedError(
                 "other-data",
@@ -206,7 +202,6 @@ class Run:
             yield is_ours
 
     def note_environment(self, facts: dict[str, Any]) -> None:
-        """Add one entry to environment.json."""
         path = self.folder / ENVIRONMENT
         write_atomically(path, json.dumps([*read_starts(path), facts], indent=1) + "\n")
 
@@ -247,7 +242,6 @@ def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder for a new run that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("occupied-folder", f"{folder} exists and is not a run; choose another --run")
 

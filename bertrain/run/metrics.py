@@ -166,7 +166,6 @@ class Metrics:
         return [step.applied or step.skipped or (step.loss_scale or MINIMUM) > MINIMUM for step in steps]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
-        """Write and report the result of an evaluation."""
         if self._is_writer:
             self._write(EvaluationRecord(step, samples, result))
             self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
@@ -243,7 +242,6 @@ class Metrics:
         return is_spike
 
     def _show_telemetry(self, step: int) -> None:
-        """Send the newest sample of each device to TensorBoard."""
         if self._board is None:
             return
         for device, sample in newest_samples(self._folder).items():
@@ -302,7 +300,6 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
 
 
 def energy_text(energy: dict[str, float | None] | None) -> str:
-    """The energy, to follow the reason of the end."""
     if energy is None:
         return ""
     if energy["joules"] is None:

@@ -16,7 +16,6 @@ Steps = Sequence[StepRecord]
 
 
 def report_steps(console: Console, steps: Steps, last_step: int | None, seconds_left: float) -> None:
-    """Show these steps on the console, in one line or on the bar."""
     rate = f"{steps[-1].sequences_per_s or 0.0:,.1f} sequences/s"
     detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}"
     if steps[-1].rank_tokens is not None:
@@ -88,7 +87,6 @@ def seconds_left(train: TrainSettings, step: int, seconds_per_step: float, loop_
 
 
 def computed(steps: Steps) -> list[StepRecord]:
-    """The steps that train.skip_steps does not name."""
     return [step for step in steps if not step.skipped]
 
 

@@ -162,7 +162,6 @@ def _add_others(result: MetricsTable, lines: pa.Table) -> None:
 
 
 def _add_ranks(sums: dict[tuple[int, str], RankSums], lines: pa.Table) -> None:
-    """Add these records of the ranks' times to the sums of each rank."""
     if not len(lines):
         return
     entries = pa.Table.from_struct_array(pc.list_flatten(lines["ranks"])).flatten()

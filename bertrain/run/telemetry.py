@@ -250,5 +250,4 @@ def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int)
 
 
 def device_sensors(device: Any) -> Sensors:
-    """The sensors of a torch device."""
     return sensors_for(uuid_of(device.index or 0) if device.type == "cuda" else None)

@@ -168,7 +168,6 @@ def files_of(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_telemetry(folder: Path) -> RunTelemetry:
-    """Read all telemetry files in a run folder."""
     devices: dict[tuple[int, str], Device] = {}
     num_unreadable, joules = 0, 0.0
     missing: dict[str, tuple[list[str], list[str]]] = {}  # by reason: columns, ranks

@@ -44,7 +44,6 @@ def why_not_compiled(settings: Settings, device: torch.device) -> str:
 
 
 def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash", "efficient"]:
-    """PyTorch's attention for this precision and GPU."""
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
     return "flash" if has_flash and settings.train.precision in SIXTEEN_BITS else "efficient"
 

@@ -94,7 +94,6 @@ class PlainEngine:
 
 
 def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
-    """Losses and correct predictions of a model's outputs for a bin."""
     if outputs.answers is not None:
         return answer_sums(outputs.answers, batch, head)
     assert outputs.mlm_logits is not None
@@ -103,7 +102,6 @@ def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
 
 @torch.no_grad()
 def plain_outputs(model: Bert, batch: Batch, settings: TrainSettings) -> Outputs:
-    """The model's outputs under autocast, without dropout."""
     was_training = model.training
     with autocast(settings, batch.input_ids.device):
         outputs = model.eval()(batch)

@@ -61,7 +61,6 @@ class ResolvedRun:
     """Lines to print at the start: what `auto` means, what was found in the files of a task."""
 
     def check_memory(self) -> None:
-        """Refuse a run that does not fit into memory."""
         check_memory(self.settings, self.data, self.world, is_begun=self.begun is not None)
 
     def draw(self, ranks: Ranks) -> ResolvedRun:
