@@ -256,10 +256,8 @@ def choose(folder: Path, which: str, *, hashes: bool = True) -> tuple[Path, list
         raise UserError("unknown-checkpoint", f"--checkpoint is newest, best or the number of a step, not {which!r}")
     step = read_best(folder) if which == "best" else int(which)
     if step is None:
-        raise UserError(
-            "no-best-checkpoint",
-            f"no checkpoint in {folder} is marked as the best; train with checkpoint.keep_best true",
-        )
+        cure = "train with checkpoint.keep_best true"
+        raise UserError("no-best-checkpoint", f"no checkpoint in {folder} is marked as the best; {cure}")
     return find_step(folder, step, hashes=hashes), []
 
 
@@ -274,34 +272,28 @@ def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
     return path
 
 
-def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    return _load_tensors(checkpoint / MODEL)
-
-
-def read_moments(checkpoint: Path) -> dict[str, Tensor]:
-    return _load_tensors(checkpoint / OPTIMIZER)
-
-
-def _load_tensors(file: Path) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path, file_name: str = MODEL) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    file = checkpoint / file_name
     try:
         return load_file(file)
     except SafetensorError as error:
         raise UserError("damaged-checkpoint", f"{file} is damaged: {error}; remove its checkpoint") from None
 
 
+def read_moments(checkpoint: Path) -> dict[str, Tensor]:
+    return read_weights(checkpoint, OPTIMIZER)
+
+
 def read_progress(checkpoint: Path) -> Progress:
-    state = _read_state(checkpoint)
+    state = read_state(checkpoint)
     return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
 
 
-def read_settings(checkpoint: Path) -> dict[str, Any]:
-    return _read_state(checkpoint).get("settings", {})
-
-
-def _read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The counters, and `settings` of the run that wrote it."""
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
     if state["schema_version"] != SCHEMA_VERSION:
         raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")

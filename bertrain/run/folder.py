@@ -66,11 +66,6 @@ class Run:
         return (Path(folder) / CONFIG).is_file()
 
     @staticmethod
-    def open_if_begun(folder: str | Path) -> Run | None:
-        """The run in `folder`; None if none has begun there."""
-        return Run.open(folder) if Run.exists(folder) else None
-
-    @staticmethod
     def open(folder: str | Path) -> Run:
         """Open the run in `folder`; UserError if there is none."""
         folder = Path(folder)
@@ -81,8 +76,7 @@ class Run:
             raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advice}")
         try:
             content = json.loads(path.read_text())
-            version = content["schema_version"]
-            if version != SCHEMA_VERSION:
+            if (version := content["schema_version"]) != SCHEMA_VERSION:
                 reads = f"this version of bertrain reads {SCHEMA_VERSION}"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
             data = content["data"]
@@ -130,16 +124,12 @@ class Run:
         return run
 
     def write_config(self, folder: Path) -> None:
+        data = {"folder": str(self.data), "fingerprint": self.data_fingerprint}
         content = {
             "schema_version": SCHEMA_VERSION,
             "bertrain": bertrain.__version__,
             "settings": self.settings.to_dict(),
-            "data": {
-                "folder": str(self.data),
-                "fingerprint": self.data_fingerprint,
-                "vocabulary": self.vocabulary_hash,
-                "lower_case": self.lower_case,
-            },
+            "data": data | {"vocabulary": self.vocabulary_hash, "lower_case": self.lower_case},
             "init": {"source": self.init, "fingerprint": self.init_fingerprint},
             "evaluation": self.evaluation,
             "task": self.task,
@@ -159,11 +149,8 @@ class Run:
             theirs = replace(theirs, train=replace(theirs.train, max_steps=ours.max_steps, fits=ours.fits))
         fields = differing(self.settings, theirs)
         if fields:
-            raise AgreedError(
-                "foreign-checkpoint",
-                f"the checkpoint {checkpoint} was written by another run, which differs in {', '.join(fields)}; "
-                "move it away",
-            )
+            differs = f"was written by another run, which differs in {', '.join(fields)}"
+            raise AgreedError("foreign-checkpoint", f"the checkpoint {checkpoint} {differs}; move it away")
 
     def refuse_other(self, settings: Settings, init: str) -> None:
         """Refuse to continue this run with other settings, or other initial weights."""
@@ -171,9 +158,8 @@ class Run:
         if init != self.init:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
         if fields:
-            raise AgreedError(
-                "other-run", f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run"
-            )
+            differs = f"is another run, which differs in {', '.join(fields)}"
+            raise AgreedError("other-run", f"{self.folder} {differs}; choose another --run")
 
     def refuse_other_data(self, data: DataSource) -> None:
         if data.fingerprint != self.data_fingerprint:
@@ -192,9 +178,7 @@ class Run:
         try:
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
         except OSError as error:
-            raise UserError(
-                "cannot-write", f"cannot write into the run folder {self.folder}: {error.strerror}"
-            ) from None
+            raise UserError("cannot-write", f"cannot write into the run {self.folder}: {error.strerror}") from None
         with lock:
             deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
             while not (is_ours := _try_to_lock(lock)) and time.monotonic() < deadline:

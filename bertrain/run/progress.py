@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from bertrain.base.console import PHASES, Console
 from bertrain.base.formatting import duration
-from bertrain.base.logs import note
 from bertrain.base.units import parse_duration
 from bertrain.config.settings import TrainSettings
 from bertrain.run.records import StepRecord
@@ -22,11 +21,6 @@ def report_steps(console: Console, steps: Steps, last_step: int | None, seconds_
         detail += f"; ranks idle {_mean(steps, 'idle_share'):.1%}"
     left, line = time_left(seconds_left), console_line(steps, last_step, seconds_left)
     console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=detail)
-
-
-def log_steps(steps: Steps, last_step: int | None, seconds_left: float) -> None:
-    """Write the same line to the rank's log only."""
-    note("info", "steps", console_line(steps, last_step, seconds_left), step=steps[-1].step)
 
 
 def console_line(steps: Steps, last_step: int | None, seconds_left: float) -> str:

@@ -100,7 +100,7 @@ def resolve_run(
     started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
     """
     init = absolute(init)
-    begun = Run.open_if_begun(folder) if folder is not None else None
+    begun = Run.open(folder) if folder is not None and Run.exists(folder) else None
     weights = InitWeights.open(init, ranks) if init and begun is None else None
     world = ranks.world if ranks is not None else world
     task: Task | None = None
@@ -150,19 +150,13 @@ def resolve_resume(
     begun = Run.open(folder)
     settings = override(begun.settings, list(overrides))
     if settings.batch.auto and not begun.settings.batch.auto:
-        raise UserError(
-            "fixed-setting",
-            "batch.auto finds a token_budget when a run begins; this one keeps its "
-            f"batch.token_budget of {settings.batch.token_budget}",
-        )
+        keeps = f"this one keeps its batch.token_budget of {settings.batch.token_budget}"
+        raise UserError("fixed-setting", f"batch.auto finds a token_budget when a run begins; {keeps}")
     if from_step:
         checkpoint.find_step(begun.checkpoints, from_step)
     if not begun.data.exists():
-        raise UserError(
-            "missing-data",
-            f"the data of this run is no longer at {begun.data}; put it back, or repeat the first command with "
-            "--data and its new place",
-        )
+        cure = "put it back, or repeat the first command with --data and its new place"
+        raise UserError("missing-data", f"the data of this run is no longer at {begun.data}; {cure}")
     vocabulary = begun.vocabulary() if settings.task.name else None
     task = registry.open_task(settings, begun.data, vocabulary) if vocabulary else None
     world = ranks.world if ranks is not None else world
