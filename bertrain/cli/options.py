@@ -145,9 +145,7 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     """
     lengths = dict(short).keys() & {"train.budget", "train.max_steps", "train.epochs"}
     if len(lengths) > 1:
-        raise UserError(
-            "conflicting-options", f"{' and '.join(sorted(lengths))} set the run's length; give one of them"
-        )
+        raise UserError("conflicting-options", f"{' and '.join(sorted(lengths))} set the run's length; give one")
     values = dict(long)
     for key, value in short:
         if values.setdefault(key, value) != value:

@@ -148,7 +148,7 @@ def evaluate(
 
         if max_examples:
             raise UserError(
-                "pretraining-only", "--max-examples is for pre-training; a task scores its held-out part whole"
+                "pretraining-only", "--max-examples is for pre-training; a task scores all held-out examples"
             )
         result = evaluate_task(run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
     else:

@@ -73,9 +73,8 @@ class Preflight:
 
     def refuse(self) -> None:
         if self.refusals:
-            raise AgreedError(
-                "preflight-failed", f"{len(self.refusals)} reason(s) not to train, the first: {self.refusals[0]}"
-            )
+            first, *others = self.refusals
+            raise AgreedError("preflight-failed", f"{1 + len(others)} reason(s) not to train, the first: {first}")
 
 
 def preflight_job(folder: str | Path) -> Preflight | None:

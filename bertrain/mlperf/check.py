@@ -146,10 +146,8 @@ def _explain(point: Convergence) -> str:
         return point.words
     if point.samples >= point.reference:
         return f"{point.words} ({point.samples:,.0f} against the reference's {point.reference:,.0f})"
-    return (
-        f"{point.samples:,.0f} is further below the reference's {point.reference:,.0f} than chance explains; the usual "
-        "cause is easier data or another evaluation"
-    )
+    below = f"{point.samples:,.0f} is further below the reference's {point.reference:,.0f} than chance explains"
+    return f"{below}; the usual cause is easier data or another evaluation"
 
 
 def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
@@ -206,9 +204,7 @@ def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], rulese
         passes, message, scaling = rcp_checker.check_directory(
             str(files[0].parent), "training", ruleset, False, True, rcp_pass="pruned_rcps"
         )
-    sizes = [point["BS"] for point in points]
-    batch = logs[0].global_batch_size
-    reference = None
+    sizes, batch, reference = [point["BS"] for point in points], logs[0].global_batch_size, None
     if batch and batch <= sizes[-1]:  # below the smallest size, the smallest point counts
         reference = float(np.interp(batch, sizes, [point["RCP Mean"] for point in points]))
     return Convergence(bool(passes), str(message), score_runs(logs).samples, reference, float(scaling))

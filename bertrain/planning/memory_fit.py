@@ -122,11 +122,9 @@ def refuse_too_little(settings: Settings, place: Place, *, is_begun: bool) -> No
         return
     ways = _ways_to_fit(settings, place, is_begun)
     advice = f"set {', or '.join(ways)}" if ways else "use a smaller model or a machine with more memory"
-    raise UserError(
-        "out-of-memory",
-        f"this run needs about {needed.total / GIB:.1f} GiB on each rank, and {place.bytes / GIB:.1f} GiB are there "
-        f"({place.label}); the largest parts in GiB: {needed.text()}; {advice}",
-    )
+    need, there = f"{needed.total / GIB:.1f} GiB on each rank", f"{place.bytes / GIB:.1f} GiB are there ({place.label})"
+    parts = f"the largest parts in GiB: {needed.text()}"
+    raise UserError("out-of-memory", f"this run needs about {need}, and {there}; {parts}; {advice}")
 
 
 def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
@@ -177,10 +175,8 @@ def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> It
         savings = " ".join(option for option, _ in _savings(settings, ranks)[-1:])
         again = f"continue with `bertrain resume {quote(str(folder))} {savings}`" if folder else f"try {savings}"
         advice = f"{again}, or start a new run with" if savings else "start a new run with"
-        budget = settings.batch.token_budget
-        raise UserError(
-            "out-of-memory", f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under {budget}"
-        ) from None
+        budget = f"a --batch.token_budget under {settings.batch.token_budget}"
+        raise UserError("out-of-memory", f"out of memory ({_first_line(error)}); {advice} {budget}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

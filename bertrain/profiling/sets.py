@@ -74,9 +74,7 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
             raise UserError("not-a-profile", f"{folder} has no profile (a folder with a device.json) and is not a run")
         found += [read_set(place) for place in places]
     if len({one.folder.resolve() for one in found}) < len(found):
-        raise UserError(
-            "repeated-set", "these folders have a set twice; give each folder once, and none inside another"
-        )
+        raise UserError("repeated-set", "these folders have a set twice; give each once, and none inside another")
     return found
 
 

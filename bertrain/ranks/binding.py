@@ -159,8 +159,6 @@ def bind(local_rank: int, local_world: int, gpu_nodes: Sequence[int | None] = ()
     try:
         os.sched_setaffinity(0, own.cpus)
     except OSError as error:
-        raise UserError(
-            "cannot-bind",
-            f"cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}; set --train.binding none",
-        ) from None
+        failed = f"cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}"
+        raise UserError("cannot-bind", f"{failed}; set --train.binding none") from None
     return bindings

@@ -160,10 +160,8 @@ def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
         try:
             importlib.import_module("oneccl_bindings_for_pytorch")  # registers itself with PyTorch
         except ImportError:
-            raise AgreedError(
-                "no-backend",
-                "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo",
-            ) from None
+            needs = "train.backend ccl needs the package oneccl_bindings_for_pytorch"
+            raise AgreedError("no-backend", f"{needs}; use --train.backend gloo") from None
     if not dist.is_backend_available(wish):
         raise AgreedError("no-backend", f"this PyTorch has no train.backend {wish}; use --train.backend gloo")
     return wish
@@ -219,11 +217,9 @@ def _fresh_store() -> Store:
         # The first rank to look reports it: when it ends, torchrun ends the others, which may not be here yet.
         if store.add(REFUSED, 1) > 1:
             raise ReportedElsewhereError("reported-elsewhere", "another rank has refused the store, and printed why")
-        raise UserError(
-            "used-store",
-            "torchrun restarted these ranks with the store of earlier ranks, through which they cannot connect; set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain",
-        )
+        why = "torchrun restarted these ranks with the store of earlier ranks, through which they cannot connect"
+        cure = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
+        raise UserError("used-store", f"{why}; {cure}")
     return store
 
 

@@ -82,9 +82,7 @@ class SkippedSteps:
         for step, was_applied in enumerate(applied, start=last_step - len(applied) + 1):
             self.in_a_row = 0 if was_applied else self.in_a_row + 1
             if self.in_a_row >= self.limit:
-                raise DivergedError(
-                    "diverged",
-                    f"the loss or its gradient was not finite in {self.in_a_row} steps in a row, the last of them "
-                    f"step {step}; none of them was applied: lower optimizer.learning_rate, lengthen "
-                    "schedule.warmup_steps, or check the data",
-                )
+                found = f"the loss or its gradient was not finite in {self.in_a_row} steps in a row"
+                cure = "lower optimizer.learning_rate, lengthen schedule.warmup_steps, or check the data"
+                last = f"the last of them step {step}; none of them was applied"
+                raise DivergedError("diverged", f"{found}, {last}: {cure}")

@@ -163,11 +163,9 @@ class Run:
 
     def refuse_other_data(self, data: DataSource) -> None:
         if data.fingerprint != self.data_fingerprint:
-            raise AgreedError(
-                "other-data",
-                f"{data.folder} is not the data this run began with (fingerprint {data.fingerprint[:12]} now, "
-                f"{self.data_fingerprint[:12]} then); put that data back or start a new run",
-            )
+            prints = f"fingerprint {data.fingerprint[:12]} now, {self.data_fingerprint[:12]} then"
+            found = f"{data.folder} is not the data this run began with ({prints})"
+            raise AgreedError("other-data", f"{found}; put that data back or start a new run")
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -218,11 +216,8 @@ def _try_to_lock(file: TextIO) -> bool:
 def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
     """Refuse data whose token ids differ from the model's."""
     if data.vocabulary.hash != expected_hash:
-        raise AgreedError(
-            "other-vocabulary",
-            f"{data.folder} was prepared with another vocabulary than the model's; "
-            "prepare it with the vocab.txt of the run or the weights",
-        )
+        cure = "prepare it with the vocab.txt of the run or the weights"
+        raise AgreedError("other-vocabulary", f"{data.folder} has another vocabulary than the model's; {cure}")
 
 
 def check_free(folder: Path) -> None:

@@ -113,14 +113,12 @@ def choose(settings: Settings, device: torch.device, model: Bert | None = None) 
     precision, asked = settings.train.precision, settings.train.kernels
     check_precision(settings.train, device)
     usable, reason = _kernels(settings, device)
-    if usable and (mismatch := _mismatch(settings, model)):
+    if usable and (mismatch := why_not_implemented(model or uninitialized(settings.model))):
         usable, reason = False, mismatch
     name: EngineName = "fused" if usable else "plain"
     if precision == "fp8" and not usable:
-        raise UserError(
-            "precision-not-possible",
-            f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16",
-        )
+        why = f"train.precision fp8 is not possible here ({reason})"
+        raise UserError("precision-not-possible", f"{why}; use --train.precision bf16")
     if not usable and asked != "plain":
         why_not = compiled_engine.why_not_compiled(settings, device)
         if not why_not:
@@ -150,10 +148,6 @@ def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
     if usable and precision == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
         return False, f"{torch.cuda.get_device_name(device)} has no FP8"
     return usable, reason
-
-
-def _mismatch(settings: Settings, model: Bert | None) -> str:
-    return why_not_implemented(model or uninitialized(settings.model))
 
 
 def build(

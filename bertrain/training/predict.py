@@ -97,10 +97,8 @@ def _refuse_own_place(data: Path, out: Path) -> None:
     """Refuse to write predictions where they would replace the data."""
     places = [data, data / HUB] if data.is_dir() else [data.parent] if data.suffix == ".jsonl" else []
     if out.is_dir() and any(place.is_dir() and out.samefile(place) for place in places):
-        raise UserError(
-            "occupied-folder",
-            f"--out {out} is the folder of --data, whose files predictions could replace; choose another --out",
-        )
+        why = f"--out {out} is the folder of --data, whose files predictions could replace"
+        raise UserError("occupied-folder", f"{why}; choose another --out")
 
 
 def _write_predictions(split: Split, outputs: TaskOutputs, out: Path) -> list[str]:

@@ -123,11 +123,8 @@ def find_token_budget(settings: Settings, data: DataSource, ranks: parallel.Rank
             budget -= max(1, int(STEP_DOWN * expected) // memory_fit.BUDGET_STEP) * memory_fit.BUDGET_STEP
     budget = -ranks.all_max(-budget)
     if budget < settings.data.max_seq_length:
-        raise AgreedError(
-            "out-of-memory",
-            "batch.auto found no token_budget that fits into memory; use --train.activation_checkpointing full, or a "
-            "smaller model",
-        )
+        cure = "use --train.activation_checkpointing full, or a smaller model"
+        raise AgreedError("out-of-memory", f"batch.auto found no token_budget that fits into memory; {cure}")
     settings = memory_fit.with_budget(settings, budget)
     is_whole = budget == share_of_a_step(settings, place)
     limit = "a rank's share of a step" if is_whole else f"{place.bytes / GIB:.1f} GiB {place.label}"

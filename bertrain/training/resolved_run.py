@@ -229,9 +229,7 @@ def _vocabulary_for(settings: Settings, weights: InitWeights | None) -> Vocabula
         raise UserError("missing-vocabulary", f"{weights.path} has no vocabulary; name one with --data.vocab FILE")
     rows = source.settings.vocab_size if source.settings else len(vocabulary.words)
     if not 0 <= rows - len(vocabulary.words) < PADDING_LIMIT:
-        raise UserError(
-            "other-vocabulary",
-            f"{settings.data.vocab or 'the vocabulary'} has {len(vocabulary.words):,} words, but the model of "
-            f"{weights.path} has {rows:,}; name the vocabulary it was trained with by --data.vocab FILE",
-        )
+        sizes = f"has {len(vocabulary.words):,} words, but the model of {weights.path} has {rows:,}"
+        found = f"{settings.data.vocab or 'the vocabulary'} {sizes}"
+        raise UserError("other-vocabulary", f"{found}; name the one it was trained with by --data.vocab FILE")
     return vocabulary
