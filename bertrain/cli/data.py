@@ -37,9 +37,7 @@ ShardCount = Annotated[int, Option("--shards", min=0, help="files to write; 0: o
 MaskSeed = Annotated[int, Option("--seed", help="seed of packing, and of masks where the rows have none")]
 MaxPredictions = Annotated[int, Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row")]
 LowerCase = Annotated[bool, Option("--lower-case/--cased", help="fold case and accents, or keep them")]
-Workers = Annotated[
-    int | None, Option(help="worker processes; default: the CPU cores, at most 8; the result is the same")
-]
+Workers = Annotated[int | None, Option(help="worker processes; default: the CPU cores, at most 8; same result")]
 
 
 @app.command("download")

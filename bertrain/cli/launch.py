@@ -81,14 +81,11 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
         def verb(**arguments: Any) -> None:
             _launch(launcher, **arguments)
 
-        declarations: list[Callable[..., None]] = [_launch, _resources, own_options]
-        declarations += [] if launcher == "local" else [_network]
-        parameters = [
-            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for declaration in declarations
-            for one in inspect.signature(declaration, eval_str=True).parameters.values()
-            if one.name not in ("launcher", "resources")
-        ]
+        parameters: list[inspect.Parameter] = []
+        for declaration in (_launch, _resources, own_options, *([] if launcher == "local" else [_network])):
+            declared = inspect.signature(declaration, eval_str=True).parameters.values()
+            own = [one for one in declared if one.name not in ("launcher", "resources")]
+            parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         verb.__dict__["__signature__"] = inspect.Signature(parameters)
         return app.command(launcher, context_settings=options.OVERRIDES)(options.takes_settings()(verb))
 

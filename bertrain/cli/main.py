@@ -16,7 +16,6 @@ from typer import Option
 
 from bertrain import __version__
 from bertrain.base import errors
-from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import about, data, launch, mlperf, profile, reports, tasks, train, weights
 from bertrain.cli.options import new_app
@@ -69,8 +68,8 @@ def _run() -> None:
     if words[:1] == ["help"]:
         sys.argv[1:] = words = [*words[1:], "--help"]
     try:
-        if platform.system() != "Linux":
-            raise UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {platform.system()}")
+        if (system := platform.system()) != "Linux":
+            raise errors.UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {system}")
         code = app(prog_name="bertrain", standalone_mode=False)
     except UsageError as error:
         message = error.format_message()
@@ -81,8 +80,8 @@ def _run() -> None:
             print(error.ctx.get_help())
         where = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
         print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
-    except UserError as error:
+        raise SystemExit(errors.EXIT_USER_ERROR) from None
+    except errors.UserError as error:
         is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
         if is_reported_here and not isinstance(error, errors.ReportedElsewhereError):
             print(f"bertrain: {error} [{error.code}]", file=sys.stderr)
@@ -91,14 +90,14 @@ def _run() -> None:
         print(f"bertrain: {error}", file=sys.stderr)
         raise SystemExit(errors.EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code = errors.EXIT_INTERRUPTED
     except Exception:
         if not INTERRUPTS:  # an import that is interrupted may fail in its own way
             raise
-        code = EXIT_INTERRUPTED
-    if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
+        code = errors.EXIT_INTERRUPTED
+    if code == errors.EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
         is_kept = CONTINUES & set(sys.argv[1:3])
         what = "the same command continues where it stopped" if is_kept else "nothing was written"
         print(f"bertrain: interrupted; {what}", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED)
+        raise SystemExit(errors.EXIT_INTERRUPTED)
     raise SystemExit(code)

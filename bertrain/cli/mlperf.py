@@ -13,7 +13,6 @@ from bertrain.base.errors import AgreedError, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import options
 from bertrain.config import resolve as config
-from bertrain.config.settings import Settings
 
 if TYPE_CHECKING:
     from bertrain.mlperf.check import SubmissionCheck
@@ -49,26 +48,20 @@ def mlperf_run(
     settings = replace(config.resolve(recipe, overrides, settings_file), given=None)  # --init must fit the recipe
     options.prepare_process(settings.train)
     beginning = str(init or "")
-    if only is not None:
-        _run_part(settings, data, out, only, attempt, beginning)
-        return
-    if under_launcher():
-        raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
+    from bertrain.mlperf.experiment import probe_initial_weights, run_experiment
     from bertrain.mlperf.run import run_experiments
 
-    checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
-    _print_verdict(checked, as_json=False)
-
-
-def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
-    from bertrain.mlperf.experiment import probe_initial_weights, run_experiment
-
-    if only == "probe":
-        accuracy = probe_initial_weights(settings, init)
+    if only is None and under_launcher():
+        raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
+    if only is None:
+        checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
+        _print_verdict(checked, as_json=False)
+    elif only == "probe":
+        accuracy = probe_initial_weights(settings, beginning)
         if is_first_rank():
             print(f"the probe: the initial weights predict {accuracy:.5f} of the masked words correctly, as expected")
     elif only.isascii() and only.isdigit():
-        run_experiment(settings, data, out, number=int(only), attempt=attempt, init=init)
+        run_experiment(settings, data, out, number=int(only), attempt=attempt, init=beginning)
     else:
         raise UserError("invalid-value", f"--only is the number of an experiment, or probe, not {only!r}")
 

@@ -38,9 +38,7 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())
 ]
 SettingsFile = Annotated[Path | None, Option("--settings", help="a .toml file that overrides the recipe")]
-InitialWeights = Annotated[
-    Path | None, Option("--init", help="initial weights: a run, or what `bertrain weights show` reads")
-]
+InitialWeights = Annotated[Path | None, Option("--init", help="initial weights: a run, or what `weights show` reads")]
 KNOWN_WEIGHTS = (
     "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, a .pt, .bin or .safetensors file, or hub:NAME (download)"
 )

@@ -63,9 +63,8 @@ def finetune(
     options.prepare_process(next(iter(resolved.values())).train)
     beginning = absolute(init or "")
     numbers = parse_seeds(seeds) or [next(iter(resolved.values())).train.seed]
-    places = {
-        name: [tuning.run_folder(run, name, seed, len(resolved), len(numbers)) for seed in numbers] for name in resolved
-    }
+    counts = len(resolved), len(numbers)
+    places = {name: [tuning.run_folder(run, name, seed, *counts) for seed in numbers] for name in resolved}
     if dry_run:
         from bertrain.training.announce import dry_run as describe
 
@@ -80,12 +79,10 @@ def finetune(
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":
         for one in shown:
-            one["predictions"] = {
-                str(place): predicting.predict(
-                    place, data, place / "predictions", which=task_results.checkpoint_of(place)
-                )
-                for place in places[one["task"]]
-            }
+            one["predictions"] = {}
+            for place in places[one["task"]]:
+                which = task_results.checkpoint_of(place)
+                one["predictions"][str(place)] = predicting.predict(place, data, place / "predictions", which=which)
     if not is_first_rank() or options.printed_json(shown, as_json):
         return
     for one in shown:
@@ -141,9 +138,8 @@ def predict(
         show_predictions(result)
     size = len(texts) // max(1, len(result))  # 2 for a task of pairs
     for row, one in enumerate(result if texts else []):
-        answer = (
-            f"{one['label']} {max(one['probabilities'].values()):.1%}" if "label" in one else f"{one['number']:.4g}"
-        )
+        is_class = "label" in one
+        answer = f"{one['label']} {max(one['probabilities'].values()):.1%}" if is_class else f"{one['number']:.4g}"
         print(f"{answer}  {' | '.join(texts[row * size : (row + 1) * size])}")
 
 

@@ -126,11 +126,9 @@ def weights_compare(
     if not printed_json({"same": same, "tensors": compared}, as_json):
         others = [tensor for tensor in compared if tensor.verdict != "equal"]
         for tensor in others:
-            sizes = (
-                (", of another shape" if tensor.verdict == "different" else "")
-                if tensor.largest_absolute is None
-                else f", at most {tensor.largest_absolute:.3g} apart, {tensor.largest_relative:.3g} of the value"
-            )
+            sizes = ", of another shape" if tensor.verdict == "different" else ""
+            if tensor.largest_absolute is not None:
+                sizes = f", at most {tensor.largest_absolute:.3g} apart, {tensor.largest_relative:.3g} of the value"
             print(f"{tensor.name}: {tensor.verdict}{sizes}")
         verdict = "the same" if same else "different"
         print(f"{len(compared) - len(others)} of {len(compared)} tensors are equal; {verdict}")

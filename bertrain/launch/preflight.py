@@ -132,11 +132,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
     if not found.is_first_of_node:
         return found
     own = look.own_processes()
-    on_gpus = tuple(
-        f"{process.name} ({process.number}, {process.used_mb} MB)"
-        for process in machine.gpu_processes()
-        if process.number not in own
-    )
+    others = [one for one in machine.gpu_processes() if one.number not in own]
     free, place, can_write = look.disk_free(Path(job.run))
     fingerprint, problem = _fingerprint_data(job, settings)
     return replace(
@@ -148,7 +144,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
         data=fingerprint,
         data_problem=problem,
         gpus=machine.gpus(),
-        on_gpus=on_gpus,
+        on_gpus=tuple(f"{one.name} ({one.number}, {one.used_mb} MB)" for one in others),
         foreign=look.foreign_processes(own),
         network=look.describe_network(os.environ.get("MASTER_ADDR", "localhost")),
         is_loopback=look.is_loopback(platform.node()) and "GLOO_SOCKET_IFNAME" not in os.environ,

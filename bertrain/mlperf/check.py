@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.mlperf.log import TOKEN, Log, read_log, result_files
+from bertrain.mlperf.log import TOKEN, read_log, result_files
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
 
 RULESETS = ("4.1.0", "5.0.0")
@@ -74,8 +74,11 @@ def check_results(
         raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {' or '.join(RULESETS)}")
     files = result_files(folder)
     entries = [read_log(file) for file in files]
-    for log in entries:
-        _refuse_unknown_names(log)
+    # Refuse unknown names: the official checker opens files by them, and runs those.
+    for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
+        for log in entries:
+            if wrong := [entry.value for entry in log.all(key) if entry.value not in known]:
+                raise UserError("unknown-submission", f"{log.path} has {key} {wrong[0]!r}; use {' or '.join(known)}")
     logs = [summarize_log(log) for log in entries]
     named = {log.division for log in logs} if division is None else {division}
     if len(named) > 1:
@@ -102,14 +105,6 @@ def check_results(
         score=score,
         scaled_minutes=score.minutes * scaling if score.minutes is not None else None,
     )
-
-
-def _refuse_unknown_names(log: Log) -> None:
-    """Refuse unknown benchmarks and divisions: the official checker opens files by these names and runs them."""
-    for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
-        unknown = [entry.value for entry in log.all(key) if entry.value not in known]
-        if unknown:
-            raise UserError("unknown-submission", f"{log.path} has {key} {unknown[0]!r}; use {' or '.join(known)}")
 
 
 def _list_objections(

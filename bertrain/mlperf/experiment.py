@@ -257,11 +257,9 @@ def tensor_names(settings: Settings) -> list[str]:
     """The tensors of the model by their TensorFlow names, as in every published log of BERT."""
     from bertrain.weights.names import TENSORFLOW, unused_prefixes
 
-    names, absent = [], unused_prefixes(nsp=settings.model.nsp)
-    for name, place in TENSORFLOW.items():
-        if not place.parameter.startswith(absent):
-            names += [name.format(layer) for layer in (range(settings.model.num_layers) if "{}" in name else (0,))]
-    return names
+    absent, layers = unused_prefixes(nsp=settings.model.nsp), range(settings.model.num_layers)
+    names = [name for name, place in TENSORFLOW.items() if not place.parameter.startswith(absent)]
+    return [name.format(layer) for name in names for layer in (layers if "{}" in name else (0,))]
 
 
 def probe_initial_weights(settings: Settings, init: str) -> float:

@@ -34,11 +34,8 @@ def _draw(logs: Sequence[LogSummary], *, by_samples: bool) -> Markup:
     figure, axes = blank_axes("samples" if by_samples else "seconds", PERCENT)
     sentences = []
     for number, log in enumerate(logs):
-        points = [
-            (one.samples if by_samples else one.seconds, 100 * one.accuracy)
-            for one in log.evaluations
-            if one.samples is not None or not by_samples
-        ]
+        shown = [one for one in log.evaluations if one.samples is not None or not by_samples]
+        points = [(one.samples if by_samples else one.seconds, 100 * one.accuracy) for one in shown]
         if points:
             axes.plot(*zip(*points, strict=True), linewidth=1.5, marker="o", markersize=3, **line_style(number))
             sentences.append(f"{describe(log)}: {points[-1][1]:.2f}% at {points[-1][0]:,.0f}")

@@ -88,11 +88,9 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[list[Any]]:
 
 
 def _value(column: str, cell: str) -> str | float | None:
-    return (
-        cell
-        if column in ("name", "part", "bound_by")
-        else (None if column == "share_of_floor" and not cell else float(cell))
-    )
+    if column == "share_of_floor" and not cell:
+        return None
+    return cell if column in ("name", "part", "bound_by") else float(cell)
 
 
 # --- the page -----------------------------------------------------------------------------------------

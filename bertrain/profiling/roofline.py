@@ -273,10 +273,8 @@ def table_text(rows: Iterable[Row]) -> str:
     lines = [f"{'part':<30}{'GFLOP':>11}{'MB':>10}{'floor ms':>10}{'ms':>10}{'of floor':>10}{'of step':>9}  set by"]
     for row in rows:
         share = "-" if row.share_of_floor is None else f"{row.share_of_floor:.0%}"
-        lines.append(
-            f"{row.part:<30}{row.gflop:>11,.4g}{row.megabytes:>10,.4g}{row.floor_ms:>10.3f}{row.measured_ms:>10.3f}"
-            f"{share:>10}{row.share_of_step:>9.1%}  {row.bound_by}"
-        )
+        times = f"{row.floor_ms:>10.3f}{row.measured_ms:>10.3f}{share:>10}{row.share_of_step:>9.1%}"
+        lines.append(f"{row.part:<30}{row.gflop:>11,.4g}{row.megabytes:>10,.4g}{times}  {row.bound_by}")
     return "\n".join(lines)
 
 
@@ -297,11 +295,8 @@ def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0
     source = torch.empty((1 << 30) if on_gpu else (1 << 26), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     fastest_copy = _fastest(lambda: target.copy_(source), device, seconds)
-    return Ceilings(
-        operations_per_s=2 * side**3 / fastest_product,
-        bytes_per_s=2 * source.numel() / fastest_copy,
-        product=f"{side} x {side} x {side}, {precision}",
-    )
+    name = f"{side} x {side} x {side}, {precision}"
+    return Ceilings(2 * side**3 / fastest_product, 2 * source.numel() / fastest_copy, name)
 
 
 def _fastest(action: Callable[[], object], device: torch.device, seconds: float) -> float:

@@ -203,9 +203,6 @@ def write_objects(path: Path, objects: Sequence[Any]) -> None:
 
 def write_launches(path: Path, launches: Iterable[Launch]) -> None:
     """Write one row for each launch; operators of a CPU have neither grid nor block."""
-    sizes = {"grid", "block"}
-    rows = (
-        ["x".join(map(str, getattr(one, name))) if name in sizes else getattr(one, name) for name in LAUNCH_COLUMNS]
-        for one in launches
-    )
-    write_table(path, LAUNCH_COLUMNS, rows)
+    rows = ([getattr(one, name) for name in LAUNCH_COLUMNS] for one in launches)
+    written = (["x".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row] for row in rows)
+    write_table(path, LAUNCH_COLUMNS, written)

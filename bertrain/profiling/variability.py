@@ -263,8 +263,6 @@ def verdict(devices: Sequence[DeviceSummary]) -> str:
     if len(devices) == 1:
         repeats = f"; {slowest.between_repeats:.1%} between its repeats" if slowest.repeats > 1 else ""
         return f"one device, nothing to compare it with{repeats}"
-    named = [
-        f"{device.name} takes {device.over_median:.3f} times the median" for device in devices if device.is_outlier
-    ]
+    named = [f"{one.name} takes {one.over_median:.3f} times the median" for one in devices if one.is_outlier]
     among = f"no outlier among {len(devices)} devices; the slowest is {slowest.name}"
     return f"outliers: {'; '.join(named)}" if named else f"{among}, {slowest.over_median:.3f} times the median"

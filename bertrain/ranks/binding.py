@@ -73,11 +73,13 @@ def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]
     node_of = {
         cpu: int(folder.name[4:])
         for folder in (sys / "devices/system/node").glob("node[0-9]*")
-        for cpu in parse_cpu_list(_read(folder / "cpulist"))
+        for cpu in parse_cpu_list(read_or_empty(folder / "cpulist"))
     }
     cores: dict[tuple[int, ...], Core] = {}
     for cpu in sorted(usable):
-        siblings = parse_cpu_list(_read(sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
+        siblings = parse_cpu_list(
+            read_or_empty(sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        ) or [cpu]
         together = tuple(sorted(usable & {cpu, *siblings}))
         cores.setdefault(together, Core(node_of.get(cpu, 0), together))
     return sorted(cores.values(), key=lambda core: (core.node, core.cpus))
@@ -85,11 +87,11 @@ def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]
 
 def node_of_pci_device(address: str, sys: Path = Path("/sys")) -> int | None:
     """The NUMA node that a device such as 0000:1b:00.0 is attached to; None if it is not known."""
-    text = _read(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
+    text = read_or_empty(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
     return int(text) if text.isdigit() else None  # -1 if the kernel does not know
 
 
-def _read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -80,13 +80,9 @@ class Ranks:
             if self.is_connected:
                 dist.all_reduce(tensor)
 
-    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
-        """Start to replace a tensor by its sum over all ranks; wait for the result before using it."""
-        return dist.all_reduce(tensor, async_op=True)
-
-    def start_reduce(self, owner: int, tensor: Tensor) -> dist.Work:
-        """Start to replace a tensor by its sum on one rank; on the others its content is then undefined."""
-        if self._copies_through_host:
+    def start_reduce(self, tensor: Tensor, owner: int | None = None) -> dist.Work:
+        """Start to replace a tensor by its sum, on all ranks or on `owner`: undefined on the others; wait for it."""
+        if owner is None or self._copies_through_host:
             return dist.all_reduce(tensor, async_op=True)
         return dist.reduce(tensor, owner, async_op=True)
 
@@ -240,7 +236,10 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
         raise
     except Exception as error:
         # The connections stay open: closing them in order may mean to wait for a rank that is gone.
-        if _is_reported(store):
+        is_reported = False
+        with suppress(Exception):  # the process that keeps the store may be gone too
+            is_reported = store.check([REPORTED])
+        if is_reported:
             raise ReportedElsewhereError("reported-elsewhere", "another rank has printed why it ended") from error
         if lost := _broken_connection(error):
             raise LostRankError(f"rank {rank} on host {platform.node()} lost another rank: {lost}") from error
@@ -255,13 +254,6 @@ def _broken_connection(error: Exception) -> str:
     if isinstance(error, dist.DistNetworkError) or any(word in text for word in ("gloo/transport", "ncclRemoteError")):
         return re.sub(r"^\[\S*\] ", "", text.split("\n")[0]).split(". ")[0]
     return ""
-
-
-def _is_reported(store: Store) -> bool:
-    try:
-        return store.check([REPORTED])
-    except Exception:  # the process that keeps the store may be gone too
-        return False
 
 
 # Newer versions of torch call it all_gather_single, and warn of the old name.

@@ -45,10 +45,6 @@ class Preload:
     libraries: dict[str, Path] = field(default_factory=dict)
 
     @property
-    def names(self) -> list[str]:
-        return list(self.libraries)
-
-    @property
     def environment(self) -> dict[str, str]:
         """The variables to set; those that the user has set stay."""
         if not self.libraries:

@@ -16,8 +16,6 @@ GO_ON, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
 """Requests of a rank after each step: the largest of all ranks holds. SAVE, FIT and END come from the clock."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
 INTERRUPTS: list[int] = []
 """What `note_interrupt` has noted."""
 

@@ -222,6 +222,8 @@ def summarize(history: History) -> Summary:
     finite = np.isfinite(history.column("loss") + history.column("gradient_norm"))
     is_bad = ~(finite & (history.column("applied") == 1)) & ~is_skipped
     computed = np.sum([history.phase(phase) for phase in PHASES], axis=0)[~is_skipped]
+    padding, weights = history.column("padding_share").astype(np.float64), history.column("tokens")
+    known = np.isfinite(padding) & (weights > 0)
     evaluated = {name for one in history.evaluations for name in one.metrics}
     headline = headline_of([name for name in history.metrics if name in evaluated])
     return Summary(
@@ -237,7 +239,7 @@ def summarize(history: History) -> Summary:
         last={name: mean(history.column(name)[-tail:]) for name in history.table.columns if is_metric(name)},
         headline=headline,
         best=best_evaluation(history.evaluations, headline),
-        padding=weighted_mean(history.column("padding_share"), history.column("tokens")),
+        padding=float((padding * weights)[known].sum() / weights[known].sum()) if known.any() else float("nan"),
         idle=mean(history.column("idle_share")),
         not_applied=numbers[is_bad].astype(int).tolist(),
         skipped=numbers[is_skipped].astype(int).tolist(),
@@ -273,12 +275,6 @@ def mean(values: Floats) -> float:
     """Mean of the finite values; NaN if there is none."""
     finite = values[np.isfinite(values)]
     return float(finite.mean(dtype=np.float64)) if len(finite) else float("nan")
-
-
-def weighted_mean(values: Floats, weights: Floats) -> float:
-    """Weighted mean of the finite values; NaN if there is none."""
-    known = np.isfinite(values) & (weights > 0)
-    return float(np.average(values[known].astype(np.float64), weights=weights[known])) if known.any() else float("nan")
 
 
 def group_size(count: int, most: int = MAX_POINTS) -> int:

@@ -50,14 +50,9 @@ def render_page(
 ) -> str:
     """The whole page, in ASCII so that it reads the same in any encoding. Sections without content are left out."""
     contents = {name: "\n".join(filter(None, (part.strip() for part in found))) for name, found in sections.items()}
-    page = TEMPLATES.get_template("page.html.j2").render(
-        title=title,
-        heading=heading,
-        sections={name: Markup(content) for name, content in contents.items() if content},
-        kind=kind,
-        source=source,
-        version=bertrain.__version__,
-    )
+    words = {"title": title, "heading": heading, "kind": kind, "source": source, "version": bertrain.__version__}
+    filled = {name: Markup(content) for name, content in contents.items() if content}
+    page = TEMPLATES.get_template("page.html.j2").render(sections=filled, **words)
     return page.encode("ascii", "xmlcharrefreplace").decode()
 
 

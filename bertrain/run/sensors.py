@@ -60,8 +60,7 @@ def sensors_for(device_uuid: str | None) -> Sensors:
     sensors = Sensors()
     if device_uuid is None:
         for core in sorted(os.sched_getaffinity(0)):  # those that this process may use
-            kilohertz = KernelFile(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
-            sensors.try_out(Gauge(f"core{core}_mhz", lambda file=kilohertz: int(file.read()) / 1e3))
+            sensors.try_out(core_clock(core))
         _add_rapl(sensors)
     else:
         try:
@@ -142,6 +141,11 @@ def throttle_reasons(mask: int) -> list[str]:
 
 
 # --- CPU ----------------------------------------------------------------------------------------------
+
+
+def core_clock(core: int) -> Gauge:
+    kilohertz = KernelFile(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+    return Gauge(f"core{core}_mhz", lambda: int(kilohertz.read()) / 1e3)
 
 
 def _add_rapl(sensors: Sensors) -> None:

@@ -103,9 +103,9 @@ class Exchange:
             for owner, shard in enumerate(self._shards):
                 part = self._arena.gradients[max(bucket.start, shard.start) : min(bucket.stop, shard.stop)]
                 if len(part):
-                    self._works.append(self._ranks.start_reduce(owner, part))
+                    self._works.append(self._ranks.start_reduce(part, owner))
         elif self._ranks.is_connected:
-            self._works.append(self._ranks.start_all_reduce(gradients))
+            self._works.append(self._ranks.start_reduce(gradients))
         self._next += 1
 
     def _zero_frozen(self, span: range) -> None:

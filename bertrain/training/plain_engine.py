@@ -40,11 +40,9 @@ class PlainEngine:
         self._completes_gradient = False
         if not exchange.is_idle:
             for name, parameter in model.named_parameters():
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._accumulated(name))
-
-    def _accumulated(self, name: str) -> None:
-        if self._completes_gradient:
-            self._exchange.parameter_ready(name)
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: exchange.parameter_ready(name) if self._completes_gradient else None
+                )
 
     def state(self) -> dict[str, Tensor]:
         return {} if self._loss_scale is None else self._loss_scale.state()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import secrets
 from dataclasses import replace
 
@@ -93,7 +94,7 @@ def with_seed(settings: Settings, seed: int) -> Settings:
 def place_for(settings: Settings, data: DataSource, world: int) -> memory_fit.Place:
     """The memory that each of `world` ranks has: its share of its device or of this machine."""
     device, _ = parallel.choose_device(settings.train.device)
-    bytes, label = memory_fit.room(device, memory_fit.count_local_ranks(world))
+    bytes, label = memory_fit.room(device, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     name, _ = engine.choose(settings, device)
     return memory_fit.Place(data, world, name, device.type == "cuda", bytes, label)
 

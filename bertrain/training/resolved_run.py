@@ -128,14 +128,8 @@ def resolve_run(
         weights.check(settings, resolved.data)
     elif begun is None:
         refuse_init_settings(settings)
-    return replace(
-        resolved,
-        folder=Path(folder) if folder is not None else None,
-        begun=begun,
-        init=init,
-        weights=weights,
-        notes=(*shape_notes, *notes, *resolved.notes),
-    )
+    place, notes = Path(folder) if folder is not None else None, [*shape_notes, *notes, *resolved.notes]
+    return replace(resolved, folder=place, begun=begun, init=init, weights=weights, notes=tuple(notes))
 
 
 def resolve_resume(
