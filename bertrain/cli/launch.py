@@ -82,7 +82,8 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
             _launch(launcher, **arguments)
 
         parameters: list[inspect.Parameter] = []
-        for declaration in (_launch, _resources, own_options, *([] if launcher == "local" else [_network])):
+        declarations: list[Callable[..., None]] = [_launch, _resources, own_options, _network]
+        for declaration in declarations[: 3 if launcher == "local" else 4]:
             declared = inspect.signature(declaration, eval_str=True).parameters.values()
             own = [one for one in declared if one.name not in ("launcher", "resources")]
             parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]

@@ -126,9 +126,6 @@ def own_processes(generations: int = 2) -> set[int]:
     return own
 
 
-# --- network --------------------------------------------------------------------------------------
-
-
 SIOCGIFADDR = 0x8915  # the ioctl that returns an interface's address
 NETWORK_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 

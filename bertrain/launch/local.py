@@ -17,6 +17,7 @@ from bertrain.base.errors import EXIT_HUNG, EXIT_INTERRUPTED, EXIT_LOST_RANK, EX
 from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
+from bertrain.ranks.signals import STOP_SIGNALS, handling
 
 SAVE_TIMEOUT_S = 120
 
@@ -63,15 +64,8 @@ def run_in_subprocess(arguments: list[str]) -> int:
     Returns its exit code, negative for the signal that killed it.
     """
     process = subprocess.Popen([sys.executable, "-u", "-m", "bertrain", *arguments], start_new_session=True)
-    before: dict[signal.Signals, Any] = {
-        number: signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
-    try:
+    with handling(STOP_SIGNALS, lambda received, _: process.send_signal(received)):
         return process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = None) -> tuple[int, dict[int, int]]:

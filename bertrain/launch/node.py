@@ -17,6 +17,7 @@ from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE,
 from bertrain.launch import rendezvous
 from bertrain.launch.job import Job
 from bertrain.launch.local import code_after_signal, describe_failure, run_agent
+from bertrain.ranks.signals import STOP_SIGNALS, handling
 
 PREFLIGHT, TRAINING = "preflight", "training"
 """The stages of a job."""
@@ -99,13 +100,8 @@ def exec_rank(job: Job, stage: str) -> None:
 
 def _copy_output_to(path: Path) -> None:
     """Copy the output of this process to a file with `tee`, which ignores signals sent to the whole job."""
-    ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
-    try:
+    with handling((*STOP_SIGNALS, signal.SIGHUP), signal.SIG_IGN):
         tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     assert tee.stdin is not None
     sys.stdout.flush()
     for stream in (1, 2):

@@ -170,9 +170,6 @@ def _check_record(place: Path, wanted: dict[str, Any]) -> None:
             raise UserError("other-stage", f"{place} was made from another {name}; {remedy}")
 
 
-# --- the text ------------------------------------------------------------------------------------------------
-
-
 def _find_text(out: Path) -> list[Path]:
     """The parts of the text in order, and eval.txt; unpacks their archive if necessary."""
     folder, packed = out / "download" / "results4", out / "download" / "results_text.tar.gz"
@@ -209,9 +206,6 @@ def _is_mlperf_text(text: list[Path]) -> bool:
     if differing and len(differing) < len(known):
         raise UserError("wrong-checksum", f"{differing[0]} is not the file that MLPerf published; fetch it again")
     return bool(known) and not differing
-
-
-# --- stages of several steps ----------------------------------------------------------------------
 
 
 def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:

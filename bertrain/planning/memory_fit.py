@@ -61,9 +61,6 @@ def _room_in(cgroup: Path) -> int | None:
         return None
 
 
-# --- what fits, and which settings make a run fit ----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Place:
     """The memory of one rank, and what a run's need of it depends on."""

@@ -278,9 +278,6 @@ def table_text(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-# --- ceilings -----------------------------------------------------------------------------------------
-
-
 def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0.3) -> Ceilings:
     """The speed of the fastest of some large products in the run's precision, and of some copies."""
     on_gpu = device.type == "cuda"

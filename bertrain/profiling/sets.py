@@ -184,9 +184,6 @@ def _existing(path: Path) -> Path:
     return path
 
 
-# --- writing ------------------------------------------------------------------------------------------
-
-
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a CSV file, compressed if its name ends in .gz."""
     opened = gzip.open if path.suffix == ".gz" else open

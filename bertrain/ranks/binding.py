@@ -77,9 +77,8 @@ def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]
     }
     cores: dict[tuple[int, ...], Core] = {}
     for cpu in sorted(usable):
-        siblings = parse_cpu_list(
-            read_or_empty(sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        ) or [cpu]
+        listed = sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings = parse_cpu_list(read_or_empty(listed)) or [cpu]
         together = tuple(sorted(usable & {cpu, *siblings}))
         cores.setdefault(together, Core(node_of.get(cpu, 0), together))
     return sorted(cores.values(), key=lambda core: (core.node, core.cpus))

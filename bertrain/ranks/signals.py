@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -26,6 +26,17 @@ def note_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def handling(numbers: Iterable[signal.Signals], handler: Any) -> Iterator[dict[signal.Signals, Any]]:
+    """Handle these signals while the body runs; yields the handlers before, which it then restores."""
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield before
+    finally:
+        for number, restored in before.items():
+            signal.signal(number, restored)
+
+
 class StopSignal:
     """Records SIGINT, SIGTERM and SIGUSR1, so that the step is finished and saved; a second SIGINT interrupts it."""
 
@@ -42,19 +53,16 @@ class StopSignal:
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
         """Listen while the body runs, then restore the old handlers."""
-        before: dict[signal.Signals, Any] = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
-        try:
-            if INTERRUPTS:
-                raise KeyboardInterrupt
-            yield self
-        except UserError:
-            # When the first rank has ended, the launcher sends SIGTERM to the others: let this one print its error.
-            if "RANK" in os.environ:
-                before[signal.SIGTERM] = signal.SIG_IGN
-            raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handling(STOP_SIGNALS, self._note) as before:
+            try:
+                if INTERRUPTS:
+                    raise KeyboardInterrupt
+                yield self
+            except UserError:
+                # When the first rank has ended, the launcher sends SIGTERM to the others: let this one print its error.
+                if "RANK" in os.environ:
+                    before[signal.SIGTERM] = signal.SIG_IGN
+                raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:

@@ -28,8 +28,10 @@ def recompute_layers(model: Bert, what: Literal["none", "selective", "full"]) ->
 def _checkpointed(forward: Callable[..., Any], saves_products: bool, *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs)
-    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if saves_products else {}
-    return checkpoint(forward, *inputs, use_reentrant=False, **contexts)
+    options: dict[str, Any] = {"use_reentrant": False}
+    if saves_products:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(forward, *inputs, **options)
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

@@ -158,10 +158,9 @@ def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console
     if POSITIONS in weights.tensors and len(weights.tensors[POSITIONS]) < len(parameters[POSITIONS]):
         initialized.append(f"positions {len(weights.tensors[POSITIONS])} to {len(parameters[POSITIONS]) - 1}")
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
-    if initialized:
-        console.say(f"  initialized afresh: {', '.join(initialized)}")
-    if left_over:
-        console.say(f"  left over: {', '.join(left_over)}")
+    for what, names in (("initialized afresh", initialized), ("left over", left_over)):
+        if names:
+            console.say(f"  {what}: {', '.join(names)}")
     if weights.rounded:
         console.say(f"  rounded from 64 bits to 32: {counted(len(weights.rounded), 'tensor')}")
     labels = tuple(run.task.get("labels", ()))
