@@ -53,7 +53,7 @@ def raised(package: Path = PACKAGE) -> list[Raised]:
     }
     names = user_errors(trees)
     return [
-        _raised(module, node)
+        _raised(module, node, _texts(tree, node.lineno))
         for module, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names
@@ -61,23 +61,41 @@ def raised(package: Path = PACKAGE) -> list[Raised]:
     ]
 
 
-def _raised(module: str, call: ast.Call) -> Raised:
+def _texts(tree: ast.Module, line: int) -> dict[str, ast.expr]:
+    """The strings that the function around a line gives a name, each once: parts of a sentence."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in functions if node.lineno <= line <= (node.end_lineno or 0)]
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(max(around, key=lambda node: node.lineno)) if around else ():
+        if isinstance(node, ast.Assign):
+            found.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
+    once = {name: values[0] for name, values in found.items() if len(values) == 1}
+    return {
+        name: value
+        for name, value in once.items()
+        if isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+    }
+
+
+def _raised(module: str, call: ast.Call, texts: dict[str, ast.expr]) -> Raised:
     first, *others = call.args or [ast.Constant(None)]
     code = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
     is_code = code is not None and CODE.fullmatch(code) is not None and len(others) == 1
-    sentence = _template(others[0]) if others else _template(first)
+    sentence = _template(others[0] if others else first, texts)
     return Raised(module, call.lineno, code if is_code else None, sentence)
 
 
-def _template(node: ast.expr) -> str:
-    """The text of a string; holes of an f-string are shown as {name}."""
+def _template(node: ast.expr, texts: dict[str, ast.expr]) -> str:
+    """The text of a string; holes of an f-string are shown as {name}, unless a string has that name."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(_template(part) for part in node.values)
+        return "".join(_template(part, texts) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _template(node.left) + _template(node.right)
+        return _template(node.left, texts) + _template(node.right, texts)
     if isinstance(node, ast.FormattedValue):
+        if isinstance(node.value, ast.Name) and node.value.id in texts:
+            return _template(texts[node.value.id], {})
         return f"{{{_hole(node.value)}}}"
     return f"{{{_hole(node)}}}"
 

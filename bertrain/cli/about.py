@@ -13,10 +13,10 @@ from bertrain.cli.options import AsJson, new_app, printed_json
 from bertrain.config import recipe as recipe_files
 from bertrain.config import resolve as config
 
-about_app = new_app()
+app = new_app()
 
 
-@about_app.command("recipes")
+@app.command("recipes")
 def recipes(
     name: Annotated[str | None, Argument(help="print this recipe with everything it builds on")] = None,
     show_all: Annotated[bool, Option("--all", help="list every recipe, not only those to start with")] = False,
@@ -42,7 +42,7 @@ def recipes(
         print(f"{len(listed) - len(shown)} more: bertrain recipes --all")
 
 
-@about_app.command("settings")
+@app.command("settings")
 def settings(
     words: Annotated[
         list[str] | None, Argument(metavar="[WORD...]", help="only a section, or settings about it")
@@ -66,7 +66,7 @@ def settings(
         print(f"{len(described) - len(shown)} experimental settings more: --all")
 
 
-@about_app.command("doctor")
+@app.command("doctor")
 def doctor(
     folder: Annotated[Path, Argument(help="where runs will be written")] = Path("."), as_json: AsJson = False
 ) -> None:

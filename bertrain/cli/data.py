@@ -25,7 +25,7 @@ from bertrain.config.choices import (
     Target,
 )
 
-data_app = new_app("data", "Prepare training data, and convert it between formats.")
+app = new_app("data", "Prepare training data, and convert it between formats.")
 
 Inputs = Annotated[list[Path], Argument(metavar="INPUT...", help="text files, or folders of them")]
 AnyFolder = Annotated[Path, Argument(metavar="DIR", help="data in any format: a folder, or one HDF5 or TFRecord file")]
@@ -37,12 +37,10 @@ ShardCount = Annotated[int, Option("--shards", min=0, help="files to write; 0: o
 MaskSeed = Annotated[int, Option("--seed", help="seed of packing, and of masks where the rows have none")]
 MaxPredictions = Annotated[int, Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row")]
 LowerCase = Annotated[bool, Option("--lower-case/--cased", help="fold case and accents, or keep them")]
-Workers = Annotated[
-    int | None, Option(help="worker processes; default: the CPU cores, at most 8; the result is the same")
-]
+Workers = Annotated[int | None, Option(help="worker processes; default: the CPU cores, at most 8; same result")]
 
 
-@data_app.command("download")
+@app.command("download")
 def data_download(
     what: Annotated[Collection, Argument(metavar="WHAT", help="wikipedia, or mlperf")],
     out: Annotated[Path, Option("--out", help="the folder to download into; existing files are verified")],
@@ -69,7 +67,7 @@ def data_download(
         print(f"next: bertrain data extract {quote(str(out))} --out DIR")
 
 
-@data_app.command("extract")
+@app.command("extract")
 def data_extract(
     inputs: Annotated[
         list[Path], Argument(metavar="INPUT...", help="files or folders; .gz, .bz2, .xz, .zst and .tar are unpacked")
@@ -135,7 +133,7 @@ def _workers(workers: int | None) -> int:
     return min(8, len(os.sched_getaffinity(0))) if workers is None else workers
 
 
-@data_app.command("vocab")
+@app.command("vocab")
 def data_vocab(
     inputs: Inputs,
     out: Annotated[Path, Option("--out", help="the vocabulary file to write")],
@@ -159,7 +157,7 @@ def data_vocab(
     print(f"{out}: {len(vocabulary.words):,} words{replaced}; next: {following}")
 
 
-@data_app.command("prepare")
+@app.command("prepare")
 def data_prepare(
     inputs: Inputs,
     out: NewFolder,
@@ -241,7 +239,7 @@ def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
         print(f"skipped {name}: it could not be read as text")
 
 
-@data_app.command("mlperf")
+@app.command("mlperf")
 def data_mlperf(
     out: Annotated[Path, Option("--out", help="the folder to create; if interrupted, run again to continue")],
     packed: Annotated[bool, Option("--packed", help="also write packed shards (NNLSHP, three per row)")] = False,
@@ -275,7 +273,7 @@ def data_mlperf(
     print(f"{compared} known checksums agree" if compared else "other text than MLPerf's: no checksum is known for it")
 
 
-@data_app.command("convert")
+@app.command("convert")
 def data_convert(
     folder: AnyFolder,
     to: Annotated[Target, Option("--to", help="the format to write")],
@@ -304,7 +302,7 @@ def data_convert(
         print(written.sentence())
 
 
-@data_app.command("bin")
+@app.command("bin")
 def data_bin(
     folder: AnyFolder,
     out: NewFolder,
@@ -328,7 +326,7 @@ def data_bin(
         print(one.sentence())
 
 
-@data_app.command("pack")
+@app.command("pack")
 def data_pack(
     folder: Annotated[
         Path | None, Argument(metavar="[DIR]", help="data in any format: a folder, or one HDF5 or TFRecord file")
@@ -367,7 +365,7 @@ def data_pack(
         print(stats.written.sentence())
 
 
-@data_app.command("eval-set")
+@app.command("eval-set")
 def data_eval_set(
     folder: AnyFolder,
     out: NewFolder,
@@ -388,7 +386,7 @@ def data_eval_set(
         print(written.sentence())
 
 
-@data_app.command("stats")
+@app.command("stats")
 def data_stats(
     folder: AnyFolder,
     ranks: Annotated[int, Option(help="number of ranks")] = 8,
@@ -404,13 +402,13 @@ def data_stats(
     Example: bertrain data stats data/ --ranks 8 --sequences 768
     """
     from bertrain.data.feed.stats import data_stats as describe
-    from bertrain.reports.data_plots import check_plot, plot_stats
+    from bertrain.reports.data_plots import plot_stats
+    from bertrain.reports.page import check_plot
 
     if plot is not None:
         check_plot(plot)
-    stats = describe(
-        folder, ranks=ranks, sequences=sequences, token_budget=token_budget, group_size=group_size, vocab=vocab
-    )
+    sizes = {"ranks": ranks, "sequences": sequences, "token_budget": token_budget, "group_size": group_size}
+    stats = describe(folder, vocab=vocab, **sizes)
     if plot is not None:
         plot_stats(stats, plot, vocab=vocab)
     if printed_json(stats, as_json):
@@ -430,7 +428,7 @@ def data_stats(
         print(f"plot: {plot}")
 
 
-@data_app.command("inspect")
+@app.command("inspect")
 def data_inspect(
     folder: AnyFolder,
     rows: Annotated[str, Option(help="which rows: FIRST:END")] = "0:5",
@@ -454,7 +452,7 @@ def data_inspect(
             console.print(line)
 
 
-@data_app.command("verify")
+@app.command("verify")
 def data_verify(
     folder: AnyFolder,
     checksums: Annotated[Path | None, Option(help="MLPerf's row checksums: a file's name and an MD5 per line")] = None,

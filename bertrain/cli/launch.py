@@ -11,20 +11,11 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Option
 
-from bertrain.cli.options import (
-    OVERRIDES,
-    AsJson,
-    Overrides,
-    RecipeName,
-    SettingsFile,
-    new_app,
-    printed_json,
-    takes_settings,
-)
+from bertrain.cli import options
 from bertrain.config import resolve as config
 from bertrain.launch.job import JobSpec, Launcher, MpiType, Runtime, make_job
 
-launch_app = new_app("launch", "Jobs on this machine or a cluster: written into a folder, then started.")
+app = options.new_app("launch", "Jobs on this machine or a cluster: written into a folder, then started.")
 
 Job = Annotated[Path, typer.Argument(metavar="JOB", help="a job folder")]
 Nodes = Annotated[int, Option(min=1, help="machines")]
@@ -34,11 +25,11 @@ Hostfile = Annotated[str, Option(help="a file with a host per line, such as `nod
 
 def _launch(
     launcher: Launcher,
-    recipe: RecipeName,
+    recipe: options.RecipeName,
     data: Annotated[Path, Option(help="the data folder, as every node sees it")],
     run: Annotated[Path, Option(help="the run folder to create or continue, as every node sees it")],
-    overrides: Overrides,
-    settings_file: SettingsFile = None,
+    overrides: options.Overrides,
+    settings_file: options.SettingsFile = None,
     init: Annotated[Path | None, Option(help="initial weights, as for `pretrain`")] = None,
     job: Annotated[Path | None, Option(help="the job folder to create; default: jobs/RUN-1, -2, ...")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="print the script and write nothing")] = False,
@@ -90,16 +81,14 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
         def verb(**arguments: Any) -> None:
             _launch(launcher, **arguments)
 
-        declarations: list[Callable[..., None]] = [_launch, _resources, own_options]
-        declarations += [] if launcher == "local" else [_network]
-        parameters = [
-            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for declaration in declarations
-            for one in inspect.signature(declaration, eval_str=True).parameters.values()
-            if one.name not in ("launcher", "resources")
-        ]
+        parameters: list[inspect.Parameter] = []
+        declarations: list[Callable[..., None]] = [_launch, _resources, own_options, _network]
+        for declaration in declarations[: 3 if launcher == "local" else 4]:
+            declared = inspect.signature(declaration, eval_str=True).parameters.values()
+            own = [one for one in declared if one.name not in ("launcher", "resources")]
+            parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         verb.__dict__["__signature__"] = inspect.Signature(parameters)
-        return launch_app.command(launcher, context_settings=OVERRIDES)(takes_settings()(verb))
+        return app.command(launcher, context_settings=options.OVERRIDES)(options.takes_settings()(verb))
 
     return decorate
 
@@ -170,7 +159,7 @@ def launch_mpi(
     """
 
 
-@launch_app.command("worker", hidden=True)
+@app.command("worker", hidden=True)
 def launch_worker(
     role: Annotated[Literal["node", "rank", "ssh"], typer.Argument()],
     job: Job,
@@ -190,8 +179,8 @@ def launch_worker(
     raise typer.Exit(run_hosts(opened, stage) if role == "ssh" else run_node(opened, stage))
 
 
-@launch_app.command("preflight")
-def launch_preflight(job: Job, as_json: AsJson = False) -> None:
+@app.command("preflight")
+def launch_preflight(job: Job, as_json: options.AsJson = False) -> None:
     """Check every node of a job before it trains, as the job's script does; by hand it checks this machine.
 
     Example: bertrain launch preflight jobs/tiny-1
@@ -201,12 +190,12 @@ def launch_preflight(job: Job, as_json: AsJson = False) -> None:
     found = preflight_job(job)
     if found is None:
         return
-    if not printed_json(found, as_json):
+    if not options.printed_json(found, as_json):
         print(found.text())
     found.refuse()
 
 
-@launch_app.command("logs")
+@app.command("logs")
 def launch_logs(
     job: Job,
     rank: Annotated[int | None, Option(min=0, help="only this rank")] = None,
@@ -222,8 +211,8 @@ def launch_logs(
         print(line, flush=True)
 
 
-@launch_app.command("status")
-def launch_status(job: Job, as_json: AsJson = False) -> None:
+@app.command("status")
+def launch_status(job: Job, as_json: options.AsJson = False) -> None:
     """Print the state of a job and the progress of its runs.
 
     Example: bertrain launch status jobs/tiny-1
@@ -231,14 +220,14 @@ def launch_status(job: Job, as_json: AsJson = False) -> None:
     from bertrain.launch.submit import job_status
 
     status = job_status(job)
-    if printed_json(status, as_json):
+    if options.printed_json(status, as_json):
         return
     print(f"{status['job']} ({status['launcher']}): {status['state']}")
     for one in status["runs"]:
         print(f"  {one['run']}: step {one['step']}; {one['last_event'] or 'not started'}")
 
 
-@launch_app.command("cancel")
+@app.command("cancel")
 def launch_cancel(job: Job) -> None:
     """Cancel a job; its ranks finish the current step and save it.
 

@@ -16,19 +16,10 @@ from typer import Option
 
 from bertrain import __version__
 from bertrain.base import errors
-from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli.about import about_app
-from bertrain.cli.data import data_app
-from bertrain.cli.launch import launch_app
-from bertrain.cli.mlperf import mlperf_app
+from bertrain.cli import about, data, launch, mlperf, profile, reports, tasks, train, weights
 from bertrain.cli.options import new_app
 from bertrain.cli.pipeline import pipeline_app
-from bertrain.cli.profile import profile_app
-from bertrain.cli.reports import reports_app
-from bertrain.cli.tasks import tasks_app
-from bertrain.cli.train import train_app
-from bertrain.cli.weights import weights_app
 from bertrain.ranks.signals import INTERRUPTS, note_interrupt
 
 CONTINUES = {"train", "prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
@@ -40,19 +31,9 @@ app = new_app(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for verbs in (
-    pipeline_app,
-    train_app,
-    tasks_app,
-    reports_app,
-    about_app,
-    data_app,
-    weights_app,
-    mlperf_app,
-    profile_app,
-    launch_app,
-):
-    app.add_typer(verbs)
+app.add_typer(pipeline_app)
+for verbs in (train, tasks, reports, about, data, weights, mlperf, profile, launch):
+    app.add_typer(verbs.app)
 
 
 @app.callback(invoke_without_command=True)
@@ -87,8 +68,8 @@ def _run() -> None:
     if words[:1] == ["help"]:
         sys.argv[1:] = words = [*words[1:], "--help"]
     try:
-        if platform.system() != "Linux":
-            raise UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {platform.system()}")
+        if (system := platform.system()) != "Linux":
+            raise errors.UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {system}")
         code = app(prog_name="bertrain", standalone_mode=False)
     except UsageError as error:
         message = error.format_message()
@@ -99,8 +80,8 @@ def _run() -> None:
             print(error.ctx.get_help())
         where = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
         print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
-    except UserError as error:
+        raise SystemExit(errors.EXIT_USER_ERROR) from None
+    except errors.UserError as error:
         is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
         if is_reported_here and not isinstance(error, errors.ReportedElsewhereError):
             print(f"bertrain: {error} [{error.code}]", file=sys.stderr)
@@ -109,14 +90,14 @@ def _run() -> None:
         print(f"bertrain: {error}", file=sys.stderr)
         raise SystemExit(errors.EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code = errors.EXIT_INTERRUPTED
     except Exception:
         if not INTERRUPTS:  # an import that is interrupted may fail in its own way
             raise
-        code = EXIT_INTERRUPTED
-    if code == EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
+        code = errors.EXIT_INTERRUPTED
+    if code == errors.EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
         is_kept = CONTINUES & set(sys.argv[1:3])
         what = "the same command continues where it stopped" if is_kept else "nothing was written"
         print(f"bertrain: interrupted; {what}", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED)
+        raise SystemExit(errors.EXIT_INTERRUPTED)
     raise SystemExit(code)

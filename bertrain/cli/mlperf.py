@@ -11,41 +11,27 @@ from typer import Argument, Option
 
 from bertrain.base.errors import AgreedError, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli.options import (
-    OVERRIDES,
-    TRAINING_OPTIONS,
-    AsJson,
-    InitialWeights,
-    Overrides,
-    RankCount,
-    RecipeName,
-    SettingsFile,
-    new_app,
-    prepare_process,
-    printed_json,
-    takes_settings,
-)
+from bertrain.cli import options
 from bertrain.config import resolve as config
-from bertrain.config.settings import Settings
 
 if TYPE_CHECKING:
     from bertrain.mlperf.check import SubmissionCheck
     from bertrain.mlperf.show import LogSummary
 
-mlperf_app = new_app("mlperf", "MLPerf: experiments that train to a target, their logs, and the official checks.")
+app = options.new_app("mlperf", "MLPerf: experiments that train to a target, their logs, and the official checks.")
 
 
-@mlperf_app.command("run", context_settings=OVERRIDES)
-@takes_settings(TRAINING_OPTIONS)
+@app.command("run", context_settings=options.OVERRIDES)
+@options.takes_settings(options.TRAINING_OPTIONS)
 def mlperf_run(
-    recipe: RecipeName,
+    recipe: options.RecipeName,
     data: Annotated[Path, Option("--data", help="the data to train on; evaluate.data is the data to evaluate on")],
     out: Annotated[Path, Option("--out", help="the folder for result_0.txt ..., to create or continue")],
-    overrides: Overrides,
+    overrides: options.Overrides,
     nexp: Annotated[int, Option(min=1, help="experiments; MLPerf requires 10")] = 10,
-    init: InitialWeights = None,
-    settings_file: SettingsFile = None,
-    nproc: RankCount = 1,
+    init: options.InitialWeights = None,
+    settings_file: options.SettingsFile = None,
+    nproc: options.RankCount = 1,
     attempts: Annotated[int, Option(min=1, help="attempts at an experiment that crashes")] = 3,
     only: Annotated[str | None, Option(help="only this experiment (a number, or probe), in these processes")] = None,
     attempt: Annotated[int, Option(min=1, help="with --only: the number of this attempt")] = 1,
@@ -60,40 +46,34 @@ def mlperf_run(
     --out results/
     """
     settings = replace(config.resolve(recipe, overrides, settings_file), given=None)  # --init must fit the recipe
-    prepare_process(settings.train)
+    options.prepare_process(settings.train)
     beginning = str(init or "")
-    if only is not None:
-        _run_part(settings, data, out, only, attempt, beginning)
-        return
-    if under_launcher():
-        raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
+    from bertrain.mlperf.experiment import probe_initial_weights, run_experiment
     from bertrain.mlperf.run import run_experiments
 
-    checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
-    _print_verdict(checked, as_json=False)
-
-
-def _run_part(settings: Settings, data: Path, out: Path, only: str, attempt: int, init: str) -> None:
-    from bertrain.mlperf.experiment import probe_initial_weights, run_experiment
-
-    if only == "probe":
-        accuracy = probe_initial_weights(settings, init)
+    if only is None and under_launcher():
+        raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
+    if only is None:
+        checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
+        _print_verdict(checked, as_json=False)
+    elif only == "probe":
+        accuracy = probe_initial_weights(settings, beginning)
         if is_first_rank():
             print(f"the probe: the initial weights predict {accuracy:.5f} of the masked words correctly, as expected")
     elif only.isascii() and only.isdigit():
-        run_experiment(settings, data, out, number=int(only), attempt=attempt, init=init)
+        run_experiment(settings, data, out, number=int(only), attempt=attempt, init=beginning)
     else:
         raise UserError("invalid-value", f"--only is the number of an experiment, or probe, not {only!r}")
 
 
-@mlperf_app.command("check")
+@app.command("check")
 def mlperf_check(
     folder: Annotated[Path, Argument(metavar="DIR", help="a folder of result_*.txt")],
     ruleset: Annotated[list[str] | None, Option(help="4.1.0 or 5.0.0, the last two of BERT; default: both")] = None,
     division: Annotated[
         Literal["closed", "open"] | None, Option(help="division to check for; default: the logs'")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check results with MLPerf's own checkers; exit code 0 if they pass, 1 if not.
 
@@ -109,7 +89,7 @@ def mlperf_check(
 
 
 def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
-    if printed_json(checked, as_json):
+    if options.printed_json(checked, as_json):
         return
     for one in checked.compliance:
         print(f"{Path(one.file).name}  rules {one.ruleset}: {'complies' if one.passes else 'does not comply'}")
@@ -138,12 +118,12 @@ def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
             print(f"  - {sentence}")
 
 
-@mlperf_app.command("show")
+@app.command("show")
 def mlperf_show(
     files: Annotated[list[Path], Argument(metavar="FILE...", help="MLPerf logs of any submitter")],
     plot: Annotated[Path | None, Option(help="plot their accuracies into this .svg file")] = None,
     ranks: Annotated[int, Option(min=0, help="accelerators; 0: as many as wrote init_start")] = 0,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Print time to train, samples to converge, accuracies and sequences per second of MLPerf logs of BERT.
 
@@ -159,7 +139,7 @@ def mlperf_show(
         plot_logs(files, plot)
     if as_json:
         for record in (*logs, *([{"score": score}] if score is not None else [])):
-            printed_json(record, as_json)
+            options.printed_json(record, as_json)
         return
     for log in logs:
         _describe(log, whole=len(logs) == 1)

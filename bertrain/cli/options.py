@@ -38,9 +38,7 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())
 ]
 SettingsFile = Annotated[Path | None, Option("--settings", help="a .toml file that overrides the recipe")]
-InitialWeights = Annotated[
-    Path | None, Option("--init", help="initial weights: a run, or what `bertrain weights show` reads")
-]
+InitialWeights = Annotated[Path | None, Option("--init", help="initial weights: a run, or what `weights show` reads")]
 KNOWN_WEIGHTS = (
     "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, a .pt, .bin or .safetensors file, or hub:NAME (download)"
 )
@@ -130,7 +128,6 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
 
 
 def _parameter(option: ShortOption) -> inspect.Parameter:
-    """A short option as a parameter that typer understands."""
     help = f"{option.setting}: {option.help}"
     annotation: Any = Annotated[str | None, Option(option.option, metavar=option.metavar, help=help)]
     if option.flag:
@@ -146,9 +143,7 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     """
     lengths = dict(short).keys() & {"train.budget", "train.max_steps", "train.epochs"}
     if len(lengths) > 1:
-        raise UserError(
-            "conflicting-options", f"{' and '.join(sorted(lengths))} set the run's length; give one of them"
-        )
+        raise UserError("conflicting-options", f"{' and '.join(sorted(lengths))} set the run's length; give one")
     values = dict(long)
     for key, value in short:
         if values.setdefault(key, value) != value:
@@ -213,6 +208,5 @@ def start_ranks(nproc: int, restarts: int = 0, runs: Sequence[Path] = ()) -> Non
 
 
 def latency_text(metrics: dict[str, Any]) -> str:
-    """Percentiles of the time per batch."""
     found = {name.rpartition("_")[2]: value for name, value in metrics.items() if name.startswith("latency_ms_")}
     return f"a batch took {', '.join(f'{value:.3g} ms ({name})' for name, value in found.items())}"

@@ -8,25 +8,11 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from bertrain.base.machine import under_launcher
-from bertrain.cli.options import (
-    OVERRIDES,
-    AsJson,
-    NewFolder,
-    Overrides,
-    RankCount,
-    RecipeName,
-    SettingsFile,
-    Verbs,
-    new_app,
-    prepare_process,
-    printed_json,
-    start_ranks,
-    takes_settings,
-)
+from bertrain.cli import options
 from bertrain.config import resolve as config
 
 
-class RunIsTheDefault(Verbs):
+class RunIsTheDefault(options.Verbs):
     """`bertrain profile RECIPE` means `bertrain profile run RECIPE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -35,7 +21,7 @@ class RunIsTheDefault(Verbs):
         return super().resolve_command(ctx, args)
 
 
-profile_app = new_app(
+app = options.new_app(
     "profile",
     "Profile training: steps, kernels, clocks and power; differences between devices; the roofline.",
     cls=RunIsTheDefault,
@@ -44,12 +30,12 @@ profile_app = new_app(
 Sets = Annotated[list[Path], Argument(metavar="DIR...", help="folders of `bertrain profile`, or runs with --telemetry")]
 
 
-@profile_app.command("run", context_settings=OVERRIDES)
-@takes_settings()
+@app.command("run", context_settings=options.OVERRIDES)
+@options.takes_settings()
 def profile_run(
-    recipe: RecipeName,
-    out: NewFolder,
-    overrides: Overrides,
+    recipe: options.RecipeName,
+    out: options.NewFolder,
+    overrides: options.Overrides,
     data: Annotated[Path | None, Option(help="data to compute; default: random, of data.max_seq_length tokens")] = None,
     steps: Annotated[int, Option(min=2, help="steps to time")] = 250,
     warm_up_steps: Annotated[int, Option(min=3, help="steps before the timed ones")] = 10,
@@ -60,8 +46,8 @@ def profile_run(
     recorded_steps: Annotated[int, Option(min=1, help="steps after the timed ones whose kernels are recorded")] = 3,
     telemetry_ms: Annotated[int, Option(min=10, max=60_000, help="milliseconds between two samples")] = 50,
     trace: Annotated[bool, Option("--trace", help="keep a trace of the recorded steps, for Perfetto")] = False,
-    settings_file: SettingsFile = None,
-    nproc: RankCount = 1,
+    settings_file: options.SettingsFile = None,
+    nproc: options.RankCount = 1,
 ) -> None:
     """Time a fixed number of steps on each device and record iterations, kernels, roofline and telemetry.
 
@@ -72,10 +58,10 @@ def profile_run(
     from bertrain.base.files import refuse_occupied
 
     resolved = config.resolve(recipe, overrides, settings_file)
-    prepare_process(resolved.train)
+    options.prepare_process(resolved.train)
     if nproc > 1 and not under_launcher():
         refuse_occupied(out)
-        start_ranks(nproc)
+        options.start_ranks(nproc)
     from bertrain.profiling.profile import profile
 
     profile(
@@ -84,11 +70,11 @@ def profile_run(
     )  # fmt: skip
 
 
-@profile_app.command("report")
+@app.command("report")
 def profile_report(
     folders: Sets,
     out: Annotated[Path | None, Option(help="the page; default: profile-report.html in the first folder")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Report how devices, nodes and repeats differ, what correlates with their times, and which are slow.
 
@@ -97,7 +83,7 @@ def profile_report(
     from bertrain.profiling.profile_report import profile_report as write_report
 
     path, found = write_report(folders, out=out)
-    if printed_json(found, as_json):
+    if options.printed_json(found, as_json):
         return
     print(found.verdict)
     spread = f", {found.spread:.1%} between the whiskers of the devices" if len(found.devices) > 1 else ""
@@ -107,24 +93,20 @@ def profile_report(
     print(path)
 
 
-@profile_app.command("roofline")
+@app.command("roofline")
 def profile_roofline(
     folder: Annotated[Path, Argument(metavar="DIR", help="a folder of `bertrain profile`; its first set is shown")],
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Print operations, bytes, lower bound, measured time and share of the bound for each part of the model.
 
     Example: bertrain profile roofline profiles/tiny
     """
-    from bertrain.profiling.profile_report import read_roofline
+    from bertrain.profiling.profile_report import describe_ceilings, read_roofline
     from bertrain.profiling.roofline import table_text
 
     rows, facts = read_roofline(folder)
-    if printed_json({"ceilings": facts["ceilings"], "parts": rows}, as_json):
+    if options.printed_json({"ceilings": facts["ceilings"], "parts": rows}, as_json):
         return
-    ceilings = facts["ceilings"]
-    print(
-        f"{facts['device']['name']}: {ceilings['operations_per_s'] / 1e12:.4g} TFLOP/s in a product of "
-        f"{ceilings['product']}, {ceilings['bytes_per_s'] / 1e9:,.4g} GB/s in a copy"
-    )
+    print(describe_ceilings(facts))
     print(table_text(rows))

@@ -12,10 +12,10 @@ from typer import Argument, Option
 from bertrain.base.logs import Level
 from bertrain.cli.options import AsJson, RunFolder, new_app
 
-reports_app = new_app()
+app = new_app()
 
 
-@reports_app.command("report")
+@app.command("report")
 def report(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help="run folders; the others are compared with the first")],
     out: Annotated[Path | None, Option(help="the page to write; default: report.html in the first run")] = None,
@@ -29,7 +29,7 @@ def report(
     print(write_report(runs, out=out))
 
 
-@reports_app.command("watch")
+@app.command("watch")
 def watch(
     run: RunFolder,
     once: Annotated[bool, Option("--once", help="print the state once and exit, for scripts")] = False,
@@ -48,7 +48,7 @@ def watch(
         show(run, once=once, every_s=every, as_json=as_json)
 
 
-@reports_app.command("logs")
+@app.command("logs")
 def logs(
     run: RunFolder,
     rank: Annotated[int | None, Option(min=0, help="only this rank; default: all, by time")] = None,

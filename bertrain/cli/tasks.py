@@ -10,42 +10,22 @@ from typer import Argument, Option
 from bertrain.base.errors import UserError
 from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli.options import (
-    OVERRIDES,
-    TASK_OPTIONS,
-    TRAINING_OPTIONS,
-    AsJson,
-    BatchSize,
-    Checkpoint,
-    Device,
-    InitialWeights,
-    Overrides,
-    RankCount,
-    Restarts,
-    RunFolder,
-    SettingsFile,
-    latency_text,
-    new_app,
-    prepare_process,
-    printed_json,
-    start_ranks,
-    takes_settings,
-)
+from bertrain.cli import options
 from bertrain.config.resolve import parse_overrides
 
-tasks_app = new_app()
+app = options.new_app()
 
 
-@tasks_app.command("finetune", context_settings=OVERRIDES)
-@takes_settings((*TRAINING_OPTIONS, *TASK_OPTIONS))
+@app.command("finetune", context_settings=options.OVERRIDES)
+@options.takes_settings((*options.TRAINING_OPTIONS, *options.TASK_OPTIONS))
 def finetune(
     task: Annotated[
         str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify")
     ],
     data: Annotated[Path, Option(help="the folder with the task's files")],
     run: Annotated[Path, Option(help="the run folder to create or continue")],
-    overrides: Overrides,
-    init: InitialWeights = None,
+    overrides: options.Overrides,
+    init: options.InitialWeights = None,
     do: Annotated[
         Literal["train", "predict"],
         Option(
@@ -54,12 +34,12 @@ def finetune(
         ),
     ] = "train",
     recipe: Annotated[str, Option(help="a recipe's name, or a .toml file; default: the task's")] = "",
-    settings_file: SettingsFile = None,
+    settings_file: options.SettingsFile = None,
     seeds: Annotated[str, Option(help="several runs, such as 1,2,3, with mean and deviation")] = "",
-    nproc: RankCount = 1,
-    restarts: Restarts = 0,
+    nproc: options.RankCount = 1,
+    restarts: options.Restarts = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Fine-tune weights for a task, and score them; any setting can be given as --section.field VALUE.
 
@@ -80,12 +60,11 @@ def finetune(
         name: task_settings.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)
         for name in task_settings.expand_tasks(task, data)
     }
-    prepare_process(next(iter(resolved.values())).train)
+    options.prepare_process(next(iter(resolved.values())).train)
     beginning = absolute(init or "")
     numbers = parse_seeds(seeds) or [next(iter(resolved.values())).train.seed]
-    places = {
-        name: [tuning.run_folder(run, name, seed, len(resolved), len(numbers)) for seed in numbers] for name in resolved
-    }
+    counts = len(resolved), len(numbers)
+    places = {name: [tuning.run_folder(run, name, seed, *counts) for seed in numbers] for name in resolved}
     if dry_run:
         from bertrain.training.announce import dry_run as describe
 
@@ -95,18 +74,16 @@ def finetune(
     if (nproc > 1 or restarts) and not under_launcher():
         for name, settings in resolved.items():
             preflight(settings, data, places[name][0], init=beginning, world=nproc)
-        start_ranks(nproc, restarts, [place for several in places.values() for place in several])
+        options.start_ranks(nproc, restarts, [place for several in places.values() for place in several])
     outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers, predicts=do == "predict")
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":
         for one in shown:
-            one["predictions"] = {
-                str(place): predicting.predict(
-                    place, data, place / "predictions", which=task_results.checkpoint_of(place)
-                )
-                for place in places[one["task"]]
-            }
-    if not is_first_rank() or printed_json(shown, as_json):
+            one["predictions"] = {}
+            for place in places[one["task"]]:
+                which = task_results.checkpoint_of(place)
+                one["predictions"][str(place)] = predicting.predict(place, data, place / "predictions", which=which)
+    if not is_first_rank() or options.printed_json(shown, as_json):
         return
     for one in shown:
         for result in one.get("predictions", {}).values():
@@ -125,18 +102,18 @@ def parse_seeds(text: str) -> list[int]:
     return found
 
 
-@tasks_app.command("predict", context_settings=OVERRIDES)
-@takes_settings(TASK_OPTIONS)
+@app.command("predict", context_settings=options.OVERRIDES)
+@options.takes_settings(options.TASK_OPTIONS)
 def predict(
-    run: RunFolder,
-    overrides: Overrides,
+    run: options.RunFolder,
+    overrides: options.Overrides,
     texts: Annotated[list[str] | None, Argument(metavar="TEXT", help="texts to predict; two for each pair")] = None,
     data: Annotated[Path | None, Option(help="the folder or file with the examples to predict")] = None,
     out: Annotated[Path | None, Option(help="the folder to write the predictions to")] = None,
-    checkpoint: Checkpoint = "newest",
-    device: Annotated[Device, Option(help="auto: a GPU if there is one")] = "auto",
-    batch_size: BatchSize = 0,
-    as_json: AsJson = False,
+    checkpoint: options.Checkpoint = "newest",
+    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    batch_size: options.BatchSize = 0,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict texts with a fine-tuned run; or write its predictions for --data, in its task's official format.
 
@@ -155,32 +132,31 @@ def predict(
     result = predict_task(
         run, data, out, texts=texts, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides
     )
-    if not is_first_rank() or printed_json(result, as_json):
+    if not is_first_rank() or options.printed_json(result, as_json):
         return
     if not texts:
         show_predictions(result)
     size = len(texts) // max(1, len(result))  # 2 for a task of pairs
     for row, one in enumerate(result if texts else []):
-        answer = (
-            f"{one['label']} {max(one['probabilities'].values()):.1%}" if "label" in one else f"{one['number']:.4g}"
-        )
+        is_class = "label" in one
+        answer = f"{one['label']} {max(one['probabilities'].values()):.1%}" if is_class else f"{one['number']:.4g}"
         print(f"{answer}  {' | '.join(texts[row * size : (row + 1) * size])}")
 
 
 def show_predictions(result: dict[str, Any]) -> None:
     for name, split in result.items():
         speed = f"{split['examples']:,.0f} examples, {split['examples_per_s']:,.0f} a second"
-        print(f"{name}: {speed}; {latency_text(split)}; wrote {', '.join(split['files'])}")
+        print(f"{name}: {speed}; {options.latency_text(split)}; wrote {', '.join(split['files'])}")
 
 
-@tasks_app.command("score")
+@app.command("score")
 def score(
     task: Annotated[str, Argument(metavar="TASK", help="squad/v1.1 or squad/v2.0")],
     data: Annotated[Path, Option(help="the file of questions and answers, such as dev-v1.1.json")],
     predictions: Annotated[Path, Option(help="the file of predictions: answers by question id, in JSON")],
     null_odds: Annotated[Path | None, Option(help="squad/v2.0: a file of no-answer scores by question id")] = None,
     null_threshold: Annotated[float, Option(help="--null-odds above it count as no answer; 1 as in SQuAD's")] = 1.0,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Score a file of predictions by the official rules of its task, to the last digit.
 
@@ -189,7 +165,7 @@ def score(
     from bertrain.tasks.score import score as score_predictions
 
     metrics = score_predictions(task, data, predictions, null_odds=null_odds, null_threshold=null_threshold)
-    if printed_json(metrics, as_json):
+    if options.printed_json(metrics, as_json):
         return
     for name, value in metrics.items():
         print(f"{name}: {value}")

@@ -11,49 +11,26 @@ from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli.options import (
-    OVERRIDES,
-    RESUME_OPTIONS,
-    TASK_OPTIONS,
-    TRAINING_OPTIONS,
-    AnyWeights,
-    AsJson,
-    BatchSize,
-    Checkpoint,
-    Device,
-    InitialWeights,
-    Overrides,
-    RankCount,
-    RecipeName,
-    Restarts,
-    RunFolder,
-    SettingsFile,
-    latency_text,
-    new_app,
-    prepare_process,
-    printed_json,
-    start_ranks,
-    takes_settings,
-)
+from bertrain.cli import options
 from bertrain.config import resolve as config
 from bertrain.config.settings import Settings
 
-train_app = new_app()
+app = options.new_app()
 
 DataFolder = Annotated[Path, Option("--data", help="a folder of `bertrain data prepare`, or of HDF5 or TFRecord files")]
 
 
-@train_app.command("pretrain", context_settings=OVERRIDES)
-@takes_settings(TRAINING_OPTIONS)
+@app.command("pretrain", context_settings=options.OVERRIDES)
+@options.takes_settings(options.TRAINING_OPTIONS)
 def pretrain(
-    recipe: RecipeName,
+    recipe: options.RecipeName,
     data: DataFolder,
-    overrides: Overrides,
+    overrides: options.Overrides,
     run: Annotated[Path | None, Option(help="the run folder to create or continue")] = None,
-    settings_file: SettingsFile = None,
-    init: InitialWeights = None,
-    nproc: RankCount = 1,
-    restarts: Restarts = 0,
+    settings_file: options.SettingsFile = None,
+    init: options.InitialWeights = None,
+    nproc: options.RankCount = 1,
+    restarts: options.Restarts = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
     benchmark: Annotated[bool, Option("--benchmark", help="time some steps, print the metrics, keep nothing")] = False,
     benchmark_steps: Annotated[int, Option(min=2, help="steps that --benchmark times")] = 100,
@@ -68,7 +45,7 @@ def pretrain(
     """
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()
-    prepare_process(resolved.train)
+    options.prepare_process(resolved.train)
     if dry_run:
         from bertrain.training.announce import dry_run as describe
 
@@ -88,18 +65,18 @@ def pretrain(
 
     if (nproc > 1 or restarts) and not under_launcher():
         training.preflight(resolved, data, run, init=str(init or ""), world=nproc)
-        start_ranks(nproc, restarts, [run])
+        options.start_ranks(nproc, restarts, [run])
     training.pretrain(resolved, data, run, init=str(init or ""))
     _finish(run)
 
 
 def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
     if nproc > 1 and not under_launcher():
-        start_ranks(nproc)
+        options.start_ranks(nproc)
     from bertrain.training.benchmark import benchmark as measure
 
     metrics = measure(settings, data, steps=steps, warm_up=warm_up)
-    if not is_first_rank() or printed_json(metrics, as_json):
+    if not is_first_rank() or options.printed_json(metrics, as_json):
         return
     phases = "  ".join(f"{name} {ms:.2f}" for name, ms in metrics["phase_ms"].items())
     print(f"{metrics['computing_with']} on {metrics['device']}, {metrics['ranks']} rank(s)")
@@ -108,16 +85,16 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
     print(f"{metrics['peak_memory_gib']:.1f} GiB at most on the first rank")
 
 
-@train_app.command("resume", context_settings=OVERRIDES)
-@takes_settings(RESUME_OPTIONS)
+@app.command("resume", context_settings=options.OVERRIDES)
+@options.takes_settings(options.RESUME_OPTIONS)
 def resume(
-    run: RunFolder,
-    overrides: Overrides,
+    run: options.RunFolder,
+    overrides: options.Overrides,
     from_step: Annotated[
         int | None, Option(min=0, help="go back to this step's checkpoint, moving later ones aside")
     ] = None,
-    nproc: RankCount = 1,
-    restarts: Restarts = 0,
+    nproc: options.RankCount = 1,
+    restarts: options.Restarts = 0,
 ) -> None:
     """Continue a run from its newest intact checkpoint, on any number of ranks.
 
@@ -127,7 +104,7 @@ def resume(
     """
     from bertrain.run.folder import Run
 
-    prepare_process(config.override(Run.open(run).settings, overrides).train)
+    options.prepare_process(config.override(Run.open(run).settings, overrides).train)
     from bertrain.ranks.restart import ROLLED_BACK
     from bertrain.training import start as training
 
@@ -136,25 +113,25 @@ def resume(
         if from_step is not None:
             training.roll_back(run, from_step)
             os.environ[ROLLED_BACK] = "1"
-        start_ranks(nproc, restarts, [run])
+        options.start_ranks(nproc, restarts, [run])
     training.resume(run, overrides, from_step=from_step)
     _finish(run)
 
 
-@train_app.command("evaluate", context_settings=OVERRIDES)
-@takes_settings(TASK_OPTIONS)
+@app.command("evaluate", context_settings=options.OVERRIDES)
+@options.takes_settings(options.TASK_OPTIONS)
 def evaluate(
-    run: RunFolder,
-    overrides: Overrides,
+    run: options.RunFolder,
+    overrides: options.Overrides,
     data: Annotated[
         Path | None,
         Option(help="prepared data; of a fine-tuned run, a folder of its task (default: the one it trained on)"),
     ] = None,
-    checkpoint: Checkpoint = "newest",
+    checkpoint: options.Checkpoint = "newest",
     max_examples: Annotated[int, Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
-    batch_size: BatchSize = 0,
-    device: Annotated[Device, Option(help="auto: a GPU if there is one")] = "auto",
-    as_json: AsJson = False,
+    batch_size: options.BatchSize = 0,
+    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    as_json: options.AsJson = False,
 ) -> None:
     """Print loss and accuracy of a run on held-out data, or the metrics of a fine-tuned run's task.
 
@@ -171,7 +148,7 @@ def evaluate(
 
         if max_examples:
             raise UserError(
-                "pretraining-only", "--max-examples is for pre-training; a task scores its held-out part whole"
+                "pretraining-only", "--max-examples is for pre-training; a task scores all held-out examples"
             )
         result = evaluate_task(run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
     else:
@@ -183,22 +160,22 @@ def evaluate(
         if task_options:
             raise UserError("finetuning-only", f"{task_options[0]} is for fine-tuned runs, and {run} was pre-trained")
         result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
-    if not is_first_rank() or printed_json(result, as_json):
+    if not is_first_rank() or options.printed_json(result, as_json):
         return
     report = result.pop("report", "")
     print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
     if "latency_ms_p50" in result:
-        print(latency_text(result))
+        print(options.latency_text(result))
     if report:
         print(f"\n{report}")
 
 
-@train_app.command("fill-mask")
+@app.command("fill-mask")
 def fill_mask(
-    source: AnyWeights,
+    source: options.AnyWeights,
     sentences: Annotated[list[str], Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
     top: Annotated[int, Option(min=1, help="guesses for each mask")] = 5,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict the masked words of a sentence.
 
@@ -207,7 +184,7 @@ def fill_mask(
     from bertrain.tasks.fill_mask import fill_mask as fill
 
     filled = fill(source, sentences, top=top)
-    if printed_json(filled, as_json):
+    if options.printed_json(filled, as_json):
         return
     for sentence, masks in zip(sentences, filled, strict=True):
         print(sentence)

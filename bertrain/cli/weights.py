@@ -12,10 +12,10 @@ from typer import Argument, Option
 
 from bertrain.cli.options import KNOWN_WEIGHTS, AnyWeights, AsJson, Checkpoint, NewFolder, new_app, printed_json
 
-weights_app = new_app("weights", "Weights in and out: Hugging Face, TensorFlow 1, NVIDIA.")
+app = new_app("weights", "Weights in and out: Hugging Face, TensorFlow 1, NVIDIA.")
 
 
-@weights_app.command("import")
+@app.command("import")
 def weights_import(
     source: AnyWeights,
     out: NewFolder,
@@ -56,7 +56,7 @@ def weights_import(
         print(f"  the vocabulary is {'uncased' if done.lower_case else 'cased'}")
 
 
-@weights_app.command("export")
+@app.command("export")
 def weights_export(
     source: AnyWeights,
     out: NewFolder,
@@ -83,7 +83,7 @@ def weights_export(
         print(f"{made}: load it with transformers.{LOADERS[written.head]}.from_pretrained")
 
 
-@weights_app.command("show")
+@app.command("show")
 def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
     """Describe weights: format, config, and tensors with their types, sizes and names here.
 
@@ -108,7 +108,7 @@ def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
         print(f"missing: {', '.join(shown.missing)}")
 
 
-@weights_app.command("compare")
+@app.command("compare")
 def weights_compare(
     a: Annotated[Path, Argument(metavar="A", help=KNOWN_WEIGHTS)],
     b: Annotated[Path, Argument(metavar="B", help="the same")],
@@ -126,11 +126,9 @@ def weights_compare(
     if not printed_json({"same": same, "tensors": compared}, as_json):
         others = [tensor for tensor in compared if tensor.verdict != "equal"]
         for tensor in others:
-            sizes = (
-                (", of another shape" if tensor.verdict == "different" else "")
-                if tensor.largest_absolute is None
-                else f", at most {tensor.largest_absolute:.3g} apart, {tensor.largest_relative:.3g} of the value"
-            )
+            sizes = ", of another shape" if tensor.verdict == "different" else ""
+            if tensor.largest_absolute is not None:
+                sizes = f", at most {tensor.largest_absolute:.3g} apart, {tensor.largest_relative:.3g} of the value"
             print(f"{tensor.name}: {tensor.verdict}{sizes}")
         verdict = "the same" if same else "different"
         print(f"{len(compared) - len(others)} of {len(compared)} tensors are equal; {verdict}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertrain.base.machine import Gpu
+from bertrain.ranks.binding import read_or_empty
 
 BUSY_SHARE = 0.2
 """Of a core: a process that uses more counts as busy."""
@@ -105,10 +106,8 @@ def _processes() -> dict[int, Process]:
                 before, _, after = (entry / "stat").read_text().rpartition(")")
             except OSError:
                 continue  # it has just ended
-            fields = after.split()
-            found[int(entry.name)] = Process(
-                before.partition("(")[2], int(fields[1]), int(fields[11]) + int(fields[12])
-            )
+            words, name = after.split(), before.partition("(")[2]
+            found[int(entry.name)] = Process(name, int(words[1]), int(words[11]) + int(words[12]))
     return found
 
 
@@ -127,9 +126,6 @@ def own_processes(generations: int = 2) -> set[int]:
     return own
 
 
-# --- network --------------------------------------------------------------------------------------
-
-
 SIOCGIFADDR = 0x8915  # the ioctl that returns an interface's address
 NETWORK_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 
@@ -138,11 +134,11 @@ def describe_network(towards: str, sys: Path = Path("/sys")) -> str:
     """The interface that leads to a host, its speed, InfiniBand devices, and the variables that gloo and NCCL read."""
     address = _own_address(towards)
     name = _interface_of(address)
-    speed = _text(sys / f"class/net/{name}/speed") if name else ""
+    speed = read_or_empty(sys / f"class/net/{name}/speed").strip() if name else ""
     speed = f", {int(speed):,} Mbit/s" if speed.isdigit() else ""
     parts = [f"{name or 'an unknown interface'} ({address or 'no address'}{speed})"]
     for device in sorted((sys / "class/infiniband").glob("*")):
-        rate, state = (_text(device / f"ports/1/{file}") for file in ("rate", "state"))
+        rate, state = (read_or_empty(device / f"ports/1/{file}").strip() for file in ("rate", "state"))
         parts.append(f"{device.name} {rate} {state.partition(': ')[2] or state}".strip())
     chosen = [f"{name}={os.environ[name]}" for name in NETWORK_VARIABLES if os.environ.get(name)]
     parts.append(" ".join(chosen) or "gloo and NCCL choose for themselves")
@@ -161,7 +157,6 @@ def _own_address(towards: str) -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address."""
     import fcntl
 
     for _, name in socket.if_nameindex():
@@ -176,15 +171,7 @@ def _interface_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name resolves to loopback addresses only."""
     try:
         return all(str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(host, None))
     except OSError:
         return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -23,8 +23,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -102,7 +103,12 @@ class JobSpec:
         for name in DIRECTIVES:
             refuse_quotation_marks(f"--{name}", getattr(self, name))
         for name in ("ssh", "mpirun"):
-            _check_command(f"--{name}", getattr(self, name))
+            try:
+                if not shlex.split(getattr(self, name)):
+                    raise ValueError("it is empty")
+            except ValueError as error:
+                wrong = f"--{name} {getattr(self, name)} is not a shell command: {error}"
+                raise UserError("invalid-command", f"{wrong}; leave it out, or give one") from None
         seconds = {name: parse_time(getattr(self, name), f"--{name}") for name in ("time", "warning")}
         if self.time and seconds["time"] <= seconds["warning"]:
             raise UserError("time-too-short", f"--time {self.time} must be longer than --warning {self.warning}")
@@ -113,9 +119,8 @@ class JobSpec:
         if launcher == "ssh" and not self.hostfile:
             raise UserError("missing-hostfile", "give --hostfile, with one host per line, such as `node1 slots=8`")
         if launcher == "local" and self.nodes > 1:
-            raise UserError(
-                "too-many-nodes", f"--nodes is {self.nodes}, but `launch local` has one; use ssh, slurm, pbs, mpi"
-            )
+            why = f"--nodes is {self.nodes}, but `launch local` has one"
+            raise UserError("too-many-nodes", f"{why}; use ssh, slurm, pbs, mpi")
         return self
 
 
@@ -157,7 +162,6 @@ class Job:
         return words
 
     def describe_code(self) -> str:
-        """The version of the code in one line."""
         commit = f", commit {self.code['commit']}" if self.code["commit"] else ""
         return f"bertrain {self.code['version']}{commit}, files {self.code['files'][:12]}"
 
@@ -173,15 +177,6 @@ def refuse_quotation_marks(option: str, value: str) -> None:
         raise UserError("quotation-mark", f"{option} {value} contains a quotation mark, which no scheduler accepts")
 
 
-def _check_command(option: str, value: str) -> None:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise UserError("invalid-command", f"{option} {value} is not a shell command: {error}") from None
-    if not words:
-        raise UserError("invalid-command", f"{option} is empty; leave it out, or give the command")
-
-
 def parse_time(text: str, option: str) -> int:
     """Seconds of a time such as 1h30m, or 01:30:00 as schedulers write it."""
     if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text, re.ASCII):
@@ -191,7 +186,6 @@ def parse_time(text: str, option: str) -> int:
 
 
 def write_time(seconds: int) -> str:
-    """A time as schedulers read it."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
@@ -210,13 +204,11 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
             continue
         found = re.fullmatch(r"(?:slots=([1-9]\d*))?", " ".join(words[1:]), re.ASCII)
         if found is None or not re.fullmatch(r"[\w.:@\[\]-]+", words[0]) or words[0].startswith("-"):
-            raise UserError(
-                "damaged-hostfile", f"{path}, line {number}, is {line.strip()!r}; write it as `node1 slots=8`"
-            )
+            raise UserError("damaged-hostfile", f"{path}, line {number}: {line.strip()!r}; write it as `node1 slots=8`")
         hosts.append(Host(name=words[0], slots=int(found[1] or ranks_per_node)))
-    repeated = [name for name, count in Counter(host.name for host in hosts).items() if count > 1]
-    if repeated:
-        raise UserError("repeated-host", f"{path} lists {repeated[0]} more than once; give one line, with slots=N")
+    for name, count in Counter(host.name for host in hosts).items():
+        if count > 1:
+            raise UserError("repeated-host", f"{path} lists {name} more than once; give one line, with slots=N")
     if not hosts or len(hosts) < nodes:
         raise UserError("too-few-hosts", f"{path} (--hostfile) lists {len(hosts)} host(s); --nodes is {nodes}")
     return tuple(hosts[: nodes or None])
@@ -229,26 +221,13 @@ def code_version() -> dict[str, str]:
     digest = hashlib.sha256()
     for path in sorted(path for suffix in ("py", "toml") for path in package.rglob(f"*.{suffix}")):
         digest.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return {"version": bertrain.__version__, "commit": _commit(package), "files": digest.hexdigest()}
-
-
-def _commit(package: Path) -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", package.parent, *words], capture_output=True, text=True, check=True).stdout
-
-    if not (package.parent / ".git").exists():
-        return ""
-    try:
-        changes = " and changes" if git("status", "--porcelain", "-uno").strip() else ""
-        return git("rev-parse", "--short", "HEAD").strip() + changes
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def free_job_folder(run: str, parent: Path = Path("jobs")) -> Path:
-    """The first of `parent`/RUN-1, RUN-2, ... that does not exist."""
-    paths = (parent / f"{Path(run).name}-{number}" for number in itertools.count(1))
-    return next(path for path in paths if not path.exists())
+    commit = ""
+    if (package.parent / ".git").exists():
+        git = partial(subprocess.check_output, cwd=package.parent, stderr=subprocess.DEVNULL, text=True)
+        with suppress(OSError, subprocess.CalledProcessError):
+            changes = " and changes" if git(["git", "status", "--porcelain", "-uno"]).strip() else ""
+            commit = git(["git", "rev-parse", "--short", "HEAD"]).strip() + changes
+    return {"version": bertrain.__version__, "commit": commit, "files": digest.hexdigest()}
 
 
 def make_job(
@@ -267,7 +246,8 @@ def make_job(
     spec = spec.check(launcher)
     hosts = read_hostfile(Path(spec.hostfile), spec.ranks_per_node, spec.nodes) if spec.hostfile else ()
     spec = dataclasses.replace(spec, nodes=len(hosts) or spec.nodes or 1)
-    place = Path(folder) if folder is not None else free_job_folder(str(run))
+    numbered = (Path("jobs") / f"{Path(run).name}-{number}" for number in itertools.count(1))
+    place = Path(folder) if folder is not None else next(path for path in numbered if not path.exists())
     if launcher in ("slurm", "pbs"):
         refuse_quotation_marks("--job", str(place.resolve()))
     _refuse_existing(place)
@@ -316,9 +296,7 @@ def write_job(job: Job, settings: Settings, script: str) -> None:
 
 
 def read_job(folder: str | Path) -> Job:
-    """Read the job in a folder."""
-    folder = Path(folder).resolve()
-    path = folder / JOB
+    folder, path = Path(folder).resolve(), Path(folder).resolve() / JOB
     if not path.is_file():
         raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
     try:
@@ -326,8 +304,7 @@ def read_job(folder: str | Path) -> Job:
         if content.pop("schema_version") != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
         del content["command"]
-        spec = JobSpec(**content.pop("spec"))
-        hosts = tuple(Host(**host) for host in content.pop("hosts"))
-        return Job(folder=folder, spec=spec, hosts=hosts, **content)
+        content |= {"spec": JobSpec(**content["spec"]), "hosts": tuple(Host(**host) for host in content["hosts"])}
+        return Job(folder=folder, **content)
     except (ValueError, KeyError, TypeError):
         raise UserError("damaged-job", f"{path} is damaged; launch the job again") from None

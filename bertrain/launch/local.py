@@ -17,6 +17,7 @@ from bertrain.base.errors import EXIT_HUNG, EXIT_INTERRUPTED, EXIT_LOST_RANK, EX
 from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
+from bertrain.ranks.signals import STOP_SIGNALS, handling
 
 SAVE_TIMEOUT_S = 120
 
@@ -40,14 +41,13 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
             before, reached = reached, progress()
             failures = 1 if reached > before else failures + 1
             reason = describe_failure(failed)
+            consequence = f"starting all ranks again ({failures} of {restarts} without a new checkpoint)"
             if failures > restarts:
-                consequence = "all ranks were stopped (--restarts restarts them)"
-                if restarts:
-                    consequence = f"given up after {restarts} restart(s) without a new checkpoint (--restarts)"
-                print(f"bertrain: {reason}; {consequence}", file=sys.stderr, flush=True)
+                given_up = f"given up after {restarts} restart(s) without a new checkpoint (--restarts)"
+                consequence = given_up if restarts else "all ranks were stopped (--restarts restarts them)"
+            print(f"bertrain: {reason}; {consequence}", file=sys.stderr, flush=True)
+            if failures > restarts:
                 return code
-            again = f"starting all ranks again ({failures} of {restarts} without a new checkpoint)"
-            print(f"bertrain: {reason}; {again}", file=sys.stderr, flush=True)
             os.environ[FAILED] = f"{ended} {reason}"
     except SignalException as caught:
         return code_after_signal(caught.sigval)
@@ -64,15 +64,8 @@ def run_in_subprocess(arguments: list[str]) -> int:
     Returns its exit code, negative for the signal that killed it.
     """
     process = subprocess.Popen([sys.executable, "-u", "-m", "bertrain", *arguments], start_new_session=True)
-    before: dict[signal.Signals, Any] = {
-        number: signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
-    try:
+    with handling(STOP_SIGNALS, lambda received, _: process.send_signal(received)):
         return process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = None) -> tuple[int, dict[int, int]]:
@@ -90,14 +83,12 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides warnings of a store that is slow to answer
     os.environ[USABLE] = write_cpu_list(usable)
     where: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    nodes = 1
     if rendezvous is not None:
-        where = {
-            "run_id": rendezvous.run_id,
-            "rdzv_backend": "static",
-            "rdzv_endpoint": f"{rendezvous.host}:{rendezvous.port}",
-            "rdzv_configs": {"rank": rendezvous.node, "timeout": TIMEOUT_S},
-        }
-    nodes = rendezvous.nodes if rendezvous is not None else 1
+        where = {"run_id": rendezvous.run_id, "rdzv_backend": "static"}
+        where["rdzv_endpoint"] = f"{rendezvous.host}:{rendezvous.port}"
+        where["rdzv_configs"] = {"rank": rendezvous.node, "timeout": TIMEOUT_S}
+        nodes = rendezvous.nodes
     if "shutdown_timeout" in {field.name for field in fields(LaunchConfig)}:  # PyTorch 2.11 allows 30 s, always
         where["shutdown_timeout"] = SAVE_TIMEOUT_S
     config = LaunchConfig(
@@ -114,10 +105,8 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
     except ChildFailedError as error:
         in_order = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in in_order}
-        known = (
-            code for code in (EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_HUNG) if code in codes.values()
-        )
-        return next(known, 1), codes
+        known = (EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_HUNG)
+        return next((code for code in known if code in codes.values()), 1), codes
     return 0, {}
 
 
@@ -129,6 +118,5 @@ def describe_failure(codes: Mapping[int, int]) -> str:
     causes = [rank for rank, code in codes.items() if code not in (EXIT_LOST_RANK, -signal.SIGTERM)]
     rank = (causes or list(codes))[0]
     code = codes[rank]
-    return f"rank {rank} " + (
-        f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-    )
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    return f"rank {rank} {how}"

@@ -17,6 +17,7 @@ from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE,
 from bertrain.launch import rendezvous
 from bertrain.launch.job import Job
 from bertrain.launch.local import code_after_signal, describe_failure, run_agent
+from bertrain.ranks.signals import STOP_SIGNALS, handling
 
 PREFLIGHT, TRAINING = "preflight", "training"
 """The stages of a job."""
@@ -34,8 +35,8 @@ def run_node(job: Job, stage: str) -> int:
     slots = int(os.environ.get("BERTRAIN_SLOTS", job.spec.ranks_per_node))
     name = f"node {node} ({platform.node()})"
     try:
-        host, port = rendezvous_host(job), job.spec.port
-        joined = rendezvous.join_rendezvous(start_folder(), node, nodes, host=host, port=port)
+        host, port = _endpoint(job, node)
+        joined = rendezvous.Rendezvous(host, port, node, nodes, start_folder().name)
         command = ["-m", "bertrain", "launch", "worker", "rank", str(job.folder), stage]
         code, failed = run_agent(slots, command, joined)
     except SignalException as caught:
@@ -51,10 +52,14 @@ def run_node(job: Job, stage: str) -> int:
     return code
 
 
-def rendezvous_host(job: Job) -> str:
-    """The first node's name as the others resolve it: --rendezvous-host, else the hostfile's; empty: its own."""
+def _endpoint(job: Job, number: int, *, is_listening: bool = True) -> tuple[str, int]:
+    """Published by the first node (or rank), awaited by the others."""
+    if number:
+        return rendezvous.wait_for_endpoint(start_folder(), number, is_listening=is_listening)
+    # The first node's name as the others resolve it: --rendezvous-host, else the hostfile's; empty: its own.
     listed = os.environ.get("BERTRAIN_FIRST_HOST", "") or (job.hosts[0].name if job.hosts else "")
-    return job.spec.rendezvous_host or listed.rpartition("@")[2]
+    host = job.spec.rendezvous_host or listed.rpartition("@")[2]
+    return rendezvous.publish_endpoint(start_folder(), host=host, port=job.spec.port)
 
 
 def start_folder() -> Path:
@@ -81,10 +86,7 @@ def exec_rank(job: Job, stage: str) -> None:
         raise UserError("not-a-rank", "this process is not a rank: neither torchrun nor mpirun started it")
     rank = int(os.environ["RANK"])
     if job.launcher == "mpi":
-        if rank == 0:
-            host, port = rendezvous.publish_endpoint(folder, host=rendezvous_host(job), port=job.spec.port)
-        else:
-            host, port = rendezvous.wait_for_endpoint(folder, rank, is_listening=False)
+        host, port = _endpoint(job, rank, is_listening=False)
         os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     for name in ("BERTRAIN_FAILED", "BERTRAIN_REPEAT"):
         if not os.environ.get(name):
@@ -98,13 +100,8 @@ def exec_rank(job: Job, stage: str) -> None:
 
 def _copy_output_to(path: Path) -> None:
     """Copy the output of this process to a file with `tee`, which ignores signals sent to the whole job."""
-    ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
-    try:
+    with handling((*STOP_SIGNALS, signal.SIGHUP), signal.SIG_IGN):
         tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     assert tee.stdin is not None
     sys.stdout.flush()
     for stream in (1, 2):

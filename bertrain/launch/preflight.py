@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,7 +62,6 @@ class Preflight:
     warnings: list[str]
 
     def text(self) -> str:
-        """The result as printed by the command line."""
         lines = [_describe(one, self.facts) for one in self.facts if one.is_first_of_node]
         if self.all_reduce_gb_per_s:
             lines.append(f"all-reduce over {len(self.facts)} rank(s): {self.all_reduce_gb_per_s:.2f} GB/s")
@@ -74,10 +72,9 @@ class Preflight:
         return "\n".join(lines)
 
     def refuse(self) -> None:
-        """Raise if the nodes are not fit to train."""
         if self.refusals:
-            count = len(self.refusals)
-            raise AgreedError("preflight-failed", f"{count} reason(s) not to train, the first: {self.refusals[0]}")
+            first, *others = self.refusals
+            raise AgreedError("preflight-failed", f"{1 + len(others)} reason(s) not to train, the first: {first}")
 
 
 def preflight_job(folder: str | Path) -> Preflight | None:
@@ -135,11 +132,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
     if not found.is_first_of_node:
         return found
     own = look.own_processes()
-    on_gpus = tuple(
-        f"{process.name} ({process.number}, {process.used_mb} MB)"
-        for process in machine.gpu_processes()
-        if process.number not in own
-    )
+    others = [one for one in machine.gpu_processes() if one.number not in own]
     free, place, can_write = look.disk_free(Path(job.run))
     fingerprint, problem = _fingerprint_data(job, settings)
     return replace(
@@ -151,7 +144,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
         data=fingerprint,
         data_problem=problem,
         gpus=machine.gpus(),
-        on_gpus=on_gpus,
+        on_gpus=tuple(f"{one.name} ({one.number}, {one.used_mb} MB)" for one in others),
         foreign=look.foreign_processes(own),
         network=look.describe_network(os.environ.get("MASTER_ADDR", "localhost")),
         is_loopback=look.is_loopback(platform.node()) and "GLOO_SOCKET_IFNAME" not in os.environ,
@@ -169,17 +162,16 @@ def _fingerprint_data(job: Job, settings: Settings) -> tuple[str, str]:
 
 
 def _exchange(own_facts: Facts, ranks: Ranks) -> list[Facts]:
-    """All-gather the facts of all ranks."""
     if ranks.store is None:
         return [own_facts]
     ranks.store.set(f"bertrain/preflight/{ranks.rank}", json.dumps(asdict(own_facts)))
     ranks.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
-    return [_from_json(json.loads(ranks.store.get(f"bertrain/preflight/{rank}"))) for rank in range(ranks.world)]
-
-
-def _from_json(content: dict[str, Any]) -> Facts:
-    content |= {name: tuple(content[name]) for name in ("foreign", "on_gpus")}
-    return Facts(**content | {"gpus": tuple(machine.Gpu(**gpu) for gpu in content["gpus"])})
+    every = []
+    for rank in range(ranks.world):
+        content = json.loads(ranks.store.get(f"bertrain/preflight/{rank}"))
+        content["gpus"] = [machine.Gpu(**gpu) for gpu in content["gpus"]]
+        every.append(Facts(**content | {name: tuple(content[name]) for name in ("gpus", "foreign", "on_gpus")}))
+    return every
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -205,18 +197,16 @@ def measure(ranks: Ranks, facts: Sequence[Facts]) -> tuple[float, list[Link]]:
 
 
 def ring_links(nodes: int) -> list[tuple[int, int]]:
-    """The links of a ring of nodes, each once."""
     return [(node, (node + 1) % nodes) for node in range(nodes if nodes > 2 else nodes - 1)]
 
 
 def _ping_pong(payload: torch.Tensor, rank: int, ends: tuple[int, int]) -> None:
     first, second = ends
-    if rank == first:
-        dist.send(payload, second)
-        dist.recv(payload, second)
-    else:
-        dist.recv(payload, first)
-        dist.send(payload, first)
+    for sender, receiver in (ends, (second, first)):
+        if rank == sender:
+            dist.send(payload, receiver)
+        else:
+            dist.recv(payload, sender)
 
 
 def _median_seconds(action: Callable[[], object], device: torch.device) -> float:
@@ -239,7 +229,7 @@ def compare(facts: Sequence[Facts], links: Sequence[Link], job: Job, settings: S
     nodes = [one for one in facts if one.is_first_of_node]
     gpus = _gpu_refusals(facts, nodes) if settings.train.device == "cuda" else ()
     refusals = [*_differences(facts, nodes), *gpus, *_disk_refusals(nodes, settings)]
-    return refusals, [*_job_warnings(facts, job), *_node_warnings(nodes), *_link_warnings(links)]
+    return refusals, [*_warnings(facts, nodes, links, job)]
 
 
 def _name(one: Facts) -> str:
@@ -290,7 +280,7 @@ def _disk_refusals(nodes: Sequence[Facts], settings: Settings) -> list[str]:
     return found
 
 
-def _job_warnings(facts: Sequence[Facts], job: Job) -> Iterator[str]:
+def _warnings(facts: Sequence[Facts], nodes: Sequence[Facts], links: Sequence[Link], job: Job) -> Iterator[str]:
     written, now = f"{job.code['version']} (files {job.code['files'][:12]})", facts[0].versions["bertrain"]
     if now != written:
         yield f"the job was written by bertrain {written}, but this is {now}"
@@ -298,9 +288,6 @@ def _job_warnings(facts: Sequence[Facts], job: Job) -> Iterator[str]:
     skew = fast.clock - slow.clock
     if skew >= MAX_CLOCK_SKEW_S:
         yield f"the clocks of {_name(slow)} and {_name(fast)} differ by {skew:.1f} s; times in logs will not agree"
-
-
-def _node_warnings(nodes: Sequence[Facts]) -> Iterator[str]:
     hosts = {one.host for one in nodes}
     for one in nodes:
         if one.foreign:
@@ -311,25 +298,21 @@ def _node_warnings(nodes: Sequence[Facts]) -> Iterator[str]:
             yield f"{_name(one)} has only {one.memory_free / GIB:.1f} GiB of memory free"
         if one.is_loopback and len(hosts) > 1:
             yield f"{_name(one)} resolves its own name to a loopback address, which others cannot reach; give --nic"
-
-
-def _link_warnings(links: Sequence[Link]) -> list[str]:
     median = statistics.median(link.gb_per_s for link in links) if len(links) > 2 else 0.0
-    return [
-        f"the link {link.hosts[0]} to {link.hosts[1]} has {link.gb_per_s:.2f} GB/s; the median is {median:.2f}"
-        for link in links
-        if link.gb_per_s < SLOW_LINK * median
-    ]
+    for link in links:
+        if link.gb_per_s < SLOW_LINK * median:
+            yield f"the link {' to '.join(link.hosts)} has {link.gb_per_s:.2f} GB/s; the median is {median:.2f}"
 
 
 def _describe(node: Facts, facts: Sequence[Facts]) -> str:
     gpus = ", ".join(f"{gpu.name} at {gpu.temperature} C" for gpu in node.gpus)
     memory, disk = (size / GIB for size in (node.memory_free, node.disk_free))
-    lines = [
-        f"{_name(node)}: {', '.join(f'{name} {version}' for name, version in node.versions.items())}",
-        f"  {memory:.1f} GiB of memory free, {disk:.1f} GiB of disk at {node.run_place}",
-        *([f"  {node.gpus_seen} GPU(s): {gpus}"] if node.gpus_seen else []),
-        f"  network: {node.network}",
-        *(f"  rank {one.rank} is bound to {one.binding}" for one in _ranks_of_node(node, facts)),
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"{_name(node)}: {', '.join(f'{name} {version}' for name, version in node.versions.items())}",
+            f"  {memory:.1f} GiB of memory free, {disk:.1f} GiB of disk at {node.run_place}",
+            *([f"  {node.gpus_seen} GPU(s): {gpus}"] if node.gpus_seen else []),
+            f"  network: {node.network}",
+            *(f"  rank {one.rank} is bound to {one.binding}" for one in _ranks_of_node(node, facts)),
+        ]
+    )

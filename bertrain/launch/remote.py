@@ -38,9 +38,9 @@ class Connection:
     def __init__(self, job: Job, stage: str, host: Host, node: int, hosts: Sequence[Host]) -> None:
         self.host = host
         is_local = host.name in ("localhost", platform.node(), platform.node().split(".")[0])
-        shell = ["bash", "-c"] if is_local else [*ssh_command(job.spec.ssh), host.name]
+        ssh = [*shlex.split(job.spec.ssh), *(f"-o{option}" for option in SSH_OPTIONS), host.name]
         self.process = subprocess.Popen(
-            [*shell, node_command(job, stage, host, node, hosts)],
+            [*(["bash", "-c"] if is_local else ssh), node_command(job, stage, host, node, hosts)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -67,14 +67,16 @@ class Connection:
         """Print the rest of the output, after the process has ended."""
         self._reader.join(timeout=5)
 
-
-def ssh_command(ssh: str) -> list[str]:
-    """The command line of ssh up to the host's name."""
-    return shlex.split(ssh) + [word for option in SSH_OPTIONS for word in ("-o", option)]
+    def report_lost(self) -> None:
+        self.finish()
+        problem = "could not start Python; is --python installed on every host?"
+        if self.process.returncode == SSH_FAILED:
+            problem = "could not be reached over ssh, or was lost"
+        known = f"exit code {self.process.returncode}; see the line above"
+        print(f"bertrain: host {self.host.name} {problem} ({known})", file=sys.stderr, flush=True)
 
 
 def node_command(job: Job, stage: str, host: Host, node: int, hosts: Sequence[Host]) -> str:
-    """The shell command that a host runs."""
     variables = {name: os.environ[name] for name in SENT_VARIABLES if os.environ.get(name)} | job.environment
     variables |= {
         "BERTRAIN_NODE": str(node),
@@ -99,8 +101,7 @@ def run_hosts(job: Job, stage: str) -> int:
 
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, forward_signal)
-    for node, host in enumerate(hosts):
-        connections.append(Connection(job, stage, host, node, hosts))
+    connections += [Connection(job, stage, host, node, hosts) for node, host in enumerate(hosts)]
     codes = _wait(connections)
     for connection in connections:
         connection.finish()
@@ -121,23 +122,13 @@ def _wait(connections: list[Connection]) -> list[int]:
             if code and deadline is None:
                 deadline = time.monotonic() + SAVE_TIMEOUT_S + SAVE_MARGIN_S
             if code in (SSH_FAILED, *NO_PYTHON):
-                _report_lost_host(connection)
+                connection.report_lost()
                 for other in connections:
                     other.send_signal("TERM")
         if deadline is not None and time.monotonic() > deadline:
             for connection in connections:
                 connection.process.kill()
     return [connection.process.returncode for connection in connections]
-
-
-def _report_lost_host(connection: Connection) -> None:
-    connection.finish()
-    code = connection.process.returncode
-    problem = "could not start Python; is --python installed on every host?"
-    if code == SSH_FAILED:
-        problem = "could not be reached over ssh, or was lost"
-    sentence = f"bertrain: host {connection.host.name} {problem} (exit code {code}; see the line above)"
-    print(sentence, file=sys.stderr, flush=True)
 
 
 def combine_exit_codes(codes: list[int], stage: str) -> int:

@@ -59,16 +59,13 @@ def publish_endpoint(folder: Path, *, host: str = "", port: int = 0) -> tuple[st
     try:
         port = free_port(port)
     except OSError as error:
-        raise UserError(
-            "port-in-use",
-            f"cannot listen on port {port} (--port) of {host}: {error.strerror}; choose another",
-        ) from None
+        what = f"cannot listen on port {port} (--port) of {host}"
+        raise UserError("port-in-use", f"{what}: {error.strerror}; choose another") from None
     try:
         write_atomically(folder / ENDPOINT, json.dumps({"host": host, "port": port}))
     except OSError as error:
-        raise UserError(
-            "cannot-write", f"cannot write {folder / ENDPOINT}: {error.strerror}; free some space, or change --job"
-        ) from None
+        failed = f"cannot write {folder / ENDPOINT}: {error.strerror}"
+        raise UserError("cannot-write", f"{failed}; free some space, or change --job") from None
     return host, port
 
 
@@ -80,11 +77,9 @@ def wait_for_endpoint(
     path = folder / ENDPOINT
     while not path.is_file():
         if time.monotonic() > deadline:
-            raise UserError(
-                "rendezvous-timeout",
-                f"node {node} ({platform.node()}) waited {timeout_s:.0f} s for {path}; the first node did not start, "
-                "or not all nodes share the file system of this folder (--job)",
-            )
+            waited = f"node {node} ({platform.node()}) waited {timeout_s:.0f} s for {path}"
+            causes = "the first node did not start, or not all nodes share the file system of this folder (--job)"
+            raise UserError("rendezvous-timeout", f"{waited}; {causes}")
         os.listdir(folder)  # makes a network file system refresh its cache
         time.sleep(0.1)
     endpoint = json.loads(path.read_text())
@@ -95,29 +90,20 @@ def wait_for_endpoint(
 
 
 def _wait_for_listener(host: str, port: int, node: int, deadline: float) -> None:
+    here = f"node {node} ({platform.node()})"
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
             return
         except socket.gaierror:
-            raise UserError(
-                "unresolved-host",
-                f"node {node} ({platform.node()}) cannot resolve {host!r}; name the first node with --rendezvous-host",
-            ) from None
+            cure = "name the first node with --rendezvous-host"
+            raise UserError("unresolved-host", f"{here} cannot resolve {host!r}; {cure}") from None
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UserError(
-                    "unreachable-node",
-                    f"node {node} ({platform.node()}) cannot reach the first node at {host}:{port}: "
-                    f"{error.strerror or error}; it may have failed, or a firewall blocks the port (see --port)",
-                ) from None
+                failed = f"{here} cannot reach the first node at {host}:{port}: {error.strerror or error}"
+                causes = "it may have failed, or a firewall blocks the port (see --port)"
+                raise UserError("unreachable-node", f"{failed}; {causes}") from None
         time.sleep(0.2)
-
-
-def join_rendezvous(folder: Path, node: int, nodes: int, *, host: str = "", port: int = 0) -> Rendezvous:
-    """Publish the endpoint on the first node, wait for it on the others."""
-    host, port = publish_endpoint(folder, host=host, port=port) if node == 0 else wait_for_endpoint(folder, node)
-    return Rendezvous(host, port, node, nodes, folder.name)
 
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

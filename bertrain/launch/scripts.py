@@ -26,7 +26,6 @@ class LauncherPart(NamedTuple):
 
 
 def job_script(job: Job) -> str:
-    """The whole script of a job."""
     make_part = {"local": _local, "ssh": _ssh, "slurm": _slurm, "pbs": _pbs, "mpi": _mpi}[job.launcher]
     part = make_part(job)
     return "\n".join(
@@ -92,7 +91,7 @@ def _local(job: Job) -> LauncherPart:
         *_start_stage(_launch_module(job, "node"), "A single node: this machine."),
         *_timer(job),
     ]
-    return LauncherPart([], start, NO_REQUEUE)
+    return LauncherPart([], start, "")
 
 
 def _start_over_ssh() -> list[str]:
@@ -102,7 +101,7 @@ def _start_over_ssh() -> list[str]:
 
 def _ssh(job: Job) -> LauncherPart:
     start = [f'export BERTRAIN_HOSTS="$job/{HOSTS}"', "", *_start_over_ssh(), *_timer(job)]
-    return LauncherPart([], start, NO_REQUEUE)
+    return LauncherPart([], start, "")
 
 
 def _mpi(job: Job) -> LauncherPart:
@@ -121,7 +120,7 @@ def _mpi(job: Job) -> LauncherPart:
         *_start_stage(words, "mpirun only starts the ranks; they communicate with torch.distributed."),
         *_timer(job),
     ]
-    return LauncherPart([], start, NO_REQUEUE)
+    return LauncherPart([], start, "")
 
 
 def _slurm(job: Job) -> LauncherPart:
@@ -212,43 +211,22 @@ def _timer(job: Job) -> list[str]:
     ]
 
 
-NO_REQUEUE = """\
-requeue() {
-    echo "bertrain: stopped and saved; start it again with: bash $job/job.sh"
-}
-"""
-
 SLURM_REQUEUE = """\
-requeue() {
-    if [ -n "${BERTRAIN_IN_PLACE:-}" ]; then
-        echo "bertrain: stopped and saved; start it again with: bash $job/job.sh"
-    elif scontrol requeue "$SLURM_JOB_ID"; then
-        note "requeued as job $SLURM_JOB_ID"
-    else
-        echo "bertrain: stopped and saved, but Slurm did not requeue it; submit it again with: sbatch $job/job.sh" >&2
-    fi
+submit=sbatch
+submit_again() {
+    scontrol requeue "$SLURM_JOB_ID" && note "requeued as job $SLURM_JOB_ID"
 }
 """
 
 PBS_REQUEUE = """\
+submit=qsub
 # Submits this script again; of a job array only the repeat that was stopped.
 submit_again() {{
     if [ "$repeat" -eq 0 ]; then
-        qsub "$job/{script}"
+        number=$(qsub "$job/{script}")
     else
-        sed '/^#PBS -J /d' "$job/{script}" | qsub -v "BERTRAIN_ONLY=$repeat" -
-    fi
-}}
-
-requeue() {{
-    if [ -n "${{BERTRAIN_IN_PLACE:-}}" ]; then
-        echo "bertrain: stopped and saved; start it again with: bash $job/{script}"
-    elif number=$(submit_again); then
-        echo "$number" >> "$job/submitted"
-        note "submitted again as $number"
-    else
-        echo "bertrain: stopped and saved, but PBS did not accept it again; submit it with: qsub $job/{script}" >&2
-    fi
+        number=$(sed '/^#PBS -J /d' "$job/{script}" | qsub -v "BERTRAIN_ONLY=$repeat" -)
+    fi && echo "$number" >> "$job/submitted" && note "submitted again as $number"
 }}
 """
 
@@ -258,6 +236,14 @@ COMMON_PART = """\
 
 note() { # appends a line to the events of this run
     printf '%s %s\\n' "$(date +%Y-%m-%dT%H:%M:%S%z)" "$*" >> "$output/events"
+}
+
+requeue() {
+    if [ -z "${submit:-}" ] || [ -n "${BERTRAIN_IN_PLACE:-}" ]; then
+        echo "bertrain: stopped and saved; start it again with: bash $job/job.sh"
+    elif ! submit_again; then
+        echo "bertrain: stopped and saved, but not accepted again; submit it with: $submit $job/job.sh" >&2
+    fi
 }
 
 newest_checkpoint() {

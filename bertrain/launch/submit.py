@@ -41,9 +41,8 @@ def submit_job(job: Job, settings: Settings) -> str:
     program = {"slurm": "sbatch", "pbs": "qsub", "mpi": shlex.split(job.spec.mpirun)[0]}.get(job.launcher, "bash")
     program = "bash" if in_place and job.launcher != "mpi" else program
     if shutil.which(program) is None:
-        raise UserError(
-            "missing-program", f"{program} is not on the PATH, and `launch {job.launcher}` needs it; or try --dry-run"
-        )
+        needs = f"`launch {job.launcher}` needs {program}"
+        raise UserError("missing-program", f"{needs}, which is not on the PATH; or try --dry-run")
     write_job(job, settings, job_script(job))
     path = job.folder / SCRIPT
     if in_place:
@@ -55,7 +54,7 @@ def submit_job(job: Job, settings: Settings) -> str:
     command = ["sbatch", "--parsable", str(path)] if job.launcher == "slurm" else ["qsub", str(path)]
     done = _run(command)
     if done.returncode:
-        reason = _one_line(done.stderr) or f"exit code {done.returncode}"
+        reason = done.stderr or f"exit code {done.returncode}"
         raise UserError("job-refused", f"{program} refused {path}: {reason}; edit and submit it, or remove its folder")
     number = done.stdout.strip().partition(";")[0]
     with open(job.folder / SUBMITTED, "a") as file:
@@ -79,10 +78,9 @@ def job_status(folder: str | Path) -> dict[str, Any]:
     for output in _outputs(job):
         repeat = int(output.name.partition("-")[2]) if output != job.folder else 0
         run = Path(job.run_of(repeat))
-        last_event = (_lines(output / EVENTS) or [""])[-1]
-        newest = last_record(run / "metrics.jsonl", StepRecord)
+        newest, events = last_record(run / "metrics.jsonl", StepRecord), _lines(output / EVENTS) or [""]
         step = newest.step if newest else 0
-        runs.append({"repeat": repeat, "run": str(run), "last_event": last_event, "step": step})
+        runs.append({"repeat": repeat, "run": str(run), "last_event": events[-1], "step": step})
     return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "runs": runs}
 
 
@@ -92,30 +90,25 @@ def _state(job: Job) -> str:
     if job.launcher == "slurm" and numbers:
         asked = _run(["squeue", "--noheader", "--format=%T", f"--jobs={numbers[-1]}"])
         if asked.returncode and "Invalid job id" not in asked.stderr:  # printed for jobs that ended long ago
-            raise UserError("unknown-job-state", f"squeue failed for job {numbers[-1]}: {_one_line(asked.stderr)}")
+            raise UserError("unknown-job-state", f"squeue failed for job {numbers[-1]}: {asked.stderr}")
         return " ".join(sorted(set(asked.stdout.split()))) or _state_by_events(job)
     if job.launcher == "pbs" and numbers:
         found = re.search(r"job_state = (\w)", _run(["qstat", "-f", numbers[-1]]).stdout)
         return PBS_STATES.get(found[1], found[1]) if found else _state_by_events(job)
-    process = _process(job)
-    if process is None:
-        return _state_by_events(job)
-    host, number = process
+    host, number = _process(job) or (platform.node(), 0)
     if host != platform.node():
         return f"started on {host}; ask there"
     return "RUNNING" if _is_script(number, job) else _state_by_events(job)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of the scheduler."""
+    """Run a command of the scheduler; its errors become one line."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise UserError("missing-program", f"this job needs {command[0]}, which is not on the PATH") from None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    done.stderr = " ".join(done.stderr.split())
+    return done
 
 
 def _state_by_events(job: Job) -> str:
@@ -158,7 +151,7 @@ def cancel_job(folder: str | Path) -> str:
         command = ["scancel" if job.launcher == "slurm" else "qdel", numbers[-1]]
         done = _run(command)
         if done.returncode:
-            raise UserError("cancel-failed", f"`{' '.join(command)}` failed: {_one_line(done.stderr)}")
+            raise UserError("cancel-failed", f"`{' '.join(command)}` failed: {done.stderr}")
         return f"cancelled job {numbers[-1]} with {command[0]}"
     process = _process(job)
     if process is None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.mlperf.log import TOKEN, Log, read_log, result_files
+from bertrain.mlperf.log import TOKEN, read_log, result_files
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
 
 RULESETS = ("4.1.0", "5.0.0")
@@ -74,8 +74,11 @@ def check_results(
         raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {' or '.join(RULESETS)}")
     files = result_files(folder)
     entries = [read_log(file) for file in files]
-    for log in entries:
-        _refuse_unknown_names(log)
+    # Refuse unknown names: the official checker opens files by them, and runs those.
+    for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
+        for log in entries:
+            if wrong := [entry.value for entry in log.all(key) if entry.value not in known]:
+                raise UserError("unknown-submission", f"{log.path} has {key} {wrong[0]!r}; use {' or '.join(known)}")
     logs = [summarize_log(log) for log in entries]
     named = {log.division for log in logs} if division is None else {division}
     if len(named) > 1:
@@ -102,14 +105,6 @@ def check_results(
         score=score,
         scaled_minutes=score.minutes * scaling if score.minutes is not None else None,
     )
-
-
-def _refuse_unknown_names(log: Log) -> None:
-    """Refuse unknown benchmarks and divisions: the official checker opens files by these names and runs them."""
-    for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
-        unknown = [entry.value for entry in log.all(key) if entry.value not in known]
-        if unknown:
-            raise UserError("unknown-submission", f"{log.path} has {key} {unknown[0]!r}; use {' or '.join(known)}")
 
 
 def _list_objections(
@@ -146,10 +141,8 @@ def _explain(point: Convergence) -> str:
         return point.words
     if point.samples >= point.reference:
         return f"{point.words} ({point.samples:,.0f} against the reference's {point.reference:,.0f})"
-    return (
-        f"{point.samples:,.0f} is further below the reference's {point.reference:,.0f} than chance explains; the usual "
-        "cause is easier data or another evaluation"
-    )
+    below = f"{point.samples:,.0f} is further below the reference's {point.reference:,.0f} than chance explains"
+    return f"{below}; the usual cause is easier data or another evaluation"
 
 
 def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
@@ -206,9 +199,7 @@ def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], rulese
         passes, message, scaling = rcp_checker.check_directory(
             str(files[0].parent), "training", ruleset, False, True, rcp_pass="pruned_rcps"
         )
-    sizes = [point["BS"] for point in points]
-    batch = logs[0].global_batch_size
-    reference = None
+    sizes, batch, reference = [point["BS"] for point in points], logs[0].global_batch_size, None
     if batch and batch <= sizes[-1]:  # below the smallest size, the smallest point counts
         reference = float(np.interp(batch, sizes, [point["RCP Mean"] for point in points]))
     return Convergence(bool(passes), str(message), score_runs(logs).samples, reference, float(scaling))
@@ -245,7 +236,6 @@ def _sanitized_copies(files: Sequence[Path], division: Division | None) -> Itera
 
 
 def _sanitize(line: str, division: Division | None) -> str:
-    """A line as the checkers see it."""
     _, token, body = line.rpartition(TOKEN)
     if not token:
         return ""

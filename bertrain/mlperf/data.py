@@ -92,7 +92,8 @@ def mlperf_data(
     digests = {path: file_digest(path)[1] for path in (*text, vocab)}
     planned = stages(out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, workers=workers)
     asked = [stage for stage in planned if stage.needed or not needed_only]
-    records = {stage.place: _record_of(stage, vocab, digests) for stage in asked}
+    inputs = {stage.place: {path.name: digests[path] for path in (*stage.text, vocab)} for stage in asked}
+    records = {stage.place: {"options": stage.options, "inputs": inputs[stage.place]} for stage in asked}
     for stage in asked:
         if (out / stage.place).exists():
             _check_record(out / stage.place, records[stage.place])
@@ -118,14 +119,8 @@ def stages(
     out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, workers: int
 ) -> list[Stage]:
     """All stages in order. `text` is the parts, then eval.txt."""
-    settings: dict[str, Any] = {
-        "reference": True,
-        "vocab": vocab,
-        "max_seq_length": SEQUENCE_LENGTH,
-        "max_predictions": PREDICTIONS,
-        "dupe_factor": DUPE_FACTOR,
-        "seed": SEED,
-    }
+    lengths: dict[str, Any] = {"max_seq_length": SEQUENCE_LENGTH, "max_predictions": PREDICTIONS}
+    settings = lengths | {"reference": True, "vocab": vocab, "dupe_factor": DUPE_FACTOR, "seed": SEED}
     *parts, held_out = text
     training, evaluation = out / "arrow" / "training", out / "arrow" / "eval"
     sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
@@ -154,10 +149,6 @@ def stages(
 # --- the inputs of a stage -------------------------------------------------------------------------------
 
 
-def _record_of(stage: Stage, vocab: Path, digests: dict[Path, str]) -> dict[str, Any]:
-    return {"options": stage.options, "inputs": {path.name: digests[path] for path in (*stage.text, vocab)}}
-
-
 def _record_path(place: Path) -> Path:
     return place.with_name(f".{place.name}.made-of.json")
 
@@ -177,9 +168,6 @@ def _check_record(place: Path, wanted: dict[str, Any]) -> None:
     for name in sorted(inputs.keys() | wanted["inputs"].keys()):
         if inputs.get(name) != wanted["inputs"].get(name):
             raise UserError("other-stage", f"{place} was made from another {name}; {remedy}")
-
-
-# --- the text ------------------------------------------------------------------------------------------------
 
 
 def _find_text(out: Path) -> list[Path]:
@@ -220,9 +208,6 @@ def _is_mlperf_text(text: list[Path]) -> bool:
     return bool(known) and not differing
 
 
-# --- stages of several steps ----------------------------------------------------------------------
-
-
 def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:
     """Fixed-width files named after the text files."""
     sizes = Shards.open(training, verify="size").manifest["preparation"]["rows_per_input"]
@@ -235,13 +220,9 @@ def _write_shuffled(training: Path, place: Path, shards: int) -> None:
     count = len(Shards.open(training, verify="size"))
     order = np.frombuffer(shuffled(count, SHUFFLE_SEED), dtype=np.uint32)
     names = [f"part_{number:05d}_of_{shards:05d}.hdf" for number in range(shards)]
-    convert_into(
-        training,
-        place,
-        to="hdf5-varlength",
-        files=list(zip(names, shard_sizes(count, shards), strict=True)),
-        order=lambda positions: order[positions].astype(np.int64),
-    )
+    files = list(zip(names, shard_sizes(count, shards), strict=True))
+    into_order = lambda positions: order[positions].astype(np.int64)  # noqa: E731
+    convert_into(training, place, to="hdf5-varlength", files=files, order=into_order)
 
 
 def shuffled(count: int, seed: int) -> array[int]:
@@ -255,13 +236,8 @@ def _write_evaluation(evaluation: Path, count: int, place: Path) -> None:
     """All examples of the held-out text in one file, and `count` evenly strided ones in another."""
     total = _count_rows(evaluation, count)
     picked = strided(total, count)
-    convert_into(
-        evaluation,
-        place,
-        to="hdf5-fixed",
-        files=[("eval_all.hdf5", total), (PICKED, count)],
-        order=lambda positions: np.where(positions < total, positions, picked(positions - total)),
-    )
+    order = lambda positions: np.where(positions < total, positions, picked(positions - total))  # noqa: E731
+    convert_into(evaluation, place, to="hdf5-fixed", files=[("eval_all.hdf5", total), (PICKED, count)], order=order)
 
 
 def _pick_evaluation(evaluation: Path, count: int, place: Path) -> None:

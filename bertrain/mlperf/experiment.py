@@ -35,7 +35,6 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that do not make an experiment."""
     if not settings.evaluate.data:
         raise UserError("missing-evaluation-data", "the target is on held-out data; give --evaluate.data DIR")
     if not settings.nominal_sequences:
@@ -45,11 +44,9 @@ def check_settings(settings: Settings) -> None:
             raise UserError("setting-not-for-mlperf", f"an experiment cannot have train.{name}; leave it out")
     optimizer, decay = settings.optimizer.name, settings.schedule.decay
     if settings.mlperf.division == "closed" and (optimizer != "lamb" or decay in ("cosine", "constant")):
-        raise UserError(
-            "not-closed-division",
-            f"the closed division trains with LAMB and polynomial decay, but optimizer.name is {optimizer} and "
-            f"schedule.decay {decay}; set --mlperf.division open",
-        )
+        rule = "the closed division trains with LAMB and polynomial decay"
+        broken = f"but optimizer.name is {optimizer} and schedule.decay {decay}"
+        raise UserError("not-closed-division", f"{rule}, {broken}; set --mlperf.division open")
 
 
 def warn_of_settings(settings: Settings) -> None:
@@ -68,9 +65,7 @@ def as_experiment(settings: Settings) -> Settings:
 
     The target and the evaluation interval default to MLPerf's.
     """
-    evaluate = settings.evaluate
-    if not evaluate.target_accuracy:
-        evaluate = replace(evaluate, target_accuracy=TARGET)
+    evaluate = replace(settings.evaluate, target_accuracy=settings.evaluate.target_accuracy or TARGET)
     if not evaluate.every_samples:
         evaluate = replace(evaluate, rule="mlperf")
     train, data = replace(settings.train, seed=-1), replace(settings.data, verify="size")
@@ -94,12 +89,11 @@ def run_experiment(
     check_settings(settings)
     result, folder = Path(out) / f"result_{number}.txt", attempt_folder(out, number, attempt)
     log: ResultLog | None = None
-    is_first = is_first_rank()
-    if is_first:
+    if is_first_rank():
         _refuse_existing(result)
         _refuse_existing(folder)
     cleared, reason = clear_page_cache(settings)
-    if is_first:
+    if is_first_rank():
         try:
             folder.mkdir(parents=True)
         except OSError as error:
@@ -194,15 +188,7 @@ class EventLogger(Events):
             self._log.event("eval_accuracy", self._accuracy, epoch_num=samples)
 
     def ended(self, progress: Progress, reason: str) -> None:
-        self.status = SUCCESS if self._accuracy >= self._target else ABORTED
-        self._stop(progress.samples, reason)
-
-    def diverged(self) -> None:
-        """Log the end of a run whose loss was not finite; it counts as not converged."""
-        self.status = ABORTED
-        self._stop(self._state.progress.samples, "diverged")
-
-    def _stop(self, samples: int, reason: str) -> None:
+        samples, self.status = progress.samples, SUCCESS if self._accuracy >= self._target else ABORTED
         if self._log is None:
             return
         self._log.end("block_stop", first_epoch_num=1)
@@ -213,9 +199,13 @@ class EventLogger(Events):
         seconds = time.monotonic() - self._started
         self._log.event("tracked_stats", {"throughput": samples / max(seconds, 1e-9), "epoch_num": samples})
 
+    def diverged(self) -> None:
+        """Log the end of a run whose loss was not finite; it counts as not converged."""
+        self._accuracy = -1.0
+        self.ended(self._state.progress, "diverged")
+
 
 def submission(settings: Settings, ranks: Ranks) -> list[tuple[str, Any]]:
-    """The submitter and the system."""
     from bertrain.run.folder import describe_environment
 
     mlperf = settings.mlperf
@@ -267,11 +257,9 @@ def tensor_names(settings: Settings) -> list[str]:
     """The tensors of the model by their TensorFlow names, as in every published log of BERT."""
     from bertrain.weights.names import TENSORFLOW, unused_prefixes
 
-    names, absent = [], unused_prefixes(nsp=settings.model.nsp)
-    for name, place in TENSORFLOW.items():
-        if not place.parameter.startswith(absent):
-            names += [name.format(layer) for layer in (range(settings.model.num_layers) if "{}" in name else (0,))]
-    return names
+    absent, layers = unused_prefixes(nsp=settings.model.nsp), range(settings.model.num_layers)
+    names = [name for name, place in TENSORFLOW.items() if not place.parameter.startswith(absent)]
+    return [name.format(layer) for name in names for layer in (layers if "{}" in name else (0,))]
 
 
 def probe_initial_weights(settings: Settings, init: str) -> float:
@@ -306,9 +294,8 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
         predict = predictor(model.to(ranks.device), settings, ranks.device)
         accuracy = held_out.evaluate(predict, ranks)["mlm_accuracy"]
         if abs(accuracy - expected) > tolerance:
-            raise AgreedError(
-                "wrong-initial-accuracy",
-                f"the accuracy of {init} on {settings.evaluate.data} is {accuracy:.5f}, but mlperf.probe_accuracy is "
-                f"{expected:.5f} (tolerance {tolerance:g}); check both, or set --mlperf.probe_accuracy 0",
-            )
+            found = f"the accuracy of {init} on {settings.evaluate.data} is {accuracy:.5f}"
+            wanted = f"mlperf.probe_accuracy is {expected:.5f} (tolerance {tolerance:g})"
+            cure = "check both, or set --mlperf.probe_accuracy 0"
+            raise AgreedError("wrong-initial-accuracy", f"{found}, but {wanted}; {cure}")
         return accuracy

@@ -50,6 +50,10 @@ class Log:
         found = self.first(key)
         return found.value if found else None
 
+    def text(self, key: str) -> str | None:
+        value = self.value(key)
+        return None if value is None else str(value)
+
     @property
     def status(self) -> str:
         """The status of run_stop: success, aborted, or unknown if it has none; unfinished if there is no run_stop."""
@@ -85,7 +89,6 @@ def _parse(body: str) -> Entry | None:
 
 
 def result_files(folder: str | Path) -> list[Path]:
-    """The result_*.txt files of a folder, in order of their numbers."""
     found = sorted(Path(folder).glob("result_*.txt"), key=lambda path: (len(path.name), path.name))
     if not found:
         raise UserError("missing-results", f"no result_*.txt is in {folder}; give the --out folder of `mlperf run`")

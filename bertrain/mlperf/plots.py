@@ -8,8 +8,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 from bertrain.mlperf.show import LogSummary
-from bertrain.reports.page import NUM_COLORS, Plot, render_panels
-from bertrain.reports.plots import RUN_COLORS, blank_axes, to_svg
+from bertrain.reports.page import Plot, render_panels
+from bertrain.reports.plots import PERCENT, blank_axes, line_style, to_svg
 
 
 def draw_logs(logs: Sequence[LogSummary]) -> str:
@@ -22,7 +22,6 @@ def draw_logs(logs: Sequence[LogSummary]) -> str:
 
 
 def describe(log: LogSummary) -> str:
-    """File, submitter, platform and time to train of a log."""
     path = Path(log.file)
     words = [f"{path.parent.name}/{path.name}" if path.parent.name else path.name]
     words += [text for text in (log.organization, log.platform) if text and text != "unknown"]
@@ -32,23 +31,13 @@ def describe(log: LogSummary) -> str:
 
 
 def _draw(logs: Sequence[LogSummary], *, by_samples: bool) -> Markup:
-    figure, axes = blank_axes("samples" if by_samples else "seconds", "{:.3g}%".format)
+    figure, axes = blank_axes("samples" if by_samples else "seconds", PERCENT)
     sentences = []
     for number, log in enumerate(logs):
-        points = [
-            (one.samples if by_samples else one.seconds, 100 * one.accuracy)
-            for one in log.evaluations
-            if one.samples is not None or not by_samples
-        ]
+        shown = [one for one in log.evaluations if one.samples is not None or not by_samples]
+        points = [(one.samples if by_samples else one.seconds, 100 * one.accuracy) for one in shown]
         if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                color=RUN_COLORS[number % NUM_COLORS],
-                linestyle="-" if number < NUM_COLORS else "--",
-                linewidth=1.5,
-                marker="o",
-                markersize=3,
-            )
+            axes.plot(*zip(*points, strict=True), linewidth=1.5, marker="o", markersize=3, **line_style(number))
             sentences.append(f"{describe(log)}: {points[-1][1]:.2f}% at {points[-1][0]:,.0f}")
     axes.set_xlim(left=0)
     return to_svg(figure, f"Accuracy by {'samples' if by_samples else 'seconds'}. {'; '.join(sentences)}")

@@ -71,10 +71,8 @@ def run_experiments(
             print(f"experiment {number}, attempt {attempt}, ended with {describe_exit(code)}: not counted", flush=True)
         else:
             folder = attempt_folder(out, number, attempt)
-            raise UserError(
-                "experiment-failed",
-                f"experiment {number} crashed in all {attempts} attempts; look into {folder}, then run this again",
-            )
+            crashed = f"experiment {number} crashed in all {attempts} attempts"
+            raise UserError("experiment-failed", f"{crashed}; look into {folder}, then run this again")
         print(f"experiment {number}: {describe_result(result)}", flush=True)
     return check_results(out)
 
@@ -92,16 +90,12 @@ def _first_attempt(out: Path, number: int) -> int:
 
 
 def describe_result(result: Path) -> str:
-    """A result in one line."""
     log = read_log(result)
-    summary, end = summarize_log(log), log.first("run_stop")
-    verdict = "converged"
-    if not summary.has_converged:
-        verdict = f"did not converge ({end.metadata['reason'] if end else log.status})"
-    return (
-        f"{verdict}; accuracy {summary.final_accuracy or 0:.4f} after {summary.train_samples or 0:,} samples in "
-        f"{summary.time_to_train_s or 0:,.1f} s, seed {summary.seed}"
-    )
+    one, end = summarize_log(log), log.first("run_stop")
+    failed = f"did not converge ({end.metadata['reason'] if end else log.status})"
+    reached = f"accuracy {one.final_accuracy or 0:.4f} after {one.train_samples or 0:,} samples"
+    verdict = "converged" if one.has_converged else failed
+    return f"{verdict}; {reached} in {one.time_to_train_s or 0:,.1f} s, seed {one.seed}"
 
 
 def describe_exit(code: int) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import mean
 from typing import TypeGuard
 
-from bertrain.base.errors import UserError
 from bertrain.mlperf.log import Entry, Log, read_log
 
 MIN_SCORED = 3  # results; the score drops the fastest and the slowest
@@ -86,10 +85,10 @@ def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
     pauses = timed_evaluations(log)
     return LogSummary(
         file=str(log.path),
-        benchmark=_text(log.value("submission_benchmark")),
-        organization=_text(log.value("submission_org")),
-        platform=_text(log.value("submission_platform")),
-        division=_text(log.value("submission_division")),
+        benchmark=log.text("submission_benchmark"),
+        organization=log.text("submission_org"),
+        platform=log.text("submission_platform"),
+        division=log.text("submission_division"),
         status=log.status,
         seed=_to_int(log.value("seed")),
         global_batch_size=_to_int(log.value("global_batch_size")),
@@ -170,13 +169,10 @@ def score_runs(logs: Sequence[LogSummary]) -> Score:
     times = sorted(log.time_to_train_s or 0.0 for log in converged)
     samples = sorted(float(log.train_samples or 0) for log in converged)
     failed = len(logs) - len(converged)
-    reason = ""
-    if len(logs) < MIN_SCORED:
-        reason = f"a score needs at least {MIN_SCORED} results"
-    elif failed > 1:
+    if len(logs) < MIN_SCORED or failed > 1:
         reason = f"{failed} of {len(logs)} runs did not converge; only one may fail"
-    if reason:
-        return Score(len(logs), len(converged), None, None, reason)
+        too_few = f"a score needs at least {MIN_SCORED} results"
+        return Score(len(logs), len(converged), None, None, too_few if len(logs) < MIN_SCORED else reason)
     last = len(times) if failed else len(times) - 1  # the run that failed is the slowest
     return Score(len(logs), len(converged), mean(times[1:last]) / 60, mean(samples[1:last]), "")
 
@@ -188,17 +184,11 @@ def are_of_one_system(logs: Sequence[LogSummary]) -> bool:
 
 def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
     """Plot the accuracies of several logs, by samples and by time, into an SVG file."""
-    from bertrain.base.files import write_atomically
     from bertrain.mlperf.plots import draw_logs
+    from bertrain.reports.page import check_plot, write_page
 
-    out = Path(out)
-    if out.suffix != ".svg":
-        raise UserError("not-svg", f"--plot {out} must end in .svg")
-    try:
-        write_atomically(out, draw_logs(show_logs(files)))
-    except OSError as error:
-        raise UserError("cannot-write", f"cannot write {out}: {error.strerror or error}") from None
-    return out
+    write_page(check_plot(out), draw_logs(show_logs(files)), "plot")
+    return Path(out)
 
 
 def _count(entry: Entry) -> int | None:
@@ -211,7 +201,3 @@ def _to_int(value: object) -> int | None:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -65,7 +65,6 @@ class Estimate:
         return sum(self.always.values()) + max(sum(self.bin.values()), self.update)
 
     def text(self) -> str:
-        """The items, largest first."""
         items = self.always | (self.bin if sum(self.bin.values()) >= self.update else {"the update": self.update})
         by_size = sorted(items.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {size / GIB:.2f}" for name, size in by_size if size >= 0.005 * GIB)
@@ -89,10 +88,9 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, engine: EngineNam
         always["the process"] = PROCESS
         if settings.checkpoint.enabled:
             always["a checkpoint being written"] = 4 * parameters + moments
-    if is_fused:
-        bin = _fused_bin(settings, size)
-    else:
-        bin = _compiled_bin(settings, size) if engine == "compiled" else _plain_bin(settings, size, on_gpu)
+    bin = _plain_bin(settings, size, on_gpu)
+    if engine != "plain":
+        bin = _fused_bin(settings, size) if is_fused else _compiled_bin(settings, size)
     has_kernels = is_fused and issubclass(rule, AdamW)
     update = 0 if has_kernels else rule.TEMPORARY_BYTES * parameters // share
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back

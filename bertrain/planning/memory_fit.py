@@ -6,7 +6,6 @@ token budget changes dropout, so a run that has begun must keep its own.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,17 +29,14 @@ BUDGET_STEP = 64  # token budgets found here are multiples of it, as 8-bit matri
 def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
     """Bytes that each rank of this machine may use, and a label that says of which memory."""
     if device.type == "cuda":
-        sharing = -(-local_ranks // torch.cuda.device_count())
-        name = torch.cuda.get_device_name(device)
-        return torch.cuda.get_device_properties(device).total_memory // sharing, _shared_by(f"of {name}", sharing)
-    free = [bytes for bytes in (free_memory(), cgroup_room(Path("/sys/fs/cgroup"))) if bytes is not None]
-    if not free:
-        return 1 << 62, "unknown here"
-    return min(free) // local_ranks, _shared_by("free", local_ranks)
-
-
-def _shared_by(what: str, ranks: int) -> str:
-    return f"{what}, shared by {ranks} ranks" if ranks > 1 else what
+        sharing, label = -(-local_ranks // torch.cuda.device_count()), f"of {torch.cuda.get_device_name(device)}"
+        there = torch.cuda.get_device_properties(device).total_memory
+    else:
+        free = [bytes for bytes in (free_memory(), cgroup_room(Path("/sys/fs/cgroup"))) if bytes is not None]
+        if not free:
+            return 1 << 62, "unknown here"
+        sharing, label, there = local_ranks, "free", min(free)
+    return there // sharing, f"{label}, shared by {sharing} ranks" if sharing > 1 else label
 
 
 def cgroup_room(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -63,14 +59,6 @@ def _room_in(cgroup: Path) -> int | None:
         return max(0, int(limit) - used + int(statistics["inactive_file"]))  # file pages can be reclaimed
     except (OSError, ValueError, KeyError):
         return None
-
-
-def count_local_ranks(world: int) -> int:
-    """Ranks on this machine: by the launcher's environment, or else all of `world`."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world))
-
-
-# --- what fits, and which settings make a run fit ----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,11 +110,9 @@ def refuse_too_little(settings: Settings, place: Place, *, is_begun: bool) -> No
         return
     ways = _ways_to_fit(settings, place, is_begun)
     advice = f"set {', or '.join(ways)}" if ways else "use a smaller model or a machine with more memory"
-    raise UserError(
-        "out-of-memory",
-        f"this run needs about {needed.total / GIB:.1f} GiB on each rank, and {place.bytes / GIB:.1f} GiB are there "
-        f"({place.label}); the largest parts in GiB: {needed.text()}; {advice}",
-    )
+    need, there = f"{needed.total / GIB:.1f} GiB on each rank", f"{place.bytes / GIB:.1f} GiB are there ({place.label})"
+    parts = f"the largest parts in GiB: {needed.text()}"
+    raise UserError("out-of-memory", f"this run needs about {need}, and {there}; {parts}; {advice}")
 
 
 def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
@@ -177,14 +163,11 @@ def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> It
         savings = " ".join(option for option, _ in _savings(settings, ranks)[-1:])
         again = f"continue with `bertrain resume {quote(str(folder))} {savings}`" if folder else f"try {savings}"
         advice = f"{again}, or start a new run with" if savings else "start a new run with"
-        budget = settings.batch.token_budget
-        raise UserError(
-            "out-of-memory", f"out of memory ({_first_line(error)}); {advice} a --batch.token_budget under {budget}"
-        ) from None
+        budget = f"a --batch.token_budget under {settings.batch.token_budget}"
+        raise UserError("out-of-memory", f"out of memory ({_first_line(error)}); {advice} {budget}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or a CPU."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -15,6 +15,7 @@ trace.json.gz       with `trace`: for Perfetto or chrome://tracing
 from __future__ import annotations
 
 import gc
+import gzip
 import itertools
 import json
 import platform
@@ -34,7 +35,7 @@ from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied, write_atomically
 from bertrain.base.machine import cpu_name
-from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
+from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory_fit import oom_as_user_error
@@ -49,6 +50,7 @@ from bertrain.run.metrics import PendingStep, Stopwatch
 from bertrain.run.sensors import uuid_of
 from bertrain.run.telemetry import TelemetryWriter, device_sensors
 from bertrain.training import engine
+from bertrain.training.benchmark import only_steps
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.loop import train_step
 from bertrain.training.precision import make_deterministic, set_precision
@@ -121,7 +123,8 @@ def profile(
         for number, device in itertools.product(range(1, repeat + 1), devices):
             if made:
                 _pause(cool_down, ranks)
-            place = out / set_name(ranks, device) / f"repeat-{number}"
+            index = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see only its own GPU, as 0
+            place = out / f"{platform.node()}-{device.type}{index}" / f"repeat-{number}"
             facts = {"repeat": number, "data": str(data) if data else "synthetic, all examples of data.max_seq_length"}
             _measure(place, settings, source, replace(ranks, device=device), plan, facts)
             made.append(place)
@@ -148,20 +151,8 @@ def settings_to_profile(settings: Settings, *, bins: int, steps: int) -> Setting
         rows = bins * (batch.token_budget // longest)
         is_padded = batch.policy == "padded"
         batch = replace(batch, sequences=rows if is_padded else 0, tokens=0 if is_padded else rows * longest)
-    train = replace(settings.train, max_steps=max(steps, settings.train.max_steps), epochs=0, max_samples=0)
-    return replace(
-        settings,
-        batch=replace(batch, auto=False),
-        train=replace(train, max_time="", budget="", fits="", skip_steps=""),
-        evaluate=EvaluateSettings(),
-        checkpoint=CheckpointSettings(enabled=False),
-    ).check()
-
-
-def set_name(ranks: parallel.Ranks, device: torch.device) -> str:
-    """The folder of a device's sets: its host, and its number there."""
-    number = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see only its own GPU, as number 0
-    return f"{platform.node()}-{device.type}{number}"
+    settings = replace(settings, batch=replace(batch, auto=False))
+    return only_steps(settings, max(steps, settings.train.max_steps)).check()
 
 
 def _pause(seconds: float, ranks: parallel.Ranks) -> None:
@@ -183,7 +174,6 @@ def _measure(
     plan: MeasurementPlan,
     facts: dict[str, Any],
 ) -> None:
-    """Measure one device and write its set."""
     device, missing = ranks.device, dict[str, str]()
     environment = describe_environment(ranks.world, str(device), torch.get_num_threads())
     if device.type == "cuda":
@@ -288,7 +278,6 @@ class StepRunner:
         return taken
 
     def iteration_rows(self, taken: list[tuple[int, PendingStep]]) -> list[tuple[Any, ...]]:
-        """The rows of iterations.csv."""
         marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
         rows = []
         for (num_bins, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
@@ -323,30 +312,22 @@ class StepRunner:
         if keep:
             content["traceName"] = path.name  # not that of a temporary file
             kineto.add_device_regions(content, launches)
-            kineto.write_trace(path, content)
+            with gzip.open(path, "wt", compresslevel=6) as file:
+                json.dump(content, file)
         return launches, roofline.StepSize.of(steps)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Name, UUID and driver of a GPU; the name of a CPU."""
     if device.type == "cpu":
         return {"kind": "cpu", "name": cpu_name(), "uuid": None}
-    facts = {
-        "kind": "cuda",
-        "index": device.index,
-        "name": torch.cuda.get_device_name(device),
-        "cuda": torch.version.cuda,
-        "uuid": uuid_of(device.index),
-    }
+    name, uuid = torch.cuda.get_device_name(device), uuid_of(device.index)
+    facts = {"kind": "cuda", "index": device.index, "name": name, "cuda": torch.version.cuda, "uuid": uuid}
     return facts | device_sensors(device).device
 
 
 def describe_set(place: Path) -> str:
-    """One line about a set."""
     summary = summarize(read_set(place))
-    joules = summary.joules_per_million_tokens
+    joules, spread = summary.joules_per_million_tokens, f"{summary.spread:.1%} between the whiskers"
     energy = "" if joules is None else f", {joules:,.0f} J per million tokens"
-    return (
-        f"{place}: {1e3 * summary.median_s:.2f} ms per step (median; {summary.spread:.1%} between the whiskers), "
-        f"{summary.tokens_per_s:,.0f} tokens/s{energy}"
-    )
+    step = f"{1e3 * summary.median_s:.2f} ms per step (median; {spread})"
+    return f"{place}: {step}, {summary.tokens_per_s:,.0f} tokens/s{energy}"

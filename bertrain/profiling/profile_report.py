@@ -23,7 +23,7 @@ from bertrain.profiling.variability import DeviceSummary, SetSummary, Variabilit
 from bertrain.reports.compare import UNKNOWN
 from bertrain.reports.history import group_size, thin
 from bertrain.reports.page import NUM_COLORS, Plot, page_path, parts, render_page, write_page
-from bertrain.reports.plots import RUN_COLORS, SURFACE, blank_axes, few_marks, to_svg
+from bertrain.reports.plots import MAX_MARKS, RUN_COLORS, SURFACE, blank_axes, few_marks, to_svg
 
 MAX_KERNELS = 15
 TIME_LINES = {
@@ -49,13 +49,22 @@ def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = No
     found = compare(sets)
     path = page_path(out, Path(folders[0]) / "profile-report.html")
     if path.suffix in (".json", ".csv"):
-        raise UserError(
-            "out-not-html", f"--out names the page, not {path}; its numbers go into .json and .csv files beside it"
-        )
+        raise UserError("out-not-html", f"--out names the page, not {path}; its numbers go beside it, as JSON and CSV")
     write_page(path, page(sets, found))
     write_page(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
-    write_page(path.with_suffix(".csv"), sets_as_csv(found.sets))
+    written = io.StringIO()
+    writer = csv.DictWriter(written, [item.name for item in fields(SetSummary)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(asdict, found.sets))
+    write_page(path.with_suffix(".csv"), written.getvalue())
     return path, found
+
+
+def describe_ceilings(facts: dict[str, Any]) -> str:
+    """The device of a set, and how fast it multiplies and copies."""
+    found = facts["ceilings"]
+    products = f"{found['operations_per_s'] / 1e12:,.4g} TFLOP/s in a product of {found['product']}"
+    return f"{facts['device']['name']}: {products}, {found['bytes_per_s'] / 1e9:,.4g} GB/s in a copy"
 
 
 def read_roofline(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
@@ -79,26 +88,15 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[list[Any]]:
 
 
 def _value(column: str, cell: str) -> str | float | None:
-    if column in ("name", "part", "bound_by"):
-        return cell
-    return None if column == "share_of_floor" and not cell else float(cell)
-
-
-def sets_as_csv(summaries: Sequence[SetSummary]) -> str:
-    """CSV with a row for each set."""
-    written = io.StringIO()
-    columns = [item.name for item in fields(SetSummary)]
-    writer = csv.DictWriter(written, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(summary) for summary in summaries)
-    return written.getvalue()
+    if column == "share_of_floor" and not cell:
+        return None
+    return cell if column in ("name", "part", "bound_by") else float(cell)
 
 
 # --- the page -----------------------------------------------------------------------------------------
 
 
 def page(sets: Sequence[ProfileSet], found: Variability) -> str:
-    """The whole report."""
     names = [parts.run_name(index, str(one.folder)) for index, one in enumerate(sets)]
     legend = parts.legend(names, is_sticky=len(sets) <= NUM_COLORS)  # a longer one would cover the page
     plots = [plot_durations(sets), plot_steps(sets), *(plot_telemetry(sets, column) for column in TIME_LINES)]
@@ -192,12 +190,7 @@ def _rooflines(sets: Sequence[ProfileSet]) -> list[Markup]:
         name = str(found.facts.get("device", {}).get("name", ""))
         if name not in tables and (found.folder / "roofline.csv").is_file():
             rows, facts = read_roofline(found.folder)
-            ceilings = facts["ceilings"]
-            caption = (
-                f"{name}: {ceilings['operations_per_s'] / 1e12:,.4g} TFLOP/s in a product of {ceilings['product']}, "
-                f"{ceilings['bytes_per_s'] / 1e9:,.4g} GB/s in a copy, measured in the same run"
-            )
-            tables[name] = _table(caption, columns, rows)
+            tables[name] = _table(f"{describe_ceilings(facts)}, measured in the same run", columns, rows)
     return list(tables.values())
 
 
@@ -226,7 +219,6 @@ def _missing(sets: Sequence[ProfileSet]) -> Markup:
 
 
 def _table(caption: str, columns: dict[str, Callable[[T], str]], entries: Iterable[T]) -> Markup:
-    """A table with a row for each entry."""
     return parts.table(caption, list(columns), [[show(entry) for show in columns.values()] for entry in entries])
 
 
@@ -242,11 +234,9 @@ def plot_durations(sets: Sequence[ProfileSet]) -> Plot:
     boxplot_stats = import_extra("matplotlib.cbook").boxplot_stats
     figure, axes = blank_axes("set", "{:,.4g}".format)
     drawn = boxplot_stats([1e3 * found.seconds for found in sets])
-    picked = False
+    num_beyond = max(len(box["fliers"]) for box in drawn)
     for box in drawn:
-        beyond = np.sort(box["fliers"])[::-1]  # the slowest step is always drawn
-        box["fliers"] = few_marks(beyond.tolist())
-        picked = picked or len(box["fliers"]) < len(beyond)
+        box["fliers"] = few_marks(np.sort(box["fliers"])[::-1].tolist())  # the slowest step is always drawn
     boxes = axes.bxp(
         drawn,
         positions=range(1, len(sets) + 1),
@@ -265,13 +255,12 @@ def plot_durations(sets: Sequence[ProfileSet]) -> Plot:
             for line in boxes[part][2 * number : 2 * number + 2]:
                 line.set(color=color, linewidth=1.2)
     label = "; ".join(f"set {number + 1} {1e3 * np.median(one.seconds):.4g}" for number, one in enumerate(sets))
-    rings = "some of the steps beyond, evenly picked" if picked else "steps beyond"
+    rings = "some of the steps beyond, evenly picked" if num_beyond > MAX_MARKS else "steps beyond"
     note = f"Milliseconds. Box: quartiles; whiskers: 1.5 times the box; rings: {rings}."
     return Plot("Duration of a step", note, to_svg(figure, f"Duration of a step, median in ms: {label}"))
 
 
 def plot_steps(sets: Sequence[ProfileSet]) -> Plot:
-    """Step times in order."""
     figure, axes = blank_axes("step", "{:,.4g}".format)
     for number, found in enumerate(sets):
         values = thin(1e3 * found.seconds)

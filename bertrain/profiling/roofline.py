@@ -38,6 +38,7 @@ KERNEL_PARTS = {
     "_transpose_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
 }  # fmt: skip
 """The kernels of bertrain/kernels by the prefix of their names, those in older traces included."""
+REGION_PARTS = {"optimizer": OPTIMIZER, "all-reduce": EXCHANGE, "data": DATA}
 PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
 OPERATOR_PARTS = {
     "bmm": ATTENTION, "baddbmm": ATTENTION, "_softmax": ATTENTION, "_softmax_backward_data": ATTENTION,
@@ -100,10 +101,8 @@ class Widths:
 def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:
     """A linear layer: forward, and the gradients of its input and its weight."""
     x, y, weight = rows * inputs, rows * outputs, inputs * outputs
-    read = widths.operand * 2 * (x + y + weight)
-    return Cost(
-        6 * rows * inputs * outputs, read + widths.activation * (x + y) + 4 * weight
-    )  # a weight's gradient is fp32
+    read, written = 2 * widths.operand * (x + y + weight), widths.activation * (x + y) + 4 * weight  # fp32 gradient
+    return Cost(6 * rows * weight, read + written)
 
 
 def elementwise(elements: float, tensors: int, widths: Widths) -> Cost:
@@ -152,10 +151,8 @@ def part_of(launch: Launch, model: ModelSettings, size: StepSize) -> str:
     for prefix, part in KERNEL_PARTS.items():
         if launch.name.startswith(prefix):
             return part
-    if launch.region in ("optimizer", "all-reduce"):
-        return OPTIMIZER if launch.region == "optimizer" else EXCHANGE
-    if launch.region == "data":
-        return DATA
+    if launch.region in REGION_PARTS:
+        return REGION_PARTS[launch.region]
     operator = launch.operator.removeprefix("aten::")
     if "embedding" in operator.lower():
         return EMBEDDINGS
@@ -273,20 +270,12 @@ def idle_ms(step_ms: float, launches: Iterable[Launch], steps: int) -> float:
 
 
 def table_text(rows: Iterable[Row]) -> str:
-    """The table for a terminal."""
-    lines = [
-        f"{'part':<30}{'GFLOP':>11}{'MB':>10}{'floor ms':>10}{'ms':>10}{'of floor':>10}{'of step':>9}  floor set by"
-    ]
+    lines = [f"{'part':<30}{'GFLOP':>11}{'MB':>10}{'floor ms':>10}{'ms':>10}{'of floor':>10}{'of step':>9}  set by"]
     for row in rows:
         share = "-" if row.share_of_floor is None else f"{row.share_of_floor:.0%}"
-        lines.append(
-            f"{row.part:<30}{row.gflop:>11,.4g}{row.megabytes:>10,.4g}{row.floor_ms:>10.3f}{row.measured_ms:>10.3f}"
-            f"{share:>10}{row.share_of_step:>9.1%}  {row.bound_by}"
-        )
+        times = f"{row.floor_ms:>10.3f}{row.measured_ms:>10.3f}{share:>10}{row.share_of_step:>9.1%}"
+        lines.append(f"{row.part:<30}{row.gflop:>11,.4g}{row.megabytes:>10,.4g}{times}  {row.bound_by}")
     return "\n".join(lines)
-
-
-# --- ceilings -----------------------------------------------------------------------------------------
 
 
 def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0.3) -> Ceilings:
@@ -303,11 +292,8 @@ def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0
     source = torch.empty((1 << 30) if on_gpu else (1 << 26), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     fastest_copy = _fastest(lambda: target.copy_(source), device, seconds)
-    return Ceilings(
-        operations_per_s=2 * side**3 / fastest_product,
-        bytes_per_s=2 * source.numel() / fastest_copy,
-        product=f"{side} x {side} x {side}, {precision}",
-    )
+    name = f"{side} x {side} x {side}, {precision}"
+    return Ceilings(2 * side**3 / fastest_product, 2 * source.numel() / fastest_copy, name)
 
 
 def _fastest(action: Callable[[], object], device: torch.device, seconds: float) -> float:

@@ -74,18 +74,16 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
             raise UserError("not-a-profile", f"{folder} has no profile (a folder with a device.json) and is not a run")
         found += [read_set(place) for place in places]
     if len({one.folder.resolve() for one in found}) < len(found):
-        raise UserError(
-            "repeated-set", "these folders contain a set twice; give each folder once, and none inside another"
-        )
+        raise UserError("repeated-set", "these folders have a set twice; give each once, and none inside another")
     return found
 
 
 def read_set(folder: Path) -> ProfileSet:
-    """Read a set of `bertrain profile`."""
-    facts = _read_json(folder / "device.json")
+    written = _existing(folder / "device.json").read_text()
     columns = read_columns(folder / "iterations.csv")
     telemetry = read_telemetry(folder / "telemetry.csv")
     try:
+        facts = json.loads(written)
         device, environment = facts["device"], facts["environment"]
         if not np.isfinite(columns["seconds"]).all() or not len(columns["seconds"]):
             raise ValueError
@@ -104,10 +102,8 @@ def read_set(folder: Path) -> ProfileSet:
             missing=facts["missing"] | _missing_of(folder),
         )
     except (KeyError, TypeError, ValueError):
-        raise UserError(
-            "damaged-profile",
-            f"the profile set {folder} is damaged, in device.json or iterations.csv; measure it again",
-        ) from None
+        where = f"the profile set {folder} is damaged, in device.json or iterations.csv"
+        raise UserError("damaged-profile", f"{where}; measure it again") from None
 
 
 def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
@@ -188,16 +184,6 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(_existing(path).read_text())
-    except ValueError:
-        raise UserError("damaged-file", f"{path} is damaged: it is not JSON") from None
-
-
-# --- writing ------------------------------------------------------------------------------------------
-
-
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a CSV file, compressed if its name ends in .gz."""
     opened = gzip.open if path.suffix == ".gz" else open
@@ -208,16 +194,12 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]
 
 
 def write_objects(path: Path, objects: Sequence[Any]) -> None:
-    """Write one row for each dataclass object."""
     columns = [item.name for item in fields(objects[0])] if objects else []
     write_table(path, columns, ([getattr(one, column) for column in columns] for one in objects))
 
 
 def write_launches(path: Path, launches: Iterable[Launch]) -> None:
     """Write one row for each launch; operators of a CPU have neither grid nor block."""
-    sizes = {"grid", "block"}
-    rows = (
-        ["x".join(map(str, getattr(one, name))) if name in sizes else getattr(one, name) for name in LAUNCH_COLUMNS]
-        for one in launches
-    )
-    write_table(path, LAUNCH_COLUMNS, rows)
+    rows = ([getattr(one, name) for name in LAUNCH_COLUMNS] for one in launches)
+    written = (["x".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row] for row in rows)
+    write_table(path, LAUNCH_COLUMNS, written)

@@ -17,18 +17,15 @@ MAX_TOKENS = 1 << 18  # in all examples, which are repeated
 
 def write_synthetic(folder: Path, settings: Settings) -> Shards:
     """Write sentence pairs of data.max_seq_length random tokens of the model's vocabulary; the same on every rank."""
-    vocabulary = synthetic_vocabulary(settings.model.vocab_size or ModelSettings.vocab_size)
+    size = settings.model.vocab_size or ModelSettings.vocab_size
+    made_up = (f"word{number}" for number in range(size - len(SPECIAL_WORDS)))
+    vocabulary = Vocabulary((*SPECIAL_WORDS, *made_up), lower_case=True)
     length = settings.data.max_seq_length or DataSettings.max_seq_length
     count = max(16, MAX_TOKENS // length)
-    examples = _examples(count, length, vocabulary)
-    write_shards(folder, examples, vocabulary, preparation={"synthetic": True}, rows_per_shard=count)
+    write_shards(
+        folder, _examples(count, length, vocabulary), vocabulary, preparation={"synthetic": True}, rows_per_shard=count
+    )
     return Shards.open(folder, verify="size")
-
-
-def synthetic_vocabulary(size: int) -> Vocabulary:
-    """The special tokens, then made-up words."""
-    words = tuple(f"word{number}" for number in range(size - len(SPECIAL_WORDS)))
-    return Vocabulary((*SPECIAL_WORDS, *words), lower_case=True)
 
 
 def _examples(count: int, length: int, vocabulary: Vocabulary) -> Iterator[Example]:

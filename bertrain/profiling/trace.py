@@ -62,7 +62,6 @@ class RegionMarks(Heartbeat):
         self._heartbeat.move()
 
     def close(self) -> None:
-        """Close the open region."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
@@ -87,14 +86,8 @@ def mark_forward(model: Any) -> list[Any]:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Read a Chrome trace, compressed or not."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
         return json.load(file)
-
-
-def write_trace(path: Path, trace: dict[str, Any]) -> None:
-    with gzip.open(path, "wt", compresslevel=6) as file:
-        json.dump(trace, file)
 
 
 def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
@@ -109,12 +102,8 @@ def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
             by_kind[event.get("cat", "")].append(event)
     regions = HostRegions(by_kind["user_annotation"])
     on_device = [event for kind in DEVICE_KINDS for event in by_kind[kind]]
-    if on_device:
-        found = _device_launches(on_device, by_kind, regions, base)
-    else:
-        found = _operators(by_kind["cpu_op"], regions, base)
-    found.sort(key=lambda launch: launch.start_ns)
-    return _split_forward_and_backward(found)
+    found = _device_launches(on_device, by_kind, regions, base) or _operators(by_kind["cpu_op"], regions, base)
+    return _split_forward_and_backward(sorted(found, key=lambda launch: launch.start_ns))
 
 
 class HostRegions:
@@ -127,12 +116,11 @@ class HostRegions:
 
     def at(self, moment: float) -> str:
         """The innermost region at a time; empty outside all regions."""
-        return _span_at(self._forward, moment) or _span_at(self._others, moment)
-
-
-def _span_at(spans: Sequence[tuple[float, float, str]], moment: float) -> str:
-    place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
-    return spans[place][2] if place >= 0 and moment <= spans[place][1] else ""
+        for spans in (self._forward, self._others):
+            place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+            if place >= 0 and moment <= spans[place][1]:
+                return str(spans[place][2])
+        return ""
 
 
 def _device_launches(

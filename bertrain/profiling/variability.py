@@ -57,12 +57,8 @@ def correlation(one: Floats, other: Floats) -> float | None:
     """Pearson's correlation over the finite pairs; None if there are too few, or if one side is constant."""
     both = np.isfinite(one) & np.isfinite(other)
     one, other = one[both], other[both]
-    if len(one) < MIN_PAIRS:
-        return None
-    deviations = one.std() * other.std()
-    if deviations <= 1e-12 * max(1e-300, abs(one.mean() * other.mean())):
-        return None
-    return float(np.mean((one - one.mean()) * (other - other.mean())) / deviations)
+    is_constant = len(one) < MIN_PAIRS or any(side.std() <= 1e-12 * abs(side.mean()) for side in (one, other))
+    return None if is_constant else float(np.corrcoef(one, other)[0, 1])
 
 
 def during(found: ProfileSet, column: str) -> Floats:
@@ -180,6 +176,10 @@ class DeviceSummary:
     between_repeats: float  # the difference of the slowest and the fastest repeat, over the median
     is_outlier: bool
 
+    @property
+    def name(self) -> str:
+        return f"{self.uuid or self.device} on host {self.host}"
+
 
 @dataclass(frozen=True)
 class Variability:
@@ -199,7 +199,6 @@ class Variability:
 
 
 def compare(sets: Sequence[ProfileSet]) -> Variability:
-    """Compare devices, hosts and repeats."""
     summaries = [summarize(found) for found in sets]
     by_device: dict[str, list[SetSummary]] = defaultdict(list)
     seconds: dict[str, list[Floats]] = defaultdict(list)
@@ -264,12 +263,6 @@ def verdict(devices: Sequence[DeviceSummary]) -> str:
     if len(devices) == 1:
         repeats = f"; {slowest.between_repeats:.1%} between its repeats" if slowest.repeats > 1 else ""
         return f"one device, nothing to compare it with{repeats}"
-    named = "; ".join(
-        f"{device.uuid or device.device} on host {device.host} takes {device.over_median:.3f} times the median"
-        for device in devices
-        if device.is_outlier
-    )
-    if named:
-        return f"outliers: {named}"
-    who = f"{slowest.uuid or slowest.device} on host {slowest.host}"
-    return f"no outlier among {len(devices)} devices; the slowest is {who}, {slowest.over_median:.3f} times the median"
+    named = [f"{one.name} takes {one.over_median:.3f} times the median" for one in devices if one.is_outlier]
+    among = f"no outlier among {len(devices)} devices; the slowest is {slowest.name}"
+    return f"outliers: {'; '.join(named)}" if named else f"{among}, {slowest.over_median:.3f} times the median"

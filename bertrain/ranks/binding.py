@@ -39,7 +39,6 @@ class Binding:
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
     def describe(self) -> str:
-        """The processors, cores and nodes, for people."""
         nodes = sorted({core.node for core in self.cores})
         where = f"NUMA node{'s' if len(nodes) > 1 else ''} {write_cpu_list(nodes)}"
         shared = ", shared with other ranks" if self.is_shared else ""
@@ -74,11 +73,12 @@ def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]
     node_of = {
         cpu: int(folder.name[4:])
         for folder in (sys / "devices/system/node").glob("node[0-9]*")
-        for cpu in parse_cpu_list(_read(folder / "cpulist"))
+        for cpu in parse_cpu_list(read_or_empty(folder / "cpulist"))
     }
     cores: dict[tuple[int, ...], Core] = {}
     for cpu in sorted(usable):
-        siblings = parse_cpu_list(_read(sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
+        listed = sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings = parse_cpu_list(read_or_empty(listed)) or [cpu]
         together = tuple(sorted(usable & {cpu, *siblings}))
         cores.setdefault(together, Core(node_of.get(cpu, 0), together))
     return sorted(cores.values(), key=lambda core: (core.node, core.cpus))
@@ -86,11 +86,11 @@ def read_topology(usable: Iterable[int], sys: Path = Path("/sys")) -> list[Core]
 
 def node_of_pci_device(address: str, sys: Path = Path("/sys")) -> int | None:
     """The NUMA node that a device such as 0000:1b:00.0 is attached to; None if it is not known."""
-    text = _read(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
+    text = read_or_empty(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
     return int(text) if text.isdigit() else None  # -1 if the kernel does not know
 
 
-def _read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
@@ -160,8 +160,6 @@ def bind(local_rank: int, local_world: int, gpu_nodes: Sequence[int | None] = ()
     try:
         os.sched_setaffinity(0, own.cpus)
     except OSError as error:
-        raise UserError(
-            "cannot-bind",
-            f"cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}; set --train.binding none",
-        ) from None
+        failed = f"cannot bind local rank {local_rank} to {own.describe()}: {error.strerror}"
+        raise UserError("cannot-bind", f"{failed}; set --train.binding none") from None
     return bindings

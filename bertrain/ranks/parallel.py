@@ -12,7 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -58,12 +58,10 @@ class Ranks:
 
     @property
     def local_rank(self) -> int:
-        """Its number among the ranks of this machine."""
         return int(os.environ.get("LOCAL_RANK", 0))
 
     @property
     def local_world(self) -> int:
-        """How many ranks this machine has."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
     @property
@@ -82,13 +80,9 @@ class Ranks:
             if self.is_connected:
                 dist.all_reduce(tensor)
 
-    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
-        """Start to replace a tensor by its sum over all ranks; wait for the result before using it."""
-        return dist.all_reduce(tensor, async_op=True)
-
-    def start_reduce(self, owner: int, tensor: Tensor) -> dist.Work:
-        """Start to replace a tensor by its sum on one rank; on the others its content is then undefined."""
-        if self._copies_through_host:
+    def start_reduce(self, tensor: Tensor, owner: int | None = None) -> dist.Work:
+        """Start to replace a tensor by its sum, on all ranks or on `owner`: undefined on the others; wait for it."""
+        if owner is None or self._copies_through_host:
             return dist.all_reduce(tensor, async_op=True)
         return dist.reduce(tensor, owner, async_op=True)
 
@@ -143,7 +137,6 @@ def choose_device(wish: str, local_rank: int = 0) -> tuple[torch.device, str]:
 
 
 def gpu_nodes(local_world: int) -> list[int | None]:
-    """The NUMA nodes of the GPUs of so many local ranks."""
     nodes = []
     for rank in range(local_world):
         gpu: Any = torch.cuda.get_device_properties(rank % torch.cuda.device_count())
@@ -163,17 +156,14 @@ def choose_backend(wish: str, device: torch.device, local_world: int) -> str:
         try:
             importlib.import_module("oneccl_bindings_for_pytorch")  # registers itself with PyTorch
         except ImportError:
-            raise AgreedError(
-                "no-backend",
-                "train.backend ccl needs the package oneccl_bindings_for_pytorch; use --train.backend gloo",
-            ) from None
+            needs = "train.backend ccl needs the package oneccl_bindings_for_pytorch"
+            raise AgreedError("no-backend", f"{needs}; use --train.backend gloo") from None
     if not dist.is_backend_available(wish):
         raise AgreedError("no-backend", f"this PyTorch has no train.backend {wish}; use --train.backend gloo")
     return wish
 
 
 def count_ranks() -> int:
-    """The number of ranks, by the launcher's environment."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -223,11 +213,9 @@ def _fresh_store() -> Store:
         # The first rank to look reports it: when it ends, torchrun ends the others, which may not be here yet.
         if store.add(REFUSED, 1) > 1:
             raise ReportedElsewhereError("reported-elsewhere", "another rank has refused the store, and printed why")
-        raise UserError(
-            "used-store",
-            "torchrun restarted these ranks with the store of earlier ranks, through which they cannot connect; set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain",
-        )
+        why = "torchrun restarted these ranks with the store of earlier ranks, through which they cannot connect"
+        cure = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
+        raise UserError("used-store", f"{why}; {cure}")
     return store
 
 
@@ -248,7 +236,10 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
         raise
     except Exception as error:
         # The connections stay open: closing them in order may mean to wait for a rank that is gone.
-        if _is_reported(store):
+        is_reported = False
+        with suppress(Exception):  # the process that keeps the store may be gone too
+            is_reported = store.check([REPORTED])
+        if is_reported:
             raise ReportedElsewhereError("reported-elsewhere", "another rank has printed why it ended") from error
         if lost := _broken_connection(error):
             raise LostRankError(f"rank {rank} on host {platform.node()} lost another rank: {lost}") from error
@@ -263,14 +254,6 @@ def _broken_connection(error: Exception) -> str:
     if isinstance(error, dist.DistNetworkError) or any(word in text for word in ("gloo/transport", "ncclRemoteError")):
         return re.sub(r"^\[\S*\] ", "", text.split("\n")[0]).split(". ")[0]
     return ""
-
-
-def _is_reported(store: Store) -> bool:
-    """Whether a rank has raised a UserError."""
-    try:
-        return store.check([REPORTED])
-    except Exception:  # the process that keeps the store may be gone too
-        return False
 
 
 # Newer versions of torch call it all_gather_single, and warn of the old name.

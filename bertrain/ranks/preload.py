@@ -45,10 +45,6 @@ class Preload:
     libraries: dict[str, Path] = field(default_factory=dict)
 
     @property
-    def names(self) -> list[str]:
-        return list(self.libraries)
-
-    @property
     def environment(self) -> dict[str, str]:
         """The variables to set; those that the user has set stay."""
         if not self.libraries:
@@ -91,24 +87,17 @@ def _first(wished: tuple[str, ...], setting: str, value: str) -> Preload:
         if place := find(name):
             return Preload({name: place})
     if wished and value != "auto":
-        raise UserError(
-            "missing-library",
-            f"{setting} {value}: {FILES[value][0]} is not installed; install it (Debian's package is "
-            f"{PACKAGES[value]}), or use --{setting} auto",
-        )
+        cure = f"install it (Debian's package is {PACKAGES[value]}), or use --{setting} auto"
+        raise UserError("missing-library", f"{setting} {value}: {FILES[value][0]} is not installed; {cure}")
     return Preload()
-
-
-def computes_on_cpu(device: str) -> bool:
-    """Whether a run will compute on a CPU, as far as that is known before torch is imported."""
-    return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
 
 
 def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
     """Restart this command with the libraries to preload, unless it has them or computes on a GPU."""
     # `python [-u] -m bertrain`, or the script that pip made; not a program that uses the package.
     is_command = any(Path(word).name == "bertrain" for word in sys.orig_argv[1:4])
-    if not is_command or not computes_on_cpu(device) or sys.platform != "linux":
+    on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())  # torch is not imported yet
+    if not is_command or not on_cpu or sys.platform != "linux":
         return
     environment = {} if STARTED_AGAIN in os.environ else choose(allocator, openmp).environment
     if environment:

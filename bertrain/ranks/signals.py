@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -16,8 +16,6 @@ GO_ON, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
 """Requests of a rank after each step: the largest of all ranks holds. SAVE, FIT and END come from the clock."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
 INTERRUPTS: list[int] = []
 """What `note_interrupt` has noted."""
 
@@ -26,6 +24,17 @@ def note_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Ctrl-C before training listens. It is noted, because a library's import may swallow the exception."""
     INTERRUPTS.append(number)
     raise KeyboardInterrupt
+
+
+@contextmanager
+def handling(numbers: Iterable[signal.Signals], handler: Any) -> Iterator[dict[signal.Signals, Any]]:
+    """Handle these signals while the body runs; yields the handlers before, which it then restores."""
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield before
+    finally:
+        for number, restored in before.items():
+            signal.signal(number, restored)
 
 
 class StopSignal:
@@ -44,19 +53,16 @@ class StopSignal:
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
         """Listen while the body runs, then restore the old handlers."""
-        before: dict[signal.Signals, Any] = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
-        try:
-            if INTERRUPTS:
-                raise KeyboardInterrupt
-            yield self
-        except UserError:
-            # When the first rank has ended, the launcher sends SIGTERM to the others: let this one print its error.
-            if "RANK" in os.environ:
-                before[signal.SIGTERM] = signal.SIG_IGN
-            raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handling(STOP_SIGNALS, self._note) as before:
+            try:
+                if INTERRUPTS:
+                    raise KeyboardInterrupt
+                yield self
+            except UserError:
+                # When the first rank has ended, the launcher sends SIGTERM to the others: let this one print its error.
+                if "RANK" in os.environ:
+                    before[signal.SIGTERM] = signal.SIG_IGN
+                raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
@@ -82,9 +88,7 @@ class SkippedSteps:
         for step, was_applied in enumerate(applied, start=last_step - len(applied) + 1):
             self.in_a_row = 0 if was_applied else self.in_a_row + 1
             if self.in_a_row >= self.limit:
-                raise DivergedError(
-                    "diverged",
-                    f"the loss or its gradient was not finite in {self.in_a_row} steps in a row, the last of them "
-                    f"step {step}; none of them was applied: lower optimizer.learning_rate, lengthen "
-                    "schedule.warmup_steps, or check the data",
-                )
+                found = f"the loss or its gradient was not finite in {self.in_a_row} steps in a row"
+                cure = "lower optimizer.learning_rate, lengthen schedule.warmup_steps, or check the data"
+                last = f"the last of them step {step}; none of them was applied"
+                raise DivergedError("diverged", f"{found}, {last}: {cure}")

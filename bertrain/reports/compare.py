@@ -105,7 +105,7 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
     metric, best = first.summary.headline, first.summary.best
     if metric is not None and best is not None:
         target = best.metrics[metric]
-        reached = [seconds_to_reach(run, metric, target) for run in histories]
+        reached = [_seconds_to_reach(run, metric, target) for run in histories]
         times = [duration(seconds) if math.isfinite(seconds) else "not reached" for seconds in reached]
         rows.append([f"Time in steps to {title_of(metric)} of {show(metric, target)}", *times])
         rows.append(["The same, times as fast", *_ratios([1 / max(seconds, 1e-9) for seconds in reached])])
@@ -122,7 +122,7 @@ def against_first(histories: Sequence[History]) -> list[list[str]]:
     return rows
 
 
-def seconds_to_reach(history: History, metric: str, target: float) -> float:
+def _seconds_to_reach(history: History, metric: str, target: float) -> float:
     """Time in steps until an evaluation was as good as `target`; infinite if none was."""
     sign = -1 if is_better_low(metric) else 1
     with_metric = (one for one in history.evaluations if metric in one.metrics)
@@ -134,11 +134,8 @@ def seconds_to_reach(history: History, metric: str, target: float) -> float:
 
 
 def _ratios(values: Sequence[float]) -> list[str]:
-    usable = math.isfinite(values[0]) and values[0] > 1e-12
-    return [
-        f"{value / values[0]:.2f} ×" if usable and math.isfinite(value) and value > 1e-8 else UNKNOWN
-        for value in values
-    ]
+    is_usable = 1e-12 < values[0] < math.inf
+    return [f"{value / values[0]:.2f} ×" if is_usable and 1e-8 < value < math.inf else UNKNOWN for value in values]
 
 
 def _differences(metric: str, values: Sequence[float]) -> list[str]:
@@ -155,14 +152,12 @@ def _differences(metric: str, values: Sequence[float]) -> list[str]:
 
 
 def settings_of(history: History) -> dict[str, str]:
-    """Data, initial weights and every setting as text, by dotted name."""
     run = history.run
     given = {"run.data": str(run.data), "run.data_fingerprint": run.data_fingerprint[:12], "run.init": run.init}
     return given | dotted(run.settings)
 
 
 def environment_of(history: History) -> dict[str, str]:
-    """Machine and versions of the last start, by dotted name."""
     last: dict[str, Any] = history.starts[-1] if history.starts else {}
     return {f"environment.{name}": str(value) for name, value in last.items() if name != "started"}
 

@@ -6,46 +6,29 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
 from bertrain.data.feed.stats import DataStats
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import count_lengths
 from bertrain.data.formats.source import open_data
-from bertrain.reports.page import Plot, render_panels
+from bertrain.reports.page import Plot, check_plot, render_panels, write_page
 from bertrain.reports.plots import PERCENT, RUN_COLORS, blank_axes, describe_lengths, draw_lengths, to_svg
 
 OVERHEADS = ("padding", "tokens", "attention")
 
 
-def check_plot(path: str | Path) -> Path:
-    """The path of the plot. Raises UserError unless it ends in .svg."""
-    if Path(path).suffix != ".svg":
-        raise UserError("plot-not-svg", f"--plot draws an SVG; give its file a name that ends in .svg, not {path}")
-    return Path(path)
-
-
 def plot_stats(stats: DataStats, path: str | Path, *, vocab: str | Path | None = None) -> None:
-    """Write `draw_stats` of a data folder to the SVG file `path`."""
     lengths = open_data(stats.folder, vocab=vocab, verify="size").lengths
-    try:
-        write_atomically(check_plot(path), draw_stats(stats, count_lengths(lengths)))
-    except OSError as error:
-        raise UserError("cannot-write", f"cannot write the plot to {path}: {error.strerror or error}") from None
+    write_page(check_plot(path), draw_stats(stats, count_lengths(lengths)), "plot")
 
 
 def draw_stats(stats: DataStats, histogram: Ints) -> str:
-    """The SVG, in the colors of a report."""
     lengths = {length: int(histogram[length]) for length in histogram.nonzero()[0].tolist()}
     note = "Padding, and the busiest rank over the mean in tokens and in attention"
-    of_lengths = Plot("Lengths", describe_lengths(lengths), _draw_lengths(lengths))
-    return render_panels([of_lengths, Plot("Policies", note, _draw_policies(stats))])
-
-
-def _draw_lengths(lengths: dict[int, int]) -> Markup:
     figure, axes = blank_axes("tokens in an example", PERCENT)
     draw_lengths(axes, lengths, RUN_COLORS[0])
-    return to_svg(figure, f"Share of examples by length. {describe_lengths(lengths)}")
+    said = describe_lengths(lengths)
+    of_lengths = Plot("Lengths", said, to_svg(figure, f"Share of examples by length. {said}"))
+    return render_panels([of_lengths, Plot("Policies", note, _draw_policies(stats))])
 
 
 def _draw_policies(stats: DataStats) -> Markup:

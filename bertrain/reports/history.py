@@ -68,12 +68,10 @@ class History:
 
     @property
     def ending(self) -> str:
-        """The reason of the run's end."""
         return self.table.end.reason if self.table.end else "none so far: the run continues, or was stopped or killed"
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics of steps and evaluations."""
         evaluated = (name for evaluation in self.evaluations for name in evaluation.metrics)
         return [name for name in dict.fromkeys([*self.table.columns, *evaluated]) if is_metric(name)]
 
@@ -83,7 +81,6 @@ class History:
         return found if found is not None else np.full(self.num_steps, np.nan)
 
     def phase(self, phase: str) -> Floats:
-        """Seconds of one phase of every step."""
         return np.nan_to_num(self.column(f"seconds.{phase}"))
 
     @cached_property
@@ -102,9 +99,11 @@ def read(folder: Path, name: str) -> History:
         raise UserError("no-metrics", f"the run {folder} has no metrics yet; report on it after its first steps")
     telemetry = read_telemetry(folder)
     starts = read_starts(folder / ENVIRONMENT)
-    events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if logs.ranks_with_logs(folder) else []
-    missing = [*_missing_starts(folder, starts), *_missing_lines(table), *_missing_samples(telemetry)]
-    missing += _missing_logs(logs.ranks_with_logs(folder), starts)
+    ranks = logs.ranks_with_logs(folder)
+    events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if ranks else []
+    damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
+    missing = [] if starts else [f"{ENVIRONMENT} is {damage}, so the machine is unknown"]
+    missing += [*_missing_lines(table), *_missing_samples(telemetry), *_missing_logs(ranks, starts)]
     return History(name, run, table, starts, read_lengths(run), telemetry, list_checkpoints(run), events, missing)
 
 
@@ -154,22 +153,15 @@ def display_names(folders: Sequence[Path]) -> list[str]:
     return [name.encode("utf-8", "replace").decode() for name in names]  # a folder's name need not be Unicode
 
 
-def _missing_starts(folder: Path, starts: list[dict[str, Any]]) -> list[str]:
-    damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
-    return [] if starts else [f"{ENVIRONMENT} is {damage}, so the machine is unknown"]
-
-
 def _missing_lines(table: MetricsTable) -> list[str]:
     steps, notes = table.columns["step"], []
     if table.num_unreadable:
         notes.append(f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read")
     gaps = np.diff(steps, prepend=0)
-    lost = int(gaps[gaps > 1].sum() - (gaps > 1).sum())
-    if lost:
+    if lost := int(gaps[gaps > 1].sum() - (gaps > 1).sum()):
         places = few((f"{int(first):,}" for first in (steps - gaps + 1)[gaps > 1]), 5)
         notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {places} on")
-    repeated = int((gaps < 1).sum())
-    if repeated:
+    if repeated := int((gaps < 1).sum()):
         notes.append(f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown")
     return notes
 
@@ -178,13 +170,10 @@ def _missing_samples(telemetry: RunTelemetry) -> list[str]:
     notes = list(telemetry.missing)
     if telemetry.num_unreadable:
         notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read")
-    set_back = [device for device in telemetry.devices if device.num_set_back]
-    if set_back:
-        how_often = times(max(device.num_set_back for device in set_back))
-        notes.append(f"the clock was set back {how_often} between samples; plots count the time between samples")
-    gaps = [device for device in telemetry.devices if device.longest_gap_s > LONG_GAP_S]
-    if gaps:
-        longest = max(gaps, key=lambda device: device.longest_gap_s)
+    if set_back := max((device.num_set_back for device in telemetry.devices), default=0):
+        notes.append(f"the clock was set back {times(set_back)} between samples; plots count the time between samples")
+    longest = max(telemetry.devices, key=lambda device: device.longest_gap_s, default=None)
+    if longest is not None and longest.longest_gap_s > LONG_GAP_S:
         notes.append(f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest")
     return notes
 
@@ -224,7 +213,6 @@ class Summary:
 
 
 def summarize(history: History) -> Summary:
-    """Compute the summary of a run."""
     numbers = history.column("step")
     tail = max(1, min(10, history.num_steps // 10))
     seconds = [float(history.phase(phase).sum(dtype=np.float64)) for phase in PHASES]
@@ -234,6 +222,8 @@ def summarize(history: History) -> Summary:
     finite = np.isfinite(history.column("loss") + history.column("gradient_norm"))
     is_bad = ~(finite & (history.column("applied") == 1)) & ~is_skipped
     computed = np.sum([history.phase(phase) for phase in PHASES], axis=0)[~is_skipped]
+    padding, weights = history.column("padding_share").astype(np.float64), history.column("tokens")
+    known = np.isfinite(padding) & (weights > 0)
     evaluated = {name for one in history.evaluations for name in one.metrics}
     headline = headline_of([name for name in history.metrics if name in evaluated])
     return Summary(
@@ -249,7 +239,7 @@ def summarize(history: History) -> Summary:
         last={name: mean(history.column(name)[-tail:]) for name in history.table.columns if is_metric(name)},
         headline=headline,
         best=best_evaluation(history.evaluations, headline),
-        padding=weighted_mean(history.column("padding_share"), history.column("tokens")),
+        padding=float((padding * weights)[known].sum() / weights[known].sum()) if known.any() else float("nan"),
         idle=mean(history.column("idle_share")),
         not_applied=numbers[is_bad].astype(int).tolist(),
         skipped=numbers[is_skipped].astype(int).tolist(),
@@ -285,12 +275,6 @@ def mean(values: Floats) -> float:
     """Mean of the finite values; NaN if there is none."""
     finite = values[np.isfinite(values)]
     return float(finite.mean(dtype=np.float64)) if len(finite) else float("nan")
-
-
-def weighted_mean(values: Floats, weights: Floats) -> float:
-    """Weighted mean of the finite values; NaN if there is none."""
-    known = np.isfinite(values) & (weights > 0)
-    return float(np.average(values[known].astype(np.float64), weights=weights[known])) if known.any() else float("nan")
 
 
 def group_size(count: int, most: int = MAX_POINTS) -> int:

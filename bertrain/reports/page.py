@@ -50,14 +50,9 @@ def render_page(
 ) -> str:
     """The whole page, in ASCII so that it reads the same in any encoding. Sections without content are left out."""
     contents = {name: "\n".join(filter(None, (part.strip() for part in found))) for name, found in sections.items()}
-    page = TEMPLATES.get_template("page.html.j2").render(
-        title=title,
-        heading=heading,
-        sections={name: Markup(content) for name, content in contents.items() if content},
-        kind=kind,
-        source=source,
-        version=bertrain.__version__,
-    )
+    words = {"title": title, "heading": heading, "kind": kind, "source": source, "version": bertrain.__version__}
+    filled = {name: Markup(content) for name, content in contents.items() if content}
+    page = TEMPLATES.get_template("page.html.j2").render(sections=filled, **words)
     return page.encode("ascii", "xmlcharrefreplace").decode()
 
 
@@ -76,9 +71,16 @@ def page_path(out: str | Path | None, default: Path) -> Path:
     return path
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write a page, or a file beside it. Raises UserError if that fails."""
+def write_page(path: Path, text: str, what: str = "report") -> None:
+    """Write a page, a file beside it, or a plot. Raises UserError if that fails."""
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise UserError("cannot-write", f"cannot write the report to {path}: {error.strerror or error}") from None
+        raise UserError("cannot-write", f"cannot write the {what} to {path}: {error.strerror or error}") from None
+
+
+def check_plot(path: str | Path) -> Path:
+    """The path of a plot. Raises UserError unless it ends in .svg."""
+    if Path(path).suffix != ".svg":
+        raise UserError("plot-not-svg", f"--plot draws an SVG; give its file a name that ends in .svg, not {path}")
+    return Path(path)

@@ -44,9 +44,8 @@ class Curve:
 
     @property
     def show(self) -> Callable[[float], str]:
-        if self.field == "learning_rate":
-            return "{:.3g}".format
-        return PERCENT if is_share(self.field) else compact
+        other = PERCENT if is_share(self.field) else compact
+        return "{:.3g}".format if self.field == "learning_rate" else other
 
 
 PERCENT = "{:.3g}%".format
@@ -114,7 +113,7 @@ def _draw_run(axes: Any, curve: Curve, number: int, history: History, values: Fl
     """One run in a plot: raw and smoothed curve, steps that were not finite as crosses on the axis."""
     if not np.isfinite(values).any():
         return
-    steps, line = thin(history.column("step")), _line(number)
+    steps, line = thin(history.column("step")), line_style(number)
     window = smoothing_window(len(values)) if curve.field != "learning_rate" else 1
     if window > 1:
         axes.plot(steps, values, linewidth=0.9, alpha=0.35, **line)
@@ -126,14 +125,14 @@ def _draw_run(axes: Any, curve: Curve, number: int, history: History, values: Fl
 
 def _draw_evaluations(axes: Any, number: int, steps: Sequence[int], values: Sequence[float]) -> None:
     """Evaluations as rings; a metric that steps do not have is a line through them."""
-    color = _line(number)["color"]
+    color = line_style(number)["color"]
     ring = {"markersize": 5.5, "color": SURFACE, "markeredgecolor": color, "markeredgewidth": 1.5, "zorder": 5}
     if not axes.lines or axes.lines[-1].get_color() != color:
-        axes.plot(few_marks(steps), few_marks(values), linewidth=1.2, **_line(number))
+        axes.plot(few_marks(steps), few_marks(values), linewidth=1.2, **line_style(number))
     axes.plot(few_marks(steps), few_marks(values), "o", **ring)
 
 
-def _line(number: int) -> dict[str, str]:
+def line_style(number: int) -> dict[str, str]:
     """The style of the line of a run or device; after the last color they repeat, dashed."""
     return {"color": RUN_COLORS[number % NUM_COLORS], "linestyle": "-" if number < NUM_COLORS else "--"}
 
@@ -160,7 +159,6 @@ def how_to_read(histories: Sequence[History]) -> str:
 
 
 def plot_phases(history: History) -> Plot:
-    """The share of each phase in the time of the steps."""
     figure, axes = blank_axes("step", PERCENT)
     steps, seconds = thin(history.column("step")), np.array([thin(history.phase(phase)) for phase in PHASES])
     axes.stackplot(steps, 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9), colors=PHASE_COLORS, linewidth=0)
@@ -210,16 +208,13 @@ def plot_track(name: str, histories: Sequence[History]) -> Plot | None:
     for number, history in enumerate(histories):
         with_it = [device for device in history.telemetry.devices if name in device.tracks]
         for place, device in enumerate(with_it):
-            track, minutes = device.tracks[name], device.minutes
-            if not track.count:
+            if not (track := device.tracks[name]).count:
                 continue
-            line = _line(number if len(histories) > 1 else place)
-            axes.plot(minutes, track.curve[: len(minutes)], linewidth=1.4, **line)
+            line = line_style(number if len(histories) > 1 else place)
+            axes.plot(device.minutes, track.curve[: len(device.minutes)], linewidth=1.4, **line)
             whose = f"run {number + 1}, {device.name}" if len(histories) > 1 else device.name
-            least, most, average = (
-                f"{compact(value)} {unit}".rstrip() for value in (track.minimum, track.maximum, track.mean)
-            )
-            spans.append(f"{whose} {least} to {most}, mean {average}")
+            shown = [f"{compact(value)} {unit}".rstrip() for value in (track.minimum, track.maximum, track.mean)]
+            spans.append(f"{whose} {shown[0]} to {shown[1]}, mean {shown[2]}")
     if not spans:
         return None
     shown = spans[:MAX_NAMED] + [f"and {len(spans) - MAX_NAMED} more"] * (len(spans) > MAX_NAMED)
@@ -267,7 +262,6 @@ def describe_lengths(lengths: dict[int, int]) -> str:
 
 
 def draw_lengths(axes: Any, lengths: dict[int, int], color: str) -> None:
-    """Draw a length histogram."""
     edges, shares = bin_lengths(lengths)
     for style in ({"fill": True, "alpha": 0.2}, {"linewidth": 1.5}):
         axes.stairs([100 * share for share in shares], edges, color=color, **style)

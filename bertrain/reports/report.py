@@ -52,10 +52,9 @@ def report(runs: str | Path | Sequence[str | Path], *, out: str | Path | None = 
 
 
 def page(histories: Sequence[History]) -> str:
-    """The whole report."""
     is_one = len(histories) == 1
     sections = {
-        "Summary": [*(_one_run(histories[0]) if is_one else _side_by_side(histories)), *_warnings(histories)],
+        "Summary": [*_summary(histories), *_warnings(histories)],
         "Comparison": [] if is_one else _comparison(histories),
         "Curves": _curves(histories),
         "Time and balance": _time(histories),
@@ -94,20 +93,15 @@ def _run_names(histories: Sequence[History]) -> list[str]:
     return [parts.run_name(index, history.name) for index, history in enumerate(histories)]
 
 
-def _run_legend(histories: Sequence[History]) -> Markup:
-    return parts.legend(_run_names(histories) if len(histories) > 1 else [])
-
-
 # --- summary ---------------------------------------------------------------------------------------
 
 
-def _one_run(history: History) -> list[Markup]:
-    facts = parts.facts(compare.known_facts(history))
-    return [facts, _phase_bar(history.summary), parts.paragraph(f"End: {history.ending}.")]
-
-
-def _side_by_side(histories: Sequence[History]) -> list[Markup]:
-    """The same facts with a column for each run."""
+def _summary(histories: Sequence[History]) -> list[Markup]:
+    """The facts of a run; of several, with a column for each."""
+    if len(histories) == 1:
+        (history,) = histories
+        facts, end = parts.facts(compare.known_facts(history)), parts.paragraph(f"End: {history.ending}.")
+        return [facts, _phase_bar(history.summary), end]
     columns = [{label: (value, note) for label, value, note in compare.facts(history)} for history in histories]
     known = {label for history in histories for label, _, _ in compare.known_facts(history)}
     rows = []
@@ -115,9 +109,8 @@ def _side_by_side(histories: Sequence[History]) -> list[Markup]:
         cells = [column.get(label, (UNKNOWN, "")) for column in columns]
         notes = {note for _, note in cells}
         shared = notes.pop() if len(notes) == 1 else ""
-        rows.append(
-            [parts.noted(label, shared), *(parts.noted(value, "" if shared else note) for value, note in cells)]
-        )
+        values = (parts.noted(value, "" if shared else note) for value, note in cells)
+        rows.append([parts.noted(label, shared), *values])
     rows.append(["End", *(history.ending for history in histories)])
     rows.append(["Time per phase", *(_phase_bar(history.summary) for history in histories)])
     return [parts.table("The runs side by side", ["metric", *_run_names(histories)], rows, style="")]
@@ -129,7 +122,6 @@ def _phase_bar(summary: Summary) -> Markup:
 
 
 def _warnings(histories: Sequence[History]) -> list[Markup]:
-    """Steps that went wrong, and files that are missing or damaged."""
     wrong = []
     for history in histories:
         summary, total = history.summary, f"{history.num_steps:,}"
@@ -170,21 +162,18 @@ def _curves(histories: Sequence[History]) -> list[Markup]:
             yield [f"{step:,.0f}", *cells]
 
     headings = ["around step", *map(title_of, metrics)]
+    table = _table("Means over equal parts of the run", headings, histories, readings)
     curves = (plots.plot_curve(curve, histories) for curve in plots.curves_of(histories))
     can_plot = is_installed("matplotlib")
     return [
-        _run_legend(histories),
+        parts.legend(_run_names(histories) if len(histories) > 1 else []),
         parts.paragraph(plots.how_to_read(histories) if can_plot else f"No curves: {missing_package('matplotlib')}"),
         _plots(chain(curves, map(plots.plot_lengths, [histories]))),
-        parts.details(
-            "The curves as a table", _table("Means over equal parts of the run", headings, histories, readings)
-        ),
+        parts.details("The curves as a table", table),
     ]
 
 
 def _time(histories: Sequence[History]) -> list[Markup]:
-    """Time of each phase, and of each rank if there are several."""
-
     def phases(history: History) -> Iterator[list[str]]:
         measured = [history.phase(phase) for phase in PHASES]
         titles = [*plots.PHASE_NAMES, "whole step"]
@@ -231,15 +220,15 @@ def _telemetry(histories: Sequence[History]) -> list[Markup]:
                 values = (track.minimum, track.mean, track.maximum)
                 yield [device.name, column, *(compact(value) if track.count else UNKNOWN for value in values)]
 
-    names = [device.name for device in histories[0].telemetry.devices]
-    legend = _run_legend(histories)
-    if len(histories) == 1 and len(names) > 1:
-        legend = parts.legend([parts.run_name(index, name, is_numbered=False) for index, name in enumerate(names)])
+    entries = _run_names(histories)
+    if len(histories) == 1:
+        names = (device.name for device in histories[0].telemetry.devices)
+        entries = [parts.run_name(index, name, is_numbered=False) for index, name in enumerate(names)]
     of_devices = ["device", "samples", "over", "energy", "throttled, share of samples"]
     of_columns = ["device", "column", "minimum", "mean", "maximum"]
     table = _table("Minimum, mean and maximum of each column", of_columns, histories, columns)
     return [
-        legend,
+        parts.legend(entries if len(entries) > 1 else []),
         _plots(plots.plot_track(track, histories) for track in plots.TRACKS),
         _table("Each device", of_devices, histories, devices),
         parts.details("All columns of all devices", table),

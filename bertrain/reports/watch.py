@@ -60,7 +60,6 @@ def look(run: str | Path) -> dict[str, Any]:
     folder, train_settings = opened.folder, opened.settings.train
     records = _newest_records(folder / "metrics.jsonl")
     steps = [record for record in records if isinstance(record, StepRecord)][-NUM_RECENT:]
-    max_steps = train_settings.last_step()
     state, why = _state(folder, records)
     evaluation, ranks = newest(records, EvaluationRecord), newest(records, RanksRecord)
     return {
@@ -69,7 +68,7 @@ def look(run: str | Path) -> dict[str, Any]:
         "why": why,
         "last_word_s": _seconds_since_output(folder),
         "starts": len(read_starts(folder / ENVIRONMENT)),
-        "max_steps": max_steps,
+        "max_steps": train_settings.last_step(),
         **(_progress(steps, train_settings) if steps else {"step": 0}),
         "loss_curve": loss_curve(folder / "metrics.jsonl"),
         "evaluation": to_dict(evaluation) if evaluation else None,
@@ -81,7 +80,6 @@ def look(run: str | Path) -> dict[str, Any]:
 
 
 def _progress(steps: Sequence[StepRecord], train: TrainSettings) -> dict[str, Any]:
-    """Step, speed and metrics of the newest steps."""
     last, recent = steps[-1], computed(steps)
     seconds = max(sum(step.duration for step in steps), 1e-9)
     names = [name for name, value in to_dict(last).items() if is_metric(name) and value is not None]
@@ -139,25 +137,25 @@ def _newest_records(path: Path) -> list[Record]:
 
 def loss_curve(path: Path) -> list[float | None]:
     """The loss from the first step to the newest; of a long file, means at evenly spaced places."""
+
+    def losses_in(text: bytes) -> list[float]:
+        return [record.loss for record in parse_lines(text) if isinstance(record, StepRecord)]
+
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             if size <= NUM_PLACES * PLACE_BYTES:
                 file.seek(0)
-                losses = _losses(file.read())
+                losses = losses_in(file.read())
                 group = max(1, -(-len(losses) // NUM_PLACES))
                 return [mean_of(losses[first : first + group]) for first in range(0, len(losses), group)]
             curve = []
             for place in range(NUM_PLACES):
                 file.seek(size * place // NUM_PLACES)
-                curve.append(mean_of(_losses(file.read(PLACE_BYTES))))
+                curve.append(mean_of(losses_in(file.read(PLACE_BYTES))))
             return curve
     except OSError:
         return []
-
-
-def _losses(text: bytes) -> list[float]:
-    return [record.loss for record in parse_lines(text) if isinstance(record, StepRecord)]
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
@@ -210,7 +208,6 @@ def frame(seen: dict[str, Any]) -> Group:
 
 
 def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
-    """Labels and lines of the state, below its heading."""
     lines = [("step", _step_text(seen))]
     if seen["step"]:
         rate = f"{seen['tokens_per_s']:,.0f} tokens/s  {1e3 * seen['seconds_per_step']:,.1f} ms per step"
@@ -265,15 +262,11 @@ def _rank_lines(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _sample_text(sample: dict[str, float]) -> str:
-    """Power, temperature, clock, utilization and memory of a sample."""
     units = {"power_w": "W", "temperature_c": "°C", "sm_clock_mhz": "MHz"}
     parts = [f"{sample[name]:,.0f} {unit}" for name, unit in units.items() if name in sample]
     parts += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sample.items() if "utilisation" in name]
-    parts += [
-        f"{name.removesuffix('_bytes').replace('_', ' ')} {amount(value, 'B')}"
-        for name, value in sample.items()
-        if name.endswith("_bytes")
-    ]
+    in_bytes = {name.removesuffix("_bytes"): value for name, value in sample.items() if name.endswith("_bytes")}
+    parts += [f"{name.replace('_', ' ')} {amount(value, 'B')}" for name, value in in_bytes.items()]
     return "  ".join(parts) or f"{len(sample)} other values"
 
 

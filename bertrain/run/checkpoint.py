@@ -77,7 +77,6 @@ class Saver:
         self._writer.start()
 
     def wait(self) -> None:
-        """Wait for the current save, if there is one."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -257,10 +256,8 @@ def choose(folder: Path, which: str, *, hashes: bool = True) -> tuple[Path, list
         raise UserError("unknown-checkpoint", f"--checkpoint is newest, best or the number of a step, not {which!r}")
     step = read_best(folder) if which == "best" else int(which)
     if step is None:
-        raise UserError(
-            "no-best-checkpoint",
-            f"no checkpoint in {folder} is marked as the best; train with checkpoint.keep_best true",
-        )
+        cure = "train with checkpoint.keep_best true"
+        raise UserError("no-best-checkpoint", f"no checkpoint in {folder} is marked as the best; {cure}")
     return find_step(folder, step, hashes=hashes), []
 
 
@@ -275,38 +272,28 @@ def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
     return path
 
 
-def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The model's tensors by name."""
-    return _load_tensors(checkpoint / MODEL)
-
-
-def read_moments(checkpoint: Path) -> dict[str, Tensor]:
-    """The optimizer's tensors by name."""
-    return _load_tensors(checkpoint / OPTIMIZER)
-
-
-def _load_tensors(file: Path) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path, file_name: str = MODEL) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    file = checkpoint / file_name
     try:
         return load_file(file)
     except SafetensorError as error:
         raise UserError("damaged-checkpoint", f"{file} is damaged: {error}; remove its checkpoint") from None
 
 
+def read_moments(checkpoint: Path) -> dict[str, Tensor]:
+    return read_weights(checkpoint, OPTIMIZER)
+
+
 def read_progress(checkpoint: Path) -> Progress:
-    """The counters of the run."""
-    state = _read_state(checkpoint)
+    state = read_state(checkpoint)
     return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
 
 
-def read_settings(checkpoint: Path) -> dict[str, Any]:
-    """The settings of the run that wrote it."""
-    return _read_state(checkpoint).get("settings", {})
-
-
-def _read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The counters, and `settings` of the run that wrote it."""
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
     if state["schema_version"] != SCHEMA_VERSION:
         raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
@@ -314,12 +301,10 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:
-    """A checkpoint's content, on the CPU."""
     return Snapshot(read_weights(checkpoint), read_moments(checkpoint), read_progress(checkpoint))
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the tensors, on the CPU."""
     import torch
 
     kind = torch.contiguous_format

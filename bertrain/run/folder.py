@@ -59,18 +59,11 @@ class Run:
         return self.folder / "checkpoints"
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the run is trained with."""
         return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
 
     @staticmethod
     def exists(folder: str | Path) -> bool:
-        """Whether a run has begun in `folder`."""
         return (Path(folder) / CONFIG).is_file()
-
-    @staticmethod
-    def open_if_begun(folder: str | Path) -> Run | None:
-        """The run in `folder`; None if none has begun there."""
-        return Run.open(folder) if Run.exists(folder) else None
 
     @staticmethod
     def open(folder: str | Path) -> Run:
@@ -83,8 +76,7 @@ class Run:
             raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advice}")
         try:
             content = json.loads(path.read_text())
-            version = content["schema_version"]
-            if version != SCHEMA_VERSION:
+            if (version := content["schema_version"]) != SCHEMA_VERSION:
                 reads = f"this version of bertrain reads {SCHEMA_VERSION}"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
             data = content["data"]
@@ -132,17 +124,12 @@ class Run:
         return run
 
     def write_config(self, folder: Path) -> None:
-        """Write the settings and sources of the run into `folder`."""
+        data = {"folder": str(self.data), "fingerprint": self.data_fingerprint}
         content = {
             "schema_version": SCHEMA_VERSION,
             "bertrain": bertrain.__version__,
             "settings": self.settings.to_dict(),
-            "data": {
-                "folder": str(self.data),
-                "fingerprint": self.data_fingerprint,
-                "vocabulary": self.vocabulary_hash,
-                "lower_case": self.lower_case,
-            },
+            "data": data | {"vocabulary": self.vocabulary_hash, "lower_case": self.lower_case},
             "init": {"source": self.init, "fingerprint": self.init_fingerprint},
             "evaluation": self.evaluation,
             "task": self.task,
@@ -162,11 +149,8 @@ class Run:
             theirs = replace(theirs, train=replace(theirs.train, max_steps=ours.max_steps, fits=ours.fits))
         fields = differing(self.settings, theirs)
         if fields:
-            raise AgreedError(
-                "foreign-checkpoint",
-                f"the checkpoint {checkpoint} was written by another run, which differs in {', '.join(fields)}; "
-                "move it away",
-            )
+            differs = f"was written by another run, which differs in {', '.join(fields)}"
+            raise AgreedError("foreign-checkpoint", f"the checkpoint {checkpoint} {differs}; move it away")
 
     def refuse_other(self, settings: Settings, init: str) -> None:
         """Refuse to continue this run with other settings, or other initial weights."""
@@ -174,18 +158,14 @@ class Run:
         if init != self.init:
             fields.append(f"--init ({init or 'none'} here, {self.init or 'none'} there)")
         if fields:
-            raise AgreedError(
-                "other-run", f"{self.folder} is another run, which differs in {', '.join(fields)}; choose another --run"
-            )
+            differs = f"is another run, which differs in {', '.join(fields)}"
+            raise AgreedError("other-run", f"{self.folder} {differs}; choose another --run")
 
     def refuse_other_data(self, data: DataSource) -> None:
-        """Refuse to continue this run on other data."""
         if data.fingerprint != self.data_fingerprint:
-            raise AgreedError(
-                "other-data",
-                f"{data.folder} is not the data this run began with (fingerprint {data.fingerprint[:12]} now, "
-                f"{self.data_fingerprint[:12]} then); put that data back or start a new run",
-            )
+            prints = f"fingerprint {data.fingerprint[:12]} now, {self.data_fingerprint[:12]} then"
+            found = f"{data.folder} is not the data this run began with ({prints})"
+            raise AgreedError("other-data", f"{found}; put that data back or start a new run")
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -196,9 +176,7 @@ class Run:
         try:
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
         except OSError as error:
-            raise UserError(
-                "cannot-write", f"cannot write into the run folder {self.folder}: {error.strerror}"
-            ) from None
+            raise UserError("cannot-write", f"cannot write into the run {self.folder}: {error.strerror}") from None
         with lock:
             deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
             while not (is_ours := _try_to_lock(lock)) and time.monotonic() < deadline:
@@ -206,7 +184,6 @@ class Run:
             yield is_ours
 
     def note_environment(self, facts: dict[str, Any]) -> None:
-        """Add one entry to environment.json."""
         path = self.folder / ENVIRONMENT
         write_atomically(path, json.dumps([*read_starts(path), facts], indent=1) + "\n")
 
@@ -239,15 +216,11 @@ def _try_to_lock(file: TextIO) -> bool:
 def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
     """Refuse data whose token ids differ from the model's."""
     if data.vocabulary.hash != expected_hash:
-        raise AgreedError(
-            "other-vocabulary",
-            f"{data.folder} was prepared with another vocabulary than the model's; "
-            "prepare it with the vocab.txt of the run or the weights",
-        )
+        cure = "prepare it with the vocab.txt of the run or the weights"
+        raise AgreedError("other-vocabulary", f"{data.folder} has another vocabulary than the model's; {cure}")
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder for a new run that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("occupied-folder", f"{folder} exists and is not a run; choose another --run")
 

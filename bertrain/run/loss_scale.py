@@ -37,11 +37,9 @@ class LossScale:
         self._streak.copy_(streak)
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint keeps."""
         return {SCALE: self.scale, STREAK: self._streak}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors of `state`, if they are there."""
         if SCALE in state:
             self.scale.copy_(state[SCALE])
             self._streak.copy_(state[STREAK])

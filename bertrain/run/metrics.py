@@ -22,13 +22,14 @@ from torch import Tensor
 from bertrain.base import clock
 from bertrain.base.console import PHASES, Console, evaluation_text, warn
 from bertrain.base.extras import is_installed, missing_package
+from bertrain.base.logs import note
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.balance import Balance
 from bertrain.model.sums import Totals
 from bertrain.optim.verdict import Verdict
 from bertrain.run.checkpoint import Progress
 from bertrain.run.loss_scale import MINIMUM
-from bertrain.run.progress import log_steps, report_steps
+from bertrain.run.progress import console_line, report_steps
 from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
 from bertrain.run.spikes import WINDOW, DivergenceWatch, SpikeWatch
 from bertrain.run.stragglers import RankTimes
@@ -159,14 +160,15 @@ class Metrics:
         left = self._seconds_left()
         if self._is_writer:
             self._write(*steps)
-            self._show_telemetry(steps[-1].step)
+            for device, sample in newest_samples(self._folder).items() if self._board is not None else ():
+                for name, value in sample.items():
+                    self._board.add_scalar(f"telemetry/{device}/{name}", value, steps[-1].step)
             report_steps(self._console, steps, self.last_step, left)
         else:
-            log_steps(steps, self.last_step, left)
+            note("info", "steps", console_line(steps, self.last_step, left), step=steps[-1].step)
         return [step.applied or step.skipped or (step.loss_scale or MINIMUM) > MINIMUM for step in steps]
 
     def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
-        """Write and report the result of an evaluation."""
         if self._is_writer:
             self._write(EvaluationRecord(step, samples, result))
             self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
@@ -233,22 +235,12 @@ class Metrics:
         step = record.step
         is_spike = record.model.head == "pretrain" and self._spikes.is_spike(loss)
         if is_spike and not self._was_spike and self._is_writer:
-            warn(
-                f"loss spike at step {step}: {loss:.4f}, far above the steps before; if the loss stays there, go back "
-                f"with `bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
-            )
+            back = f"go back with `bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
+            warn(f"loss spike at step {step}: {loss:.4f}, far above the steps before; if the loss stays there, {back}")
         self._was_spike = is_spike
         if self._divergence.has_diverged(loss) and self._is_writer:
             warn(f"the loss is {loss:.3f}, far above its start for {WINDOW} steps: lower optimizer.learning_rate")
         return is_spike
-
-    def _show_telemetry(self, step: int) -> None:
-        """Send the newest sample of each device to TensorBoard."""
-        if self._board is None:
-            return
-        for device, sample in newest_samples(self._folder).items():
-            for name, value in sample.items():
-                self._board.add_scalar(f"telemetry/{device}/{name}", value, step)
 
     def _write(self, *records: Record) -> None:
         """Write records. The loop checks `failure` after each step, since all ranks must stop together."""
@@ -291,18 +283,12 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     if model.head != "pretrain":
         return {"loss": sequence_loss} | ({} if model.head == "regress" else {"accuracy": sequence_accuracy})
     mlm_loss = totals.mlm_loss / num_predictions
-    result = {
-        "loss": mlm_loss + sequence_loss,
-        "mlm_loss": mlm_loss,
-        "mlm_accuracy": totals.mlm_correct / num_predictions,
-    }
-    if model.nsp:
-        result |= {"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy}
-    return result
+    mlm_accuracy = totals.mlm_correct / num_predictions
+    result = {"loss": mlm_loss + sequence_loss, "mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy}
+    return result | ({"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy} if model.nsp else {})
 
 
 def energy_text(energy: dict[str, float | None] | None) -> str:
-    """The energy, to follow the reason of the end."""
     if energy is None:
         return ""
     if energy["joules"] is None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from bertrain.base.console import PHASES, Console
 from bertrain.base.formatting import duration
-from bertrain.base.logs import note
 from bertrain.base.units import parse_duration
 from bertrain.config.settings import TrainSettings
 from bertrain.run.records import StepRecord
@@ -16,18 +15,12 @@ Steps = Sequence[StepRecord]
 
 
 def report_steps(console: Console, steps: Steps, last_step: int | None, seconds_left: float) -> None:
-    """Show these steps on the console, in one line or on the bar."""
     rate = f"{steps[-1].sequences_per_s or 0.0:,.1f} sequences/s"
     detail = f"  gradient norm {steps[-1].gradient_norm:.3g}; {rate}; {time_shares(steps)}"
     if steps[-1].rank_tokens is not None:
         detail += f"; ranks idle {_mean(steps, 'idle_share'):.1%}"
     left, line = time_left(seconds_left), console_line(steps, last_step, seconds_left)
     console.steps(steps[-1].step, last_step, line=line, brief=brief(steps), left=left, detail=detail)
-
-
-def log_steps(steps: Steps, last_step: int | None, seconds_left: float) -> None:
-    """Write the same line to the rank's log only."""
-    note("info", "steps", console_line(steps, last_step, seconds_left), step=steps[-1].step)
 
 
 def console_line(steps: Steps, last_step: int | None, seconds_left: float) -> str:
@@ -88,7 +81,6 @@ def seconds_left(train: TrainSettings, step: int, seconds_per_step: float, loop_
 
 
 def computed(steps: Steps) -> list[StepRecord]:
-    """The steps that train.skip_steps does not name."""
     return [step for step in steps if not step.skipped]
 
 

@@ -82,7 +82,6 @@ class StepRecord:
 
     @property
     def duration(self) -> float:
-        """Seconds of all phases together."""
         return sum(self.seconds.values())
 
 
@@ -185,7 +184,6 @@ def is_metric(name: str) -> bool:
 
 
 def to_dict(record: Record | RankMeans) -> dict[str, Any]:
-    """The JSON object of a record."""
     result: dict[str, Any] = {} if isinstance(record, RankMeans) else {"kind": record.kind}
     for name, value in vars(record).items():
         if value is not None:
@@ -278,7 +276,6 @@ def newest(records: Sequence[Record], kind: type[R]) -> R | None:
 
 
 def last_record(path: str | Path, kind: type[R]) -> R | None:
-    """The newest record of one kind in a metrics file, or None."""
     return next(filter(None, (newest(records, kind) for records in tails(path))), None)
 
 

@@ -38,7 +38,6 @@ class Sensors:
     joules_by: str = ""  # the source of the column energy_j; empty without one
 
     def try_out(self, *gauges: Gauge) -> None:
-        """Add the gauges that can be read."""
         for gauge in gauges:
             try:
                 gauge.read()
@@ -53,7 +52,6 @@ class Sensors:
 
 
 def describe(error: BaseException) -> str:
-    """The message of an error."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -139,7 +137,6 @@ THROTTLE_REASONS = {
 
 
 def throttle_reasons(mask: int) -> list[str]:
-    """The reasons in a bit mask of NVML."""
     return [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
 
 

@@ -63,7 +63,9 @@ class RankTimes:
         """One step of this rank: seconds of each phase, and its own tokens."""
         self._waiting.append((seconds, tokens))
         if step % self._every_steps == 0:
-            self._thread.submit(self._exchange, step, _means(self._rank, self._waiting))
+            mean_tokens = statistics.fmean(tokens for _, tokens in self._waiting)
+            means = {phase: statistics.fmean(seconds[phase] for seconds, _ in self._waiting) for phase in PHASES}
+            self._thread.submit(self._exchange, step, RankMeans(self._rank, platform.node(), mean_tokens, means))
             self._waiting = []
 
     def arrived(self) -> Iterator[RanksRecord]:
@@ -111,14 +113,6 @@ class RankTimes:
             self._slow_for[rank] = lines, seconds
             if lines >= IN_A_ROW and seconds >= LEAST_S and rank not in self._warned:
                 self._warned.add(rank)
-                warn(
-                    f"rank {rank} on host {entry.host} takes {slow[rank]:.1f} times as long per token as the median "
-                    f"of the ranks, for {lines} log lines in a row; the others wait for it (log.straggler_factor "
-                    f"{self._factor:g})"
-                )
-
-
-def _means(rank: int, steps: Sequence[tuple[dict[str, float], int]]) -> RankMeans:
-    tokens = sum(tokens for _, tokens in steps) / len(steps)
-    means = {phase: statistics.fmean(seconds[phase] for seconds, _ in steps) for phase in PHASES}
-    return RankMeans(rank, platform.node(), tokens, means)
+                slower = f"takes {slow[rank]:.1f} times as long per token as the median of the ranks"
+                waits = f"the others wait for it (log.straggler_factor {self._factor:g})"
+                warn(f"rank {rank} on host {entry.host} {slower}, for {lines} log lines in a row; {waits}")

@@ -116,14 +116,11 @@ def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[l
 def _parse_json(block: bytes) -> pa.Table:
     if not block.lstrip().startswith(b"{"):  # pyarrow crashes on a leading `null`
         raise pa.ArrowInvalid("not a JSON object")
-    options = pj.ReadOptions(block_size=max(BLOCK_OF_THREAD, _longest_line(block)))
-    return pj.read_json(pa.BufferReader(block), read_options=options)
-
-
-def _longest_line(block: bytes) -> int:
-    """An upper bound, and 0 if every line fits into a thread's block."""
     starts = range(0, len(block), BLOCK_OF_THREAD)
-    return 0 if all(block.find(b"\n", start, start + BLOCK_OF_THREAD) >= 0 for start in starts) else 2 * len(block)
+    # Whether every line fits into the block of a thread.
+    fits = all(block.find(b"\n", start, start + BLOCK_OF_THREAD) >= 0 for start in starts)
+    options = pj.ReadOptions(block_size=BLOCK_OF_THREAD if fits else max(BLOCK_OF_THREAD, 2 * len(block)))
+    return pj.read_json(pa.BufferReader(block), read_options=options)
 
 
 def _texts(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -162,7 +159,6 @@ def _add_others(result: MetricsTable, lines: pa.Table) -> None:
 
 
 def _add_ranks(sums: dict[tuple[int, str], RankSums], lines: pa.Table) -> None:
-    """Add these records of the ranks' times to the sums of each rank."""
     if not len(lines):
         return
     entries = pa.Table.from_struct_array(pc.list_flatten(lines["ranks"])).flatten()

@@ -93,7 +93,10 @@ class TelemetryWriter:
             flushed = began if flush else flushed
             self._write_row(self._sample(began, with_counters=is_last), flush=flush)
             self._has_begun.set()
-            offset = self._watch_clock(offset)
+            if abs(step := clock.stepped() - offset) >= CLOCK_STEP_S:
+                self._clock_steps.append({"monotonic": time.monotonic(), "seconds": step})
+                self._write_notes()
+                offset += step
             if is_last:
                 return
             took = time.thread_time() - busy
@@ -130,14 +133,6 @@ class TelemetryWriter:
             return None
         self._failures[column] = 0
         return value
-
-    def _watch_clock(self, offset: float) -> float:
-        step = clock.stepped() - offset
-        if abs(step) < CLOCK_STEP_S:
-            return offset
-        self._clock_steps.append({"monotonic": time.monotonic(), "seconds": step})
-        self._write_notes()
-        return offset + step
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -250,5 +245,4 @@ def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int)
 
 
 def device_sensors(device: Any) -> Sensors:
-    """The sensors of a torch device."""
     return sensors_for(uuid_of(device.index or 0) if device.type == "cuda" else None)

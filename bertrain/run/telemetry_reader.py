@@ -168,7 +168,6 @@ def files_of(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_telemetry(folder: Path) -> RunTelemetry:
-    """Read all telemetry files in a run folder."""
     devices: dict[tuple[int, str], Device] = {}
     num_unreadable, joules = 0, 0.0
     missing: dict[str, tuple[list[str], list[str]]] = {}  # by reason: columns, ranks
@@ -248,11 +247,9 @@ def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
     types = {name: pa.string() if name in TEXTS else pa.float64() for name in names}
-    return pcsv.read_csv(
-        pa.BufferReader(block),
-        read_options=pcsv.ReadOptions(column_names=list(names)),
-        convert_options=pcsv.ConvertOptions(column_types=types, null_values=["", "nan", "N/A", "None"]),
-    )
+    reading = pcsv.ReadOptions(column_names=list(names))
+    converting = pcsv.ConvertOptions(column_types=types, null_values=["", "nan", "N/A", "None"])
+    return pcsv.read_csv(pa.BufferReader(block), read_options=reading, convert_options=converting)
 
 
 def _add(devices: dict[tuple[int, str], Device], rank: int, table: pa.Table, starts: Doubles) -> None:

@@ -20,19 +20,21 @@ from bertrain.training.loop import train
 from bertrain.training.resolved_run import resolve_run
 
 
+def only_steps(settings: Settings, max_steps: int) -> Settings:
+    """The settings with nothing but this many steps: no other limit, no evaluation, no checkpoint."""
+    train = replace(settings.train, max_time="", budget="", fits="", skip_steps="", epochs=0, max_samples=0)
+    checkpoint = CheckpointSettings(enabled=False)
+    train = replace(train, max_steps=max_steps)
+    return replace(settings, train=train, evaluate=EvaluateSettings(), checkpoint=checkpoint)
+
+
 def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up: int = 10) -> dict[str, Any]:
     """Train `warm_up` and then `steps` steps as `pretrain` would, and return the metrics of the latter.
 
     Loader, metrics and console run as always. There is no evaluation and no checkpoint, and the run folder is
     temporary. Tokens per second are of all ranks together, over all timed steps.
     """
-    no_limits = replace(settings.train, max_time="", budget="", fits="", skip_steps="")
-    settings = replace(
-        settings,
-        train=replace(no_limits, max_steps=warm_up + steps, epochs=0, max_samples=0),
-        evaluate=EvaluateSettings(),
-        checkpoint=CheckpointSettings(enabled=False),
-    )
+    settings = only_steps(settings, warm_up + steps)
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
         resolved = resolve_run(settings, data, Path(folder) / "run", ranks=ranks).draw(ranks)
         settings = resolved.settings
@@ -51,7 +53,7 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
             "real_tokens_per_s": sum(step.tokens for step in timed) / sum(seconds),
             "sequences_per_s": samples / sum(seconds[1:]) if steps > 1 else 0.0,
             "phase_ms": {
-                name: 1e3 * statistics.median(step.seconds[name] for step in timed) for name in timed[0].seconds
+                name: 1e3 * statistics.median(one.seconds[name] for one in timed) for name in timed[0].seconds
             },
             "steps": steps,
             "warm_up_steps": warm_up,

@@ -44,7 +44,6 @@ def why_not_compiled(settings: Settings, device: torch.device) -> str:
 
 
 def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash", "efficient"]:
-    """PyTorch's attention for this precision and GPU."""
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
     return "flash" if has_flash and settings.train.precision in SIXTEEN_BITS else "efficient"
 
@@ -74,7 +73,11 @@ class CompiledEngine(PlainEngine):
         try:
             return self._compiled(tensors, torch.tensor(num_predictions), torch.tensor(num_sequences))
         except TorchDynamoException as error:
-            self._stop_compiling(error)
+            # This and all later bins are computed as the plain engine does.
+            self._compiles, self._model.plan_attention = False, RaggedPlan.of
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            warn(f"torch.compile failed, so this run computes with plain PyTorch, which is slower: {reason[:200]}")
+            note("warning", "compile", str(error))
             return super()._loss(batch, num_predictions, num_sequences)
 
     def _loss_of_tensors(
@@ -83,11 +86,3 @@ class CompiledEngine(PlainEngine):
         # Host numbers that differ from bin to bin would each be compiled in as a constant.
         batch = Batch(**tensors, **NO_HOST_NUMBERS)
         return PlainEngine._loss(self, batch, num_predictions, num_sequences)
-
-    def _stop_compiling(self, error: Exception) -> None:
-        """Compute this and all later bins as the plain engine does."""
-        self._compiles = False
-        self._model.plan_attention = RaggedPlan.of
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warn(f"torch.compile failed, so this run computes with plain PyTorch, which is slower: {reason[:200]}")
-        note("warning", "compile", str(error))

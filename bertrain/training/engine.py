@@ -28,12 +28,7 @@ from bertrain.model.fused_check import why_not_implemented
 from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.ranks.parallel import Ranks
-from bertrain.training.compiled_engine import (
-    CompiledEngine,
-    attention_kernel,
-    use_varlen_attention,
-    why_not_compiled,
-)
+from bertrain.training import compiled_engine
 from bertrain.training.exchange import Exchange
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.plain_engine import PlainEngine, plain_outputs
@@ -88,7 +83,7 @@ def predictor(model: Bert, settings: Settings, device: torch.device) -> Predicto
         fused = FusedBert(model, Arena(model, split_parts))
         return torch.no_grad()(fused.outputs)
     if name == "compiled":
-        use_varlen_attention(model, settings, device)
+        compiled_engine.use_varlen_attention(model, settings, device)
     return lambda batch: plain_outputs(model, batch, settings.train)
 
 
@@ -118,18 +113,16 @@ def choose(settings: Settings, device: torch.device, model: Bert | None = None) 
     precision, asked = settings.train.precision, settings.train.kernels
     check_precision(settings.train, device)
     usable, reason = _kernels(settings, device)
-    if usable and (mismatch := _mismatch(settings, model)):
+    if usable and (mismatch := why_not_implemented(model or uninitialized(settings.model))):
         usable, reason = False, mismatch
     name: EngineName = "fused" if usable else "plain"
     if precision == "fp8" and not usable:
-        raise UserError(
-            "precision-not-possible",
-            f"train.precision fp8 is not possible here ({reason}); use --train.precision bf16",
-        )
+        why = f"train.precision fp8 is not possible here ({reason})"
+        raise UserError("precision-not-possible", f"{why}; use --train.precision bf16")
     if not usable and asked != "plain":
-        why_not = why_not_compiled(settings, device)
+        why_not = compiled_engine.why_not_compiled(settings, device)
         if not why_not:
-            name, reason = "compiled", f"{attention_kernel(settings, device)} attention; {reason}"
+            name, reason = "compiled", f"{compiled_engine.attention_kernel(settings, device)} attention; {reason}"
         elif asked == "compiled":
             reason = why_not
     if asked not in ("auto", name):
@@ -157,10 +150,6 @@ def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
     return usable, reason
 
 
-def _mismatch(settings: Settings, model: Bert | None) -> str:
-    return why_not_implemented(model or uninitialized(settings.model))
-
-
 def build(
     model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
 ) -> PlainEngine | FusedEngine:
@@ -169,5 +158,5 @@ def build(
     name, _ = choose(settings, device, model)
     if name != "fused" and ranks.is_first and _kernels(settings, device)[0]:
         warn(f"the kernels do not compute this model, so it trains on {ENGINES[name]}: {why_not_implemented(model)}")
-    engines = {"fused": FusedEngine, "compiled": CompiledEngine, "plain": PlainEngine}
+    engines = {"fused": FusedEngine, "compiled": compiled_engine.CompiledEngine, "plain": PlainEngine}
     return engines[name](model, arena, optimizer, exchange, ranks, settings)

@@ -72,13 +72,11 @@ class Exchange:
         self._missing = self._num_members.copy()
 
     def parameter_ready(self, name: str) -> None:
-        """Report that the gradient of this parameter is complete."""
         self._missing[self._bucket_of[name]] -= 1
         while self._next < len(self.sent_during_backward) and self._missing[self._next] == 0:
             self._send()
 
     def ready_from(self, start: int) -> None:
-        """Report that all gradients above this arena offset are complete."""
         while self._next < len(self.sent_during_backward) and self.buckets[self._next].start >= start:
             self._send()
 
@@ -105,9 +103,9 @@ class Exchange:
             for owner, shard in enumerate(self._shards):
                 part = self._arena.gradients[max(bucket.start, shard.start) : min(bucket.stop, shard.stop)]
                 if len(part):
-                    self._works.append(self._ranks.start_reduce(owner, part))
+                    self._works.append(self._ranks.start_reduce(part, owner))
         elif self._ranks.is_connected:
-            self._works.append(self._ranks.start_all_reduce(gradients))
+            self._works.append(self._ranks.start_reduce(gradients))
         self._next += 1
 
     def _zero_frozen(self, span: range) -> None:

@@ -40,11 +40,9 @@ class PlainEngine:
         self._completes_gradient = False
         if not exchange.is_idle:
             for name, parameter in model.named_parameters():
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._accumulated(name))
-
-    def _accumulated(self, name: str) -> None:
-        if self._completes_gradient:
-            self._exchange.parameter_ready(name)
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: exchange.parameter_ready(name) if self._completes_gradient else None
+                )
 
     def state(self) -> dict[str, Tensor]:
         return {} if self._loss_scale is None else self._loss_scale.state()
@@ -94,7 +92,6 @@ class PlainEngine:
 
 
 def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
-    """Losses and correct predictions of a model's outputs for a bin."""
     if outputs.answers is not None:
         return answer_sums(outputs.answers, batch, head)
     assert outputs.mlm_logits is not None
@@ -103,7 +100,6 @@ def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
 
 @torch.no_grad()
 def plain_outputs(model: Bert, batch: Batch, settings: TrainSettings) -> Outputs:
-    """The model's outputs under autocast, without dropout."""
     was_training = model.training
     with autocast(settings, batch.input_ids.device):
         outputs = model.eval()(batch)

@@ -43,16 +43,12 @@ def check_precision(settings: TrainSettings, device: torch.device) -> None:
     if device.type == "cpu":
         isa.cap_isa(settings.isa)
     elif settings.isa != "auto":
-        raise UserError(
-            "isa-on-gpu",
-            f"train.isa {settings.isa} selects CPU instructions, but this run uses a GPU; use --train.isa auto",
-        )
+        unfit = f"train.isa {settings.isa} selects CPU instructions, but this run uses a GPU"
+        raise UserError("isa-on-gpu", f"{unfit}; use --train.isa auto")
     reason, instead = _why_impossible(settings, device)
     if reason:
-        raise UserError(
-            "precision-not-possible",
-            f"train.precision {settings.precision} is not possible here ({reason}); use --train.precision {instead}",
-        )
+        why = f"train.precision {settings.precision} is not possible here ({reason})"
+        raise UserError("precision-not-possible", f"{why}; use --train.precision {instead}")
 
 
 def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from bertrain.run.folder import Run
 from bertrain.tasks import registry
 from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.tables import HUB
-from bertrain.tasks.task import Split, Task, TaskOutputs
+from bertrain.tasks.task import Split, Task
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
 from bertrain.training.task_evaluator import TaskEvaluator
@@ -89,7 +89,13 @@ def predict(
             if model.ranks.is_first:
                 # SQuAD's files have the same names for every split.
                 folder = Path(out) / name if len(splits) > 1 and model.task.head == "span" else Path(out)
-                result[name] = {"files": _write_predictions(split, outputs, folder)} | timing
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    files = [str(file) for file in split.write_predictions(outputs, folder)]
+                except OSError as error:
+                    failed = f"could not write predictions into {folder}: {error.strerror or error}"
+                    raise UserError("cannot-write", failed) from None
+                result[name] = {"files": files} | timing
         return result
 
 
@@ -97,18 +103,8 @@ def _refuse_own_place(data: Path, out: Path) -> None:
     """Refuse to write predictions where they would replace the data."""
     places = [data, data / HUB] if data.is_dir() else [data.parent] if data.suffix == ".jsonl" else []
     if out.is_dir() and any(place.is_dir() and out.samefile(place) for place in places):
-        raise UserError(
-            "occupied-folder",
-            f"--out {out} is the folder of --data, whose files predictions could replace; choose another --out",
-        )
-
-
-def _write_predictions(split: Split, outputs: TaskOutputs, out: Path) -> list[str]:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        return [str(file) for file in split.write_predictions(outputs, out)]
-    except OSError as error:
-        raise UserError("cannot-write", f"could not write predictions into {out}: {error.strerror or error}") from None
+        why = f"--out {out} is the folder of --data, whose files predictions could replace"
+        raise UserError("occupied-folder", f"{why}; choose another --out")
 
 
 @dataclass(frozen=True)

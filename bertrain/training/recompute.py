@@ -28,10 +28,10 @@ def recompute_layers(model: Bert, what: Literal["none", "selective", "full"]) ->
 def _checkpointed(forward: Callable[..., Any], saves_products: bool, *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs)
+    options: dict[str, Any] = {"use_reentrant": False}
     if saves_products:
-        contexts = partial(create_selective_checkpoint_contexts, _policy)
-        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
-    return checkpoint(forward, *inputs, use_reentrant=False)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(forward, *inputs, **options)
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

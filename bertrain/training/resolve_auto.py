@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import secrets
 from dataclasses import replace
 
@@ -17,18 +18,8 @@ from bertrain.base.errors import AgreedError
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import DataSource
+from bertrain.planning import memory_fit
 from bertrain.planning.memory import GIB
-from bertrain.planning.memory_fit import (
-    BUDGET_STEP,
-    Place,
-    count_local_ranks,
-    is_out_of_memory,
-    largest_budget,
-    refuse_too_little,
-    room,
-    smallest_budget,
-    with_budget,
-)
 from bertrain.planning.time_budget import with_fits
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
@@ -63,7 +54,7 @@ def resolve_auto(settings: Settings, begun: Run | None = None) -> tuple[Settings
         settings = with_seed(settings, begun.settings.train.seed)
     if settings.batch.auto:
         token_budget = begun.settings.batch.token_budget
-        settings = with_budget(settings, token_budget)
+        settings = memory_fit.with_budget(settings, token_budget)
         notes.append(f"batch.auto: a token_budget of {token_budget:,}, as the run began")
     return with_fits(settings, begun), notes
 
@@ -100,26 +91,26 @@ def with_seed(settings: Settings, seed: int) -> Settings:
     return replace(settings, train=replace(settings.train, seed=seed))
 
 
-def place_for(settings: Settings, data: DataSource, world: int) -> Place:
+def place_for(settings: Settings, data: DataSource, world: int) -> memory_fit.Place:
     """The memory that each of `world` ranks has: its share of its device or of this machine."""
     device, _ = parallel.choose_device(settings.train.device)
-    bytes, label = room(device, count_local_ranks(world))
+    bytes, label = memory_fit.room(device, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     name, _ = engine.choose(settings, device)
-    return Place(data, world, name, device.type == "cuda", bytes, label)
+    return memory_fit.Place(data, world, name, device.type == "cuda", bytes, label)
 
 
 def check_memory(settings: Settings, data: DataSource, world: int, *, is_begun: bool) -> None:
     """Refuse a run that does not fit into memory; under `batch.auto`, one that does not with the smallest budget."""
     finds_budget = settings.batch.auto and not is_begun
-    tried = with_budget(settings, smallest_budget(settings)) if finds_budget else settings
-    refuse_too_little(tried, place_for(settings, data, world), is_begun=is_begun or finds_budget)
+    tried = memory_fit.with_budget(settings, memory_fit.smallest_budget(settings)) if finds_budget else settings
+    memory_fit.refuse_too_little(tried, place_for(settings, data, world), is_begun=is_begun or finds_budget)
 
 
-def estimate_token_budget(settings: Settings, place: Place) -> int:
+def estimate_token_budget(settings: Settings, place: memory_fit.Place) -> int:
     """The largest token budget, up to a rank's share of a step, that fits by the estimate; 0 if none does."""
     # A CPU does not try it out, and other processes may need some of its memory.
     careful = replace(place, bytes=int((FILLED_GPU if place.on_gpu else FILLED) * place.bytes))
-    return largest_budget(settings, careful, share_of_a_step(settings, place))
+    return memory_fit.largest_budget(settings, careful, share_of_a_step(settings, place))
 
 
 def find_token_budget(settings: Settings, data: DataSource, ranks: parallel.Ranks) -> tuple[Settings, list[str]]:
@@ -129,28 +120,25 @@ def find_token_budget(settings: Settings, data: DataSource, ranks: parallel.Rank
     place = place_for(settings, data, ranks.world)
     budget = expected = estimate_token_budget(settings, place)
     if place.on_gpu:
-        while budget > 0 and not _can_compute(with_budget(settings, budget), data, ranks.device):
-            budget -= max(1, int(STEP_DOWN * expected) // BUDGET_STEP) * BUDGET_STEP
+        while budget > 0 and not _can_compute(memory_fit.with_budget(settings, budget), data, ranks.device):
+            budget -= max(1, int(STEP_DOWN * expected) // memory_fit.BUDGET_STEP) * memory_fit.BUDGET_STEP
     budget = -ranks.all_max(-budget)
     if budget < settings.data.max_seq_length:
-        raise AgreedError(
-            "out-of-memory",
-            "batch.auto found no token_budget that fits into memory; use --train.activation_checkpointing full, or a "
-            "smaller model",
-        )
-    settings = with_budget(settings, budget)
+        cure = "use --train.activation_checkpointing full, or a smaller model"
+        raise AgreedError("out-of-memory", f"batch.auto found no token_budget that fits into memory; {cure}")
+    settings = memory_fit.with_budget(settings, budget)
     is_whole = budget == share_of_a_step(settings, place)
     limit = "a rank's share of a step" if is_whole else f"{place.bytes / GIB:.1f} GiB {place.label}"
     need = place.needs(settings).total / GIB
     return settings, [f"batch.auto: a token_budget of {budget:,}, about {need:.1f} GiB (limited by {limit})"]
 
 
-def share_of_a_step(settings: Settings, place: Place) -> int:
+def share_of_a_step(settings: Settings, place: memory_fit.Place) -> int:
     """Tokens of an even share of a step for each rank, and of one example more; a multiple of 64."""
     batch, longest = settings.batch, settings.data.max_seq_length
     of_an_example = longest if batch.policy == "padded" else float(place.data.lengths.mean())
     tokens = (batch.tokens or batch.sequences * of_an_example) / place.ranks + longest
-    return -(-int(tokens) // BUDGET_STEP) * BUDGET_STEP
+    return -(-int(tokens) // memory_fit.BUDGET_STEP) * memory_fit.BUDGET_STEP
 
 
 def _can_compute(settings: Settings, data: DataSource, device: torch.device) -> bool:
@@ -170,7 +158,7 @@ def _can_compute(settings: Settings, data: DataSource, device: torch.device) -> 
         torch.cuda.synchronize(device)
         return True
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not memory_fit.is_out_of_memory(error):
             raise
         return False
     finally:

@@ -61,7 +61,6 @@ class ResolvedRun:
     """Lines to print at the start: what `auto` means, what was found in the files of a task."""
 
     def check_memory(self) -> None:
-        """Refuse a run that does not fit into memory."""
         check_memory(self.settings, self.data, self.world, is_begun=self.begun is not None)
 
     def draw(self, ranks: Ranks) -> ResolvedRun:
@@ -101,7 +100,7 @@ def resolve_run(
     started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
     """
     init = absolute(init)
-    begun = Run.open_if_begun(folder) if folder is not None else None
+    begun = Run.open(folder) if folder is not None and Run.exists(folder) else None
     weights = InitWeights.open(init, ranks) if init and begun is None else None
     world = ranks.world if ranks is not None else world
     task: Task | None = None
@@ -129,14 +128,8 @@ def resolve_run(
         weights.check(settings, resolved.data)
     elif begun is None:
         refuse_init_settings(settings)
-    return replace(
-        resolved,
-        folder=Path(folder) if folder is not None else None,
-        begun=begun,
-        init=init,
-        weights=weights,
-        notes=(*shape_notes, *notes, *resolved.notes),
-    )
+    place, notes = Path(folder) if folder is not None else None, [*shape_notes, *notes, *resolved.notes]
+    return replace(resolved, folder=place, begun=begun, init=init, weights=weights, notes=tuple(notes))
 
 
 def resolve_resume(
@@ -151,19 +144,13 @@ def resolve_resume(
     begun = Run.open(folder)
     settings = override(begun.settings, list(overrides))
     if settings.batch.auto and not begun.settings.batch.auto:
-        raise UserError(
-            "fixed-setting",
-            "batch.auto finds a token_budget when a run begins; this one keeps its "
-            f"batch.token_budget of {settings.batch.token_budget}",
-        )
+        keeps = f"this one keeps its batch.token_budget of {settings.batch.token_budget}"
+        raise UserError("fixed-setting", f"batch.auto finds a token_budget when a run begins; {keeps}")
     if from_step:
         checkpoint.find_step(begun.checkpoints, from_step)
     if not begun.data.exists():
-        raise UserError(
-            "missing-data",
-            f"the data of this run is no longer at {begun.data}; put it back, or repeat the first command with "
-            "--data and its new place",
-        )
+        cure = "put it back, or repeat the first command with --data and its new place"
+        raise UserError("missing-data", f"the data of this run is no longer at {begun.data}; {cure}")
     vocabulary = begun.vocabulary() if settings.task.name else None
     task = registry.open_task(settings, begun.data, vocabulary) if vocabulary else None
     world = ranks.world if ranks is not None else world
@@ -236,9 +223,7 @@ def _vocabulary_for(settings: Settings, weights: InitWeights | None) -> Vocabula
         raise UserError("missing-vocabulary", f"{weights.path} has no vocabulary; name one with --data.vocab FILE")
     rows = source.settings.vocab_size if source.settings else len(vocabulary.words)
     if not 0 <= rows - len(vocabulary.words) < PADDING_LIMIT:
-        raise UserError(
-            "other-vocabulary",
-            f"{settings.data.vocab or 'the vocabulary'} has {len(vocabulary.words):,} words, but the model of "
-            f"{weights.path} has {rows:,}; name the vocabulary it was trained with by --data.vocab FILE",
-        )
+        sizes = f"has {len(vocabulary.words):,} words, but the model of {weights.path} has {rows:,}"
+        found = f"{settings.data.vocab or 'the vocabulary'} {sizes}"
+        raise UserError("other-vocabulary", f"{found}; name the one it was trained with by --data.vocab FILE")
     return vocabulary

@@ -71,17 +71,12 @@ class InitWeights:
 
     def _check_optimizer(self, name: str) -> None:
         if self.source.kind != "run":
-            raise UserError(
-                "no-optimizer-state",
-                f"train.init_optimizer keep needs a run of bertrain, and {self.path} has weights only; use reset",
-            )
+            why = f"train.init_optimizer keep needs a run of bertrain, and {self.path} has weights only"
+            raise UserError("no-optimizer-state", f"{why}; use reset")
         theirs = Run.open(self.path).settings.optimizer.name
         if theirs != name:
-            raise UserError(
-                "other-optimizer",
-                f"train.init_optimizer keep: the run {self.path} was trained with {theirs}, but optimizer.name is "
-                f"{name}; use the same, or reset",
-            )
+            differs = f"the run {self.path} was trained with {theirs}, but optimizer.name is {name}"
+            raise UserError("other-optimizer", f"train.init_optimizer keep: {differs}; use the same, or reset")
 
     @cached_property
     def moments(self) -> dict[str, Tensor]:
@@ -122,7 +117,7 @@ def restore(
     step = ranks.broadcast_int(checkpoint.step_of(newest) if newest else -1)
     if step >= 0:
         path = run.checkpoints / checkpoint.checkpoint_name(step)
-        run.refuse_foreign(path, checkpoint.read_settings(path))
+        run.refuse_foreign(path, checkpoint.read_state(path).get("settings", {}))
         snapshot = checkpoint.read_checkpoint(path)
         state.arena.load(state.arena.values, snapshot.model)
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
@@ -163,10 +158,9 @@ def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console
     if POSITIONS in weights.tensors and len(weights.tensors[POSITIONS]) < len(parameters[POSITIONS]):
         initialized.append(f"positions {len(weights.tensors[POSITIONS])} to {len(parameters[POSITIONS]) - 1}")
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
-    if initialized:
-        console.say(f"  initialized afresh: {', '.join(initialized)}")
-    if left_over:
-        console.say(f"  left over: {', '.join(left_over)}")
+    for what, names in (("initialized afresh", initialized), ("left over", left_over)):
+        if names:
+            console.say(f"  {what}: {', '.join(names)}")
     if weights.rounded:
         console.say(f"  rounded from 64 bits to 32: {counted(len(weights.rounded), 'tensor')}")
     labels = tuple(run.task.get("labels", ()))
@@ -194,11 +188,8 @@ def fit_moments(moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor])
             fitted[key] = tensor
             continue
         if parameter not in (*PADDED_BY_VOCABULARY, POSITIONS) or tensor.shape[1:] != values.shape[1:]:
-            raise UserError(
-                "other-shape",
-                f"the optimizer's state of --init does not fit: {key} is {tuple(tensor.shape)}, not "
-                f"{tuple(values.shape)}; use train.init_optimizer reset",
-            )
+            unfit = f"does not fit: {key} is {tuple(tensor.shape)}, not {tuple(values.shape)}"
+            raise UserError("other-shape", f"the optimizer's state of --init {unfit}; use train.init_optimizer reset")
         fitted[key] = values.clone() if kind == START else torch.zeros_like(values)
         fitted[key][: len(tensor)] = tensor[: len(values)]
     return fitted

@@ -68,11 +68,9 @@ class TrainState:
         if self.ranks.device.type == "cuda":
             torch.cuda.synchronize(self.ranks.device)
         buffers = {name: self._host[name] for name in self.optimizer.buffers}
-        return Snapshot(
-            model=self.arena.named(self._host[WEIGHTS]),
-            optimizer=self.optimizer.state(buffers) | copy_to_host(self.engine.state()),
-            progress=replace(self.progress, updates=int(self.optimizer.num_applied.item())),
-        )
+        moments = self.optimizer.state(buffers) | copy_to_host(self.engine.state())
+        progress = replace(self.progress, updates=int(self.optimizer.num_applied.item()))
+        return Snapshot(self.arena.named(self._host[WEIGHTS]), moments, progress)
 
     def make_room_for_snapshots(self) -> None:
         """Allocate host memory on the first rank, pinned if a GPU copies into it; pinning takes a moment."""
@@ -99,10 +97,8 @@ class TrainState:
 def rate_factor(name: str, settings: Settings) -> float:
     """Factor on a parameter's learning rate: `layer_decay` for each layer above it, 0 if frozen."""
     num_layers, optimizer = settings.model.num_layers, settings.optimizer
-    layer = num_layers  # the heads
-    if name.startswith("embeddings."):
-        layer = -1
-    elif name.startswith("layers."):
+    layer = -1 if name.startswith("embeddings.") else num_layers  # of the heads
+    if name.startswith("layers."):
         layer = int(name.split(".")[1])
     if optimizer.frozen_layers and layer < optimizer.frozen_layers:
         return 0.0

@@ -48,7 +48,6 @@ class Outcome:
         return statistics.stdev(self.metrics[name]) if len(self.seeds) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Means, deviations and all values, for JSON."""
         return {
             "task": self.task,
             "seeds": list(self.seeds),

@@ -83,7 +83,9 @@ def fit_to_task(
     settings: Settings, task: Task, begun: Run | None, weights: InitWeights | None, *, world: int
 ) -> Settings:
     """Settings whose model, length and bins follow from the task, its data, and the weights or the begun run."""
-    _check_target(settings.evaluate.target_accuracy, task)
+    target, unit = settings.evaluate.target_accuracy, "percentages" if task.head == "span" else "at most 1"
+    if 0 < target <= 1 if task.head == "span" else target > 1:
+        raise UserError("bad-target", f"evaluate.target_accuracy is {target:g}; metrics of {task.name} are {unit}")
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
     notes: list[str] = []
@@ -108,14 +110,6 @@ def usual_rate(model: ModelSettings) -> float:
     """AdamW's: that of Devlin et al., times the square of how much narrower than 768 the weights are, at most 1e-3."""
     rate = (5e-5 if model.head == "span" else 3e-5) * max(1.0, 768 / model.hidden_size) ** 2
     return float(f"{min(rate, 1e-3):.1g}")
-
-
-def _check_target(target: float, task: Task) -> None:
-    """Refuse a target in the wrong unit: the metrics of SQuAD are percentages, all others fractions."""
-    is_percent = task.head == "span"
-    if (is_percent and 0 < target <= 1) or (not is_percent and target > 1):
-        unit = "percentages" if is_percent else "at most 1"
-        raise UserError("bad-target", f"evaluate.target_accuracy is {target:g}; metrics of {task.name} are {unit}")
 
 
 def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: InitWeights | None) -> ModelSettings:

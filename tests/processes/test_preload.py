@@ -27,10 +27,10 @@ def test_the_first_allocator_that_is_there(folder: Path) -> None:
     jemalloc = folder / "libjemalloc.so.2"
     jemalloc.touch()
     chosen = preload.choose("auto", "auto")
-    assert chosen.names == ["jemalloc"]
+    assert list(chosen.libraries) == ["jemalloc"]
     assert chosen.environment["LD_PRELOAD"] == str(jemalloc)
     assert "dirty_decay_ms:10000" in chosen.environment["MALLOC_CONF"]
-    assert preload.choose("tcmalloc", "auto").names == ["tcmalloc"]
+    assert list(preload.choose("tcmalloc", "auto").libraries) == ["tcmalloc"]
     assert preload.choose("system", "auto").environment == {}
 
 

@@ -329,5 +329,5 @@ def test_logs_are_drawn_over_each_other(tmp_path: Path) -> None:
     picture = ElementTree.parse(plot_logs([*files, EXCERPT], tmp_path / "logs.svg"))
     texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert sum("NVIDIA, 1xNVIDIA HGX H200, 281.8 s" in text for text in texts) == 11
-    with helpers.refused("not-svg", tmp_path / "logs.png"):
+    with helpers.refused("plot-not-svg", tmp_path / "logs.png"):
         plot_logs(files, tmp_path / "logs.png")

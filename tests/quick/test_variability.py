@@ -220,7 +220,7 @@ def test_damaged_sets_end_in_a_sentence(tmp_path: Path) -> None:
         find_sets([tmp_path])
     folder = write_set(tmp_path / "a", made_up())
     (folder / "device.json").write_text("{")
-    with helpers.refused("damaged-file", folder / "device.json"):
+    with helpers.refused("damaged-profile", folder):
         find_sets([folder])
     (folder / "device.json").write_text("{}")
     with helpers.refused("damaged-profile", folder):

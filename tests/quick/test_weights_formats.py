@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from bertrain.cli.weights import weights_app
+from bertrain.cli import weights
 from bertrain.tasks.fill_mask import fill_mask
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
@@ -412,7 +412,7 @@ def test_show_counts_what_is_there(imported: Path, split: Path) -> None:
 
 def said(*arguments: object) -> str:
     """What a verb of `bertrain weights` prints, in this process."""
-    done = CliRunner().invoke(weights_app, [str(argument) for argument in arguments])
+    done = CliRunner().invoke(weights.app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
