@@ -1,7 +1,5 @@
 """Format numbers, durations and names of metrics for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 TITLES = {
@@ -17,7 +15,6 @@ YARDSTICKS = ("constant_accuracy", "hidden_accuracy", BASELINE)  # beginnings of
 
 
 def is_speed(name: str) -> bool:
-    """Whether it is a metric of speed."""
     return name.endswith("_per_s") or name.startswith("latency")
 
 
@@ -26,7 +23,6 @@ def title_of(metric: str) -> str:
 
 
 def heading_of(metric: str) -> str:
-    """Its title with a capital letter."""
     title = title_of(metric)
     return title[:1].upper() + title[1:]
 
@@ -48,7 +44,6 @@ def headline_of(metrics: list[str]) -> str | None:
 
 
 def show(metric: str, value: float | None) -> str:
-    """A metric's value, in percent or with four decimals."""
     return percent(value) if is_share(metric) else decimal(value)
 
 

@@ -6,8 +6,6 @@ reaches MAX_BYTES replaces the older one, so a rank keeps at most twice that. Li
 and the run continues.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import logging
@@ -128,7 +126,6 @@ def logs(
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """A log line as text."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
     lost = f" (and {entry['lost_before']} lines before it were lost)" if entry.get("lost_before") else ""
     return f"{when}  rank {entry['rank']}  {entry['level']:<7}  {entry['text']}{lost}"

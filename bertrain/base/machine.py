@@ -1,7 +1,5 @@
 """Facts about this machine and this process: memory, processor, GPUs, rank. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import csv
 import os
 import platform
@@ -22,7 +20,6 @@ ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
 
 
 def is_first_rank() -> bool:
-    """Whether this process is rank 0, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -111,7 +108,6 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_processes() -> tuple[GpuProcess, ...]:
-    """The processes that compute on GPUs of this machine."""
     nvml = _nvml()
     if not nvml:
         return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))

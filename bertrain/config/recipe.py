@@ -7,8 +7,6 @@ base = "bert-tiny"    the recipe it builds on, or a .toml file beside this one
 [points.256]          in a recipe of ours, FILE-256: a recipe that builds on the rest of the file
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache

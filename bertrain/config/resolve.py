@@ -4,8 +4,6 @@
 range and settings that contradict each other. Nothing here imports torch, so that the command line answers at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -49,7 +47,6 @@ Overrides = Mapping[str, object] | Iterable[tuple[str, object]]
 
 
 def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
-    """Overrides as the command line gives them."""
     items = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
     return [(key, str(value)) for key, value in items]
 

@@ -3,8 +3,6 @@
 `resolve.py` fills them in from recipes, files and the command line.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -52,7 +50,7 @@ class Settings:
         """Whether there is data to evaluate on during training; a task brings its own."""
         return bool(self.evaluate.data or self.task.name)
 
-    def check(self) -> Settings:
+    def check(self) -> "Settings":
         """Refuse settings that contradict each other; returns itself."""
         self.model.check()
         if not self.task.name:
@@ -175,7 +173,6 @@ SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Setting
 
 
 def _check_schedule(schedule: ScheduleSettings) -> None:
-    """Refuse a schedule that contradicts itself."""
     if schedule.warmup_share and (schedule.warmup_steps or schedule.start_warmup_step or schedule.decay_start):
         raise UserError(
             "conflicting-settings",

@@ -3,8 +3,6 @@
 They compute in bf16; FP8 (`cast`) is for GPUs. Signatures and results are those of the Triton kernels' launchers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +29,6 @@ ROWS_AT_ONCE = 256
 
 
 def _partials(*shape: int) -> Tensor:
-    """Zeroed partial sums, one part for each thread."""
     return torch.zeros(thread_count(), *shape)
 
 

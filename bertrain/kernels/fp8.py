@@ -30,7 +30,6 @@ def limit_and_scale(cast: Cast | None, placeholder: Tensor) -> tuple[float, Tens
 
 
 def empty_both_ways(like: Tensor, cast: Cast) -> Fp8Copy:
-    """Allocate the FP8 copies of a matrix."""
     num_rows, width = like.shape
     return Fp8Copy(
         *(torch.empty(shape, dtype=cast.dtype, device=like.device) for shape in ((num_rows, width), (width, num_rows)))

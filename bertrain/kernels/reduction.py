@@ -60,7 +60,6 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def write_gradient(into: Tensor, value: Tensor, accumulate: bool) -> None:
-    """Write a gradient, or add it to the values in `into`."""
     if accumulate:
         into.add_(value)
     else:

@@ -6,8 +6,6 @@ whose layout never changes. DistributedDataParallel rebuilds its buckets after t
 resumed run would sum in another order than an uninterrupted one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -82,7 +80,6 @@ class Arena:
         return {name: self.view(flat, name) for name in self.places}
 
     def load(self, flat: Tensor, named: dict[str, Tensor]) -> None:
-        """Copy tensors by name into a flat buffer of this layout."""
         for name in self.places:
             self.view(flat, name).copy_(named[name])
 

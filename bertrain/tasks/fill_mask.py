@@ -1,7 +1,5 @@
 """Predict the [MASK] tokens of a sentence: the quickest way to see what a model has learned."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

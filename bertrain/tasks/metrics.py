@@ -3,8 +3,6 @@
 An undefined metric, such as the correlation with constant predictions, is 0.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +24,6 @@ def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:
 
 
 def softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Probabilities along the last axis."""
     weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 

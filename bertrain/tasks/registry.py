@@ -1,7 +1,5 @@
 """The tasks by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ ELSEWHERE = ("ner", "token-classification", "pos", "multilabel", "multi-label", 
 
 
 def task_names() -> list[str]:
-    """Valid values of `task.name`."""
     return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify"]
 
 

@@ -1,7 +1,5 @@
 """Score a file of predictions, from any program, by the official rules of its task."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +45,6 @@ def score(
 
 
 def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
-    """A JSON object of question ids and values."""
     content = read_json_file(path)
     if not isinstance(content, dict) or not content:
         raise UserError("bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} each')

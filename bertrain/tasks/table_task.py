@@ -3,8 +3,6 @@
 A subclass of TableTask says where its files are, which columns it reads and how it parses a label.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +90,6 @@ class TextRows:
 
 
 def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *, with_labels: bool) -> TextRows:
-    """Read the rows of some files, in order."""
     columns, rows = row_format.columns, TextRows()
 
     def select(names: list[str]) -> list[str | None]:
@@ -143,7 +140,6 @@ def class_parser(labels: Sequence[str], aliases: Mapping[str, int] | None = None
 
 
 def parse_number(label: str) -> float:
-    """The value of a numeric label."""
     try:
         value = float(label)
     except ValueError:
@@ -157,7 +153,7 @@ def parse_number(label: str) -> float:
 class TableSplit:
     """A Split of encoded rows."""
 
-    task: TableTask
+    task: "TableTask"
     name: str
     block: Block
     ids: list[str]
@@ -223,7 +219,6 @@ class TableTask:
         self._load = cache(self.load_split)
 
     def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
-        """Read the files of a split; see `read_split`."""
         raise NotImplementedError
 
     @property

@@ -6,8 +6,6 @@ TSV is read as GLUE writes it: a tab ends a field, a line feed ends a row, and q
 fields may contain commas and line breaks; the header line shows whether commas, semicolons or tabs separate fields.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -69,7 +67,6 @@ def format_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The name of a table file without its suffixes."""
     return _uncompressed_name(path).rpartition(".")[0]
 
 

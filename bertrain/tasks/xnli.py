@@ -1,7 +1,5 @@
 """XNLI: trained in one language, usually English, and evaluated in fifteen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +88,6 @@ class XnliTask(TableTask):
 
 
 def parse_languages(text: str) -> tuple[str, ...]:
-    """The languages of the setting `task.languages`."""
     if text == ALL:
         return LANGUAGES
     chosen = tuple(dict.fromkeys(word.strip() for word in text.split(",")))

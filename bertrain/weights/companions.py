@@ -1,7 +1,5 @@
 """Read the files beside weights: the config of the model, the vocabulary and the tokenizer's settings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +104,6 @@ def _read_tokenizer_json(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,5 @@
 """`bertrain weights export` and `import`: convert weights between formats."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

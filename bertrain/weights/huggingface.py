@@ -7,8 +7,6 @@
   embeddings. Checkpoints of its fused models are read too.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -76,7 +74,6 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def open_files(files: list[Path]) -> OpenedWeights:
-    """Open the weight files of a folder."""
     folder = files[0].parent
     origin = files[0] if len(files) == 1 and files[0].name not in (MODEL, PICKLED) else folder
     tensors: dict[str, StoredTensor] = {}
@@ -240,7 +237,6 @@ def _describe_head(weights: Weights) -> dict[str, Any]:
 
 
 def bert_config(settings: ModelSettings) -> dict[str, Any]:
-    """The fields of a bert_config.json."""
     return {"hidden_act": "gelu"} | {theirs: getattr(settings, ours) for theirs, ours in BERT_CONFIG_KEYS.items()}
 
 

@@ -4,8 +4,6 @@ All these names descend from google-research/bert: one table has our name and Py
 rule. `normalize_names` turns variants of PyTorch's names (older versions, fused layers, wrappers) into the usual ones.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -19,11 +17,9 @@ class ParameterSlice(NamedTuple):
     third: int = -1  # 0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it
 
     def select(self, tensor: Tensor) -> Tensor:
-        """This slice of the whole parameter's tensor."""
         return tensor if self.third < 0 else tensor.chunk(3)[self.third]
 
-    def with_suffix(self, kind: str) -> ParameterSlice:
-        """The weight or bias of this layer."""
+    def with_suffix(self, kind: str) -> "ParameterSlice":
         return self._replace(parameter=f"{self.parameter}.{kind}")
 
 
@@ -111,7 +107,6 @@ TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COP
 
 
 def find_parameter(table: dict[str, ParameterSlice], name: str) -> ParameterSlice | None:
-    """The parameter that another program calls `name`."""
     layer = re.search(r"(?<=[._]layer[._])\d+", name.replace("/", "."))
     if layer is None:
         return table.get(name)

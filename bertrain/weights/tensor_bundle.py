@@ -10,8 +10,6 @@ file and offset.
 Every value is checked: a damaged file raises UserError, and never takes much more memory than its size.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct
@@ -92,7 +90,6 @@ class Bundle:
 
 
 def index_of(prefix: Path) -> Path:
-    """The index file of the checkpoint `prefix`."""
     return prefix.with_name(prefix.name + ".index")
 
 
@@ -114,7 +111,6 @@ def is_part(path: Path) -> bool:
 
 
 def open_checkpoint(prefix: Path) -> OpenedWeights:
-    """Open the checkpoint at `prefix`."""
     bundle = open_bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
         raise UserError("tensorflow-2-checkpoint", f"{prefix} is of TensorFlow 2; only those of TensorFlow 1 are read")
@@ -143,7 +139,6 @@ def open_checkpoint(prefix: Path) -> OpenedWeights:
 
 
 def open_bundle(prefix: Path) -> Bundle:
-    """Open the checkpoint whose file names start with `prefix`."""
     index = index_of(prefix)
     try:
         content = index.read_bytes()
@@ -159,7 +154,6 @@ def open_bundle(prefix: Path) -> Bundle:
 
 
 def _read_table(content: bytes) -> dict[bytes, bytes]:
-    """Keys and values of a sorted table."""
     if len(content) < FOOTER_BYTES:
         raise ValueError(f"it has {len(content)} bytes, fewer than the {FOOTER_BYTES} of the footer")
     footer = content[-FOOTER_BYTES:]

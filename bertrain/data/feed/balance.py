@@ -5,8 +5,6 @@ lengths of its sequences, junk included. All ranks wait for the busiest, so the 
 work.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +93,6 @@ def weigh(
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:
-    """The mean over some steps."""
     return float(np.mean([balance.idle_share for balance in ahead]))
 
 
@@ -120,7 +117,6 @@ def better_budget(
 
 
 def most_bins(ahead: Sequence[Balance]) -> int:
-    """The maximum number of bins over some steps."""
     return max(balance.num_bins for balance in ahead)
 
 

@@ -9,8 +9,6 @@ filled with junk sequences.
 Everything here is a pure function of small arrays of integers.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ class Capacity:
     sequences: int
     predictions: int
 
-    def fraction(self, numerator: int, denominator: int) -> Capacity:
+    def fraction(self, numerator: int, denominator: int) -> "Capacity":
         """A smaller bin of the same proportions, rounded up."""
         scaled = (-(-size * numerator // denominator) for size in (self.tokens, self.sequences, self.predictions))
         return Capacity(*scaled)

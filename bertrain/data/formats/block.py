@@ -1,7 +1,5 @@
 """The Block: examples in flat arrays, which every reader returns and every writer takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +33,7 @@ class Masks:
         """The predictions of example i are positions[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.counts)
 
-    def take(self, chosen: Ints) -> Masks:
+    def take(self, chosen: Ints) -> "Masks":
         """The masks of the `chosen` examples, in that order."""
         return Masks(
             self.counts[chosen],
@@ -64,7 +62,7 @@ class Block:
         """The tokens of example i are tokens[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.lengths)
 
-    def take(self, chosen: Ints) -> Block:
+    def take(self, chosen: Ints) -> "Block":
         """The `chosen` examples, in that order."""
         return Block(
             take_ragged(self.tokens, self.offsets, chosen),
@@ -130,7 +128,6 @@ def take_ragged(values: Values, offsets: Ints, chosen: Ints) -> Values:
 
 
 def split(values: Values, counts: Ints) -> list[Values]:
-    """A flat array cut into parts of these sizes."""
     return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
 
 

@@ -5,8 +5,6 @@ or evenly strided. Orders are computed, and rows read and written, a chunk at a 
 take memory that grows with the rows, a few numbers for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +49,6 @@ class Conversion:
     """Kept from the source, drawn here, or none: the rows are unmasked."""
 
     def sentence(self) -> str:
-        """A summary for people."""
         packs = f" in {self.records:,} packs" if self.layout == "hdf5-packed" else ""
         masks = {
             "kept": f"masks kept, at most {self.max_predictions} per row",
@@ -314,14 +311,12 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
 
 
 def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[Fields]:
-    """The packs first .. last - 1 in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
         yield to_packed(_read(plan, order(members)), np.diff(offsets), plan.shape)
 
 
 def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
-    """The lengths of the rows order(0), ... order(count - 1)."""
     lengths = np.empty(count, dtype=np.int32)
     for first in range(0, count, ROWS_PER_SHARD):
         chunk = np.arange(first, min(first + ROWS_PER_SHARD, count))
@@ -345,13 +340,11 @@ def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> int:
 
 
 def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
-    """The rows order(first), ... order(last - 1) in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         yield _read(plan, order(np.arange(begin, min(begin + ROWS_AT_ONCE, last))))
 
 
 def _read(plan: Plan, rows: Ints) -> Block:
-    """The examples of `rows`, masked if the plan says so."""
     block = plan.source.read(rows)
     if plan.masking is None:
         return block

@@ -4,8 +4,6 @@ Fields, types and shapes are those of MLPerf's data (NVIDIA's tools, and Samsung
 trainers read the files written here. Nothing is compressed, as in theirs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -41,7 +39,7 @@ class OpenFile:
             self.file = import_extra("h5py").File(path, "r")
             self._content = np.asarray(np.memmap(path, mode="r"))
 
-    def __enter__(self) -> OpenFile:
+    def __enter__(self) -> "OpenFile":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,8 +11,6 @@ file, as the manifest of a prepared folder does.
     parts.bin        int32    which of the examples of that record it is
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -168,7 +166,6 @@ def _build(
 
 
 def _common_layout(files: list[tuple[Path, str]]) -> str:
-    """The layout that all files share."""
     found: dict[str, Path] = {}
     for path, kind in files:
         inside = hdf5.layout_of(path) if kind == "hdf5" else tfrecord.layout_of(path)

@@ -15,8 +15,6 @@ the tokens of each; their [CLS] are in the last columns, next-sentence labels in
 An inconsistent record raises `BadRecord` with its number among those given; the caller knows the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -212,7 +210,6 @@ DECODERS: dict[str, Callable[[Fields], tuple[Block, Ints]]] = {
 
 
 def to_fixed(block: Block, shape: Shape) -> Fields:
-    """The fields of fixed records."""
     assert block.masks is not None
     masks = block.masks
     real = np.arange(shape.max_seq_length) < block.lengths[:, None]

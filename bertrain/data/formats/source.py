@@ -1,7 +1,5 @@
 """DataSource, the interface of every data set, and `open_data`, which opens a data set of any layout."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from pathlib import Path

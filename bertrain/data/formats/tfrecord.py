@@ -4,8 +4,6 @@ A file is a run of records: length (8 bytes), its checksum, data, its checksum; 
 of a record is a protocol buffer: a map of names to lists of integers or floats.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Generator, Iterable, Iterator
 from itertools import pairwise
@@ -146,7 +144,6 @@ def _submessages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def encode_example(features: dict[str, Feature]) -> bytes:
-    """A tf.train.Example of these features."""
     entries = []
     for name, (is_float, content) in features.items():
         feature = encode_field(2 if is_float else 3, encode_field(1, content))
@@ -188,7 +185,6 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
 
 
 def fetch(path: Path, layout: str, places: Ints) -> Fields:
-    """The features of the records at these byte offsets."""
     found = []
     size = path.stat().st_size if path.is_file() else 0
     with _open(path) as stream:
@@ -232,7 +228,6 @@ def _parse(data: bytes, where: str, layout: str | None = None) -> dict[str, Feat
 
 
 def _stack_all(found: list[dict[str, Feature]], layout: str) -> Fields:
-    """The features of some records, each as a 2-D array."""
     fields = {}
     for name in (*FIELDS[layout], *OPTIONAL[layout]):
         if name in found[0]:

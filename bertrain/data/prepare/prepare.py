@@ -1,7 +1,5 @@
 """`bertrain data prepare`: text to a folder of shards."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

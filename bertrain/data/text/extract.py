@@ -4,8 +4,6 @@ One process cuts the inputs into records and writes the results in input order; 
 does not depend on the number of workers, and memory holds only a few batches.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

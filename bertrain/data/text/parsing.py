@@ -1,7 +1,5 @@
 """Records to documents: the expensive part, which runs in worker processes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

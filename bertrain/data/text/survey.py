@@ -4,8 +4,6 @@ In bertrain's own form of plain text a line is a sentence and a blank line ends 
 at a column, a blank line ends a paragraph, and a file is a document or a whole book; or each line is a document.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 import unicodedata
@@ -67,7 +65,6 @@ class Survey:
 
     @property
     def sentences(self) -> list[str]:
-        """The same in words."""
         forms = ", ".join({"": "not text", "text": "plain text"}.get(form, form) for form in self.forms)
         facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
         if "text" not in self.forms:

@@ -4,8 +4,6 @@ Only running text is kept. Tables, templates, references, images, categories, he
 text that BERT was trained on.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class Wiki:
     has_header: bool
 
     @staticmethod
-    def from_header(header: bytes) -> Wiki:
+    def from_header(header: bytes) -> "Wiki":
         text = header.decode("utf-8", errors="replace")
         found = re.findall(r'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>', text)
         names = {html.unescape(name).lower(): int(key) for key, name in found if int(key) != ARTICLES}
@@ -102,7 +100,6 @@ def paragraphs_of_wikitext(wikitext: str, wiki: Wiki) -> list[str]:
 
 
 def _render(code: Any, wiki: Wiki, pieces: list[str]) -> None:
-    """Append the visible text of `code`."""
     from mwparserfromhell import nodes
 
     for node in code.nodes:

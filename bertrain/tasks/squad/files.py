@@ -4,8 +4,6 @@ Two formats are read: the official JSON (articles, their paragraphs, the questio
 Face `datasets` saves them (JSON lines or Parquet, a question per row). Both become a Collection.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -150,7 +148,6 @@ def _parse_answers(answers: Any) -> tuple[Answer, ...]:
 
 
 def shorten(text: str) -> str:
-    """A text cut to fit in a message."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -172,7 +169,6 @@ def _read_text(path: Path) -> str:
 
 
 def read_json_file(path: Path) -> Any:
-    """The value in a JSON file."""
     text = _read_text(path)
     try:
         return json.loads(text)
@@ -184,7 +180,6 @@ def read_json_file(path: Path) -> Any:
 
 
 def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
-    """The questions of the official format."""
     content = read_json_file(path)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise UserError("not-squad", f"{path} has no 'data' like {JSON_FORMAT}; name a file of JSON lines .jsonl")
