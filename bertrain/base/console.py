@@ -47,7 +47,6 @@ class Console:
             print(message, flush=True)
 
     def detail(self, message: str) -> None:
-        """Print one line at level verbose."""
         if self.level == "verbose":
             self._show(message)
 

@@ -44,7 +44,10 @@ def headline_of(metrics: list[str]) -> str | None:
 
 
 def show(metric: str, value: float | None) -> str:
-    return percent(value) if is_share(metric) else decimal(value)
+    """A share in percent, a loss in four decimals; a dash where it is not finite or not there."""
+    if is_share(metric):
+        return percent(value)
+    return "–" if value is None or value != value else f"{value:.4f}"
 
 
 def compact(value: float) -> str:
@@ -85,11 +88,6 @@ def duration(seconds: float) -> str:
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {part}"
     return f"{whole} s" if whole >= 10 else f"{f'{seconds:.1f}'.removesuffix('.0')} s"
-
-
-def decimal(value: float | None) -> str:
-    """A loss in four decimals; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.4f}"
 
 
 def percent(value: float | None) -> str:

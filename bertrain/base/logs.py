@@ -37,9 +37,6 @@ LOGGER.propagate = False  # the console has printed it already
 LOGGER.addHandler(logging.NullHandler())
 
 
-# --- writing ---------------------------------------------------------------------------------------
-
-
 def note(level: Level, event: str, text: str, **fields: Any) -> None:
     """Write one line into this rank's log, if it keeps one and memory is left."""
     with suppress(MemoryError):  # running out of memory is often the reason for the line, and must still reach the user
@@ -97,9 +94,6 @@ class _Lines(RotatingFileHandler):
         if not self._has_warned:
             self._has_warned = True
             print(f"warning: cannot write {self.baseFilename}: {sys.exc_info()[1]}; the run goes on", file=sys.stderr)
-
-
-# --- reading ---------------------------------------------------------------------------------------
 
 
 def logs(
@@ -175,7 +169,6 @@ class _Growing:
         self._rest = b""
 
     def older(self) -> Iterator[dict[str, Any]]:
-        """The lines of the older file."""
         with suppress(OSError), open(f"{self._path}.1", "rb") as file:
             yield from filter(None, (_entry(line, self._rank) for line in file))
 

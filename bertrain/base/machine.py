@@ -16,9 +16,6 @@ ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
 }  # fmt: skip
 
 
-# --- ranks ----------------------------------------------------------------------------------------
-
-
 def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
@@ -26,9 +23,6 @@ def is_first_rank() -> bool:
 def under_launcher() -> bool:
     """Whether torchrun, or a launcher like it, started this process as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-# --- memory and processor ---------------------------------------------------------------------------
 
 
 def total_memory() -> int | None:
@@ -69,8 +63,6 @@ def _cpuinfo(field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
-# --- GPUs -----------------------------------------------------------------------------------------
-
 SMI_FIELDS = (
     "index", "name", "driver_version", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu",
     "ecc.errors.uncorrected.volatile.total",
@@ -88,14 +80,11 @@ class Gpu:
     total_mb: int = 0
     busy_percent: int = 0
     temperature: int = 0
-    errors: int = 0
-    """Uncorrected memory errors since the driver was loaded."""
+    errors: int = 0  # uncorrected memory errors since the driver was loaded
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProcess:
-    """A process that computes on a GPU."""
-
     number: int
     name: str
     used_mb: int
@@ -145,7 +134,6 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def gpus_by_nvml(nvml: Any) -> tuple[Gpu, ...]:
-    """The GPUs that an initialized NVML reports."""
     found = []
     for number in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)

@@ -7,6 +7,8 @@ base = "bert-tiny"    the recipe it builds on, or a .toml file beside this one
 [points.256]          in a recipe of ours, FILE-256: a recipe that builds on the rest of the file
 """
 
+from __future__ import annotations
+
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -30,8 +32,7 @@ class Recipe:
     about: str = ""
     group: str = ""
     base: str = ""
-    points: tuple[str, ...] = ()
-    """The recipes of a file of several; the file itself is then only their base."""
+    points: tuple[str, ...] = ()  # the recipes of a file of several; the file itself is then only their base
 
     @property
     def headline(self) -> str:

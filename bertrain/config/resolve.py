@@ -4,6 +4,8 @@
 range and settings that contradict each other. Nothing here imports torch, so that the command line answers at once.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
@@ -40,7 +42,6 @@ BERT_CONFIG_KEYS = {
     "initializer_range": "initializer_range",
     "layer_norm_eps": "layer_norm_eps",
 }
-
 
 Overrides = Mapping[str, object] | Iterable[tuple[str, object]]
 """Settings and their values, such as {"train.max_steps": 200}, or pairs of the same; values may be text."""
@@ -171,7 +172,6 @@ def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A section's values, each of its field's type and within its range."""
     checked = {}
     for name, value in fields.items():
         _split_key(f"{section}.{name}")

@@ -78,11 +78,9 @@ class ModelSettings:
 
     def check(self) -> "ModelSettings":
         """Refuse a model that cannot be built; returns itself."""
-        if self.hidden_size % self.num_heads:
-            raise UserError(
-                "indivisible-heads",
-                f"model.num_heads {self.num_heads} does not divide model.hidden_size {self.hidden_size}",
-            )
+        heads, width = self.num_heads, self.hidden_size
+        if width % heads:
+            raise UserError("indivisible-heads", f"model.num_heads {heads} does not divide model.hidden_size {width}")
         return self
 
 

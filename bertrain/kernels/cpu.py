@@ -140,10 +140,7 @@ def bias_gelu_backward(
 def column_sums(partials: Tensor, outs: list[Tensor], *, accumulate: bool = False) -> None:
     """Sum partials [n, k, N] into k rows. There are few, one per thread, so PyTorch adds them."""
     for out, total in zip(outs, partials.sum(0), strict=True):
-        if accumulate:
-            out.add_(total)
-        else:
-            out.copy_(total)
+        (out.add_ if accumulate else out.copy_)(total)
 
 
 def row_sum(x: Tensor) -> Tensor:

@@ -277,8 +277,7 @@ class Scales:
         self._inverse = torch.ones(len(formats), 4, device=device)  # cuBLAS needs each on a 16-byte boundary
         self.largest = torch.zeros(len(formats), device=device)
         self._partials = torch.zeros(len(formats), PROGRAMS, device=device)
-        self.ready = False
-        """Whether the scales have been measured, so that products may use FP8."""
+        self.ready = False  # whether the scales have been measured, so that products may use FP8
 
     def cast(self, site: int) -> Cast:
         return Cast(self.formats[site], self.scale[site : site + 1], self._partials[site])

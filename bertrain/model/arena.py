@@ -22,12 +22,9 @@ class Segment:
 
     start: int
     stop: int
-    is_adapted: bool
-    """Whether weight decay and LAMB's trust ratio apply: to matrices, not to biases and LayerNorm."""
-    tensor: int
-    """Number of the tensor, the same in every shard."""
-    rate: float = 1.0
-    """Factor on the learning rate."""
+    is_adapted: bool  # whether weight decay and LAMB's trust ratio apply: to matrices, not to biases and LayerNorm
+    tensor: int  # number of the tensor, the same in every shard
+    rate: float = 1.0  # factor on the learning rate
 
 
 class Arena:

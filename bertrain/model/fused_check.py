@@ -28,8 +28,7 @@ FUNCTIONS = {
     bert: ("dropout", "answer_head"),
     attention: ("attend_grouped",),
     heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
-}
-"""Functions that the classes and the loss call; found at each check, so that a replaced one is noticed."""
+}  # functions that the classes and the loss call; found at each check, so that a replaced one is noticed
 WRITTEN_FOR = {
     "Embeddings.__init__": "7c2330dbec21fe86",
     "Embeddings.forward": "ec6f30094ad5aff7",

@@ -78,8 +78,6 @@ class BlockEnd:
 
 
 class FusedLayer:
-    """One encoder layer, forward and backward."""
-
     def __init__(
         self, settings: ModelSettings, views: ParameterViews, number: int, scales: Scales | None, recompute: Recompute
     ) -> None:

@@ -20,8 +20,6 @@ PER_LAYER = 8
 
 
 class LayerDropout(IntEnum):
-    """Dropout within a layer."""
-
     ATTENTION = 0
     MIDDLE = 1  # before the LayerNorm after attention
     OUTPUT = 3
@@ -31,8 +29,6 @@ class LayerDropout(IntEnum):
 
 
 class ModelDropout(IntEnum):
-    """Dropout outside the layers."""
-
     EMBEDDINGS = 0
     HEAD = 1
 

@@ -82,9 +82,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, correct
 
 
-# --- fine-tuning --------------------------------------------------------------------------------------------
-
-
 def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
     """Summed losses (cross-entropy, squared error, or mean over a span's two ends) and counts of correct answers."""
     assert batch.answers is not None

@@ -15,8 +15,6 @@ from bertrain.optim.lamb import Adam
 
 
 class AcClip(Adam):
-    """Adam with decoupled decay and a clipped first moment."""
-
     BUFFERS = ("first_moment", "second_moment", "clip_level")
 
     def direction(self, gradient: Tensor, apply: Tensor) -> Tensor:

@@ -18,8 +18,6 @@ START = "start"  # this buffer is initially a copy of the weights
 
 
 class Madgrad(Optimizer):
-    """Steps from the initial weights along the sum of all gradients."""
-
     BUFFERS = ("gradient_sum", "square_sum", START)
 
     def begin(self) -> None:

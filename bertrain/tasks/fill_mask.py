@@ -1,5 +1,7 @@
 """Predict the [MASK] tokens of a sentence: the quickest way to see what a model has learned."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,6 @@ from bertrain.weights.source import build_model, read_weights
 
 @dataclass(frozen=True)
 class Guess:
-    """A token for a [MASK], and its probability."""
-
     word: str
     probability: float
 

@@ -81,8 +81,7 @@ OTHER_STEMS = {
     "dev_matched": ["multinli_1.0_dev_matched"],
     "dev_mismatched": ["multinli_1.0_dev_mismatched"],
     "diagnostic": ["diagnostic-full"],
-}
-"""File names of the original authors, and of subsets."""
+}  # file names of the original authors, and of subsets
 
 
 class GlueTask(TableTask):

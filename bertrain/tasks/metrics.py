@@ -19,7 +19,6 @@ Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 
 def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:
-    """The predicted class or number of each example."""
     return outputs[:, 0] if head == "regress" else outputs.argmax(axis=1)
 
 

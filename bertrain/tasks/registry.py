@@ -16,8 +16,6 @@ from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
-
-
 ELSEWHERE = ("ner", "token-classification", "pos", "multilabel", "multi-label", "multiple-choice")
 
 

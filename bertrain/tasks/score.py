@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.tasks.squad.files import read_json_file, read_squad
+from bertrain.base.files import read_json
+from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.scoring import score_squad
 from bertrain.tasks.squad.task import squad_version
 
@@ -45,7 +46,7 @@ def score(
 
 
 def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
-    content = read_json_file(path)
+    content = read_json(path)
     if not isinstance(content, dict) or not content:
         raise UserError("bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} each')
     invalid = next((question for question, value in content.items() if not is_valid(value)), None)

@@ -41,8 +41,6 @@ class Columns:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How rows of a file become examples."""
-
     columns: Columns
     parse_label: Callable[[str], float]  # the target that a label stands for; raises ValueError with the reason
     header: tuple[str, ...] = ()  # the columns of files without a header line
@@ -53,8 +51,6 @@ class RowFormat:
 
 @dataclass
 class TextRows:
-    """The rows of some files, column by column."""
-
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
     targets: list[float] = field(default_factory=list)
@@ -120,7 +116,6 @@ def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *
 
 
 def find_column(names: list[str], candidates: tuple[str, ...], hint: str = "", *, required: bool = True) -> str | None:
-    """The first of the candidates among a file's columns."""
     found = next((name for name in candidates if name in names), None)
     if found is None and candidates and required:
         raise LookupError(" or ".join(map(repr, candidates)), hint)
@@ -151,8 +146,6 @@ def parse_number(label: str) -> float:
 
 @dataclass(frozen=True)
 class TableSplit:
-    """A Split of encoded rows."""
-
     task: "TableTask"
     name: str
     block: Block

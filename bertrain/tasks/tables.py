@@ -145,10 +145,6 @@ def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> I
     return _select_fields(stream.name, ((number, row) for number, row in rows if row != [""]), select, header)
 
 
-def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
-    return _select_fields(stream.name, csv_rows(stream), select, header)
-
-
 def _select_fields(
     name: str, rows: Iterable[tuple[int, list[str] | Problem]], select: SelectColumns, header: Sequence[str]
 ) -> Iterator[Row | Problem]:
@@ -295,7 +291,7 @@ _PART = re.compile(r"(?P<stem>.+)-\d+-of-(?P<total>\d+)")  # as `datasets` numbe
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _READERS: dict[str, Callable[[Stream, SelectColumns, Sequence[str]], Iterator[Row | Problem]]] = {
     "tsv": _read_tsv,
-    "csv": _read_csv,
+    "csv": lambda stream, select, header: _select_fields(stream.name, csv_rows(stream), select, header),
     "jsonl": _read_json_lines,
     "parquet": _read_columnar,
     "arrow": _read_columnar,

@@ -21,8 +21,7 @@ PAIRS = RowFormat(
     Columns(("premise", "sentence1"), ("hypo", "sentence2", "hypothesis"), ("label", "gold_label")),
     class_parser(LABELS, LABEL_ALIASES),
     no_gold_label="-",
-)
-"""Rows in one language."""
+)  # rows in one language
 MULTILINGUAL_COLUMNS = Columns(("sentence1",), ("sentence2",), ("gold_label",), ("pairID",), ("language",))
 
 

@@ -1,5 +1,7 @@
 """`bertrain weights export` and `import`: convert weights between formats."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +16,6 @@ FORMATS = ("huggingface", "nvidia")
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import."""
-
     folder: str
     kind: Kind  # their format: run, huggingface, nvidia or tf1
     origin: str

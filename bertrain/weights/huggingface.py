@@ -48,8 +48,7 @@ LOADERS = {
     "classify": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
-}
-"""The class of Transformers that loads a folder, by head."""
+}  # the class of Transformers that loads a folder, by head
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -179,9 +178,8 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
 def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all."""
     refuse_occupied(out)
-    tensors = to_huggingface(
-        weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0
-    )  # so that padding is never predicted
+    # With such a bias, padding is never predicted.
+    tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0)
     settings = replace(weights.settings, vocab_size=len(tensors[WORDS]))
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:

@@ -50,8 +50,6 @@ class Shown:
 
 @dataclass(frozen=True)
 class Compared:
-    """How a tensor differs between two sources."""
-
     name: str
     verdict: Verdict
     largest_absolute: float | None = None
@@ -101,7 +99,6 @@ def compare_weights(a: str | Path, b: str | Path, *, tolerance: float = 0.0) -> 
 
 
 def is_same(compared: list[Compared]) -> bool:
-    """Whether two sources have the same tensors, each equal or close."""
     return all(tensor.verdict in ("equal", "close") for tensor in compared)
 
 

@@ -81,8 +81,7 @@ VARIANTS = (
     *((rf"attention\.self\.B{one}$", f"attention.self.{layer}.bias") for one, layer in QUERY_KEY_VALUE),
     (r"intermediate\.dense\.(weight|bias)1$", r"intermediate.dense.\1"),
     (r"intermediate\.dense\.(weight|bias)2$", r"output.dense.\1"),
-)
-"""Older and fused names -> the usual ones: TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention."""
+)  # older and fused names -> the usual ones: TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention
 
 
 def _tensorflow_table() -> dict[str, ParameterSlice]:
@@ -95,13 +94,10 @@ def _tensorflow_table() -> dict[str, ParameterSlice]:
     return table
 
 
-def _torch_table() -> dict[str, ParameterSlice]:
-    kinds, layers = ("weight", "bias"), DENSE + NORMS
-    table = {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE}
-    return table | {f"{theirs}.{kind}": ours.with_suffix(kind) for kind in kinds for ours, theirs in layers}
-
-
-TENSORFLOW, TORCH = _tensorflow_table(), _torch_table()
+TENSORFLOW = _tensorflow_table()
+TORCH = {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE} | {
+    f"{theirs}.{kind}": ours.with_suffix(kind) for kind in ("weight", "bias") for ours, theirs in DENSE + NORMS
+}
 TRANSPOSED_IN_TENSORFLOW = "/kernel"  # the suffix of matrices that TensorFlow stores transposed
 TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
 
@@ -155,15 +151,12 @@ def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, .
             return ("masked_words.", "next_sentence.", "answer.score.")
 
 
-def huggingface_names(num_layers: int, *, nsp: bool = True, head: str = "pretrain") -> dict[str, ParameterSlice]:
-    """The parameter of each tensor of Hugging Face's BertForPreTraining (without `nsp`, BertForMaskedLM).
-
-    With another `head`, of BertForSequenceClassification or BertForQuestionAnswering.
-    """
+def huggingface_names(num_layers: int, *, head: str = "pretrain") -> dict[str, ParameterSlice]:
+    """The parameter of each tensor of Hugging Face's BertForPreTraining, or of its class for another `head`."""
     names = {}
     for theirs, found in TORCH.items():
         place = adapt_to_head(found, head)
-        if not place.parameter.startswith(unused_prefixes(nsp=nsp, head=head)):
+        if not place.parameter.startswith(unused_prefixes(head=head)):
             for layer in range(num_layers) if "{}" in theirs else (0,):
                 names[theirs.format(layer)] = place._replace(parameter=place.parameter.format(layer))
     return names

@@ -47,8 +47,6 @@ PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """Type, shape and location of a tensor."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -67,7 +65,6 @@ class Bundle:
     entries: dict[str, BundleEntry]
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor and verify its checksum."""
         entry = self.entries[name]
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         if entry.dtype in OTHER_TYPES.values():
@@ -106,7 +103,6 @@ def find_prefix(path: Path) -> Path | None:
 
 
 def is_part(path: Path) -> bool:
-    """Whether a file belongs to a checkpoint by its name."""
     return PART.search(path.name) is not None
 
 
@@ -188,7 +184,6 @@ def _parse_varints(data: bytes, count: int) -> list[int]:
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
-    """Verify and decompress a block."""
     end = offset + size
     if end + TRAILER.size > len(content):
         raise ValueError("a block ends after the file")

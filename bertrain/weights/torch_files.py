@@ -24,7 +24,6 @@ _DAMAGE = (
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load the dictionary in a file, its tensors on the CPU."""
     try:
         with open(path, "rb") as stream:
             is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles

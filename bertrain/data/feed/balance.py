@@ -21,21 +21,15 @@ WORTH_MENDING = 0.05  # an idle share above this is reported with advice, if the
 GRAIN = 64  # a token budget that is a multiple of this is replaced by another multiple (FP8 products need it)
 MOST_GROWTH = 8  # the largest token budget to try, as a multiple of the present one
 
-
 Sizes = tuple[Ints, Ints]  # lengths and numbers of predictions of a step's examples
 
 
 @dataclass(frozen=True)
 class Balance:
-    """The work of each rank in a step."""
-
     num_bins: int
-    tokens: list[int]
-    """Tokens that each rank computes, junk included."""
-    attention: list[int]
-    """Sum of the squared lengths of each rank's sequences, junk included."""
-    work: list[int]
-    """Multiply-adds of each rank's forward passes."""
+    tokens: list[int]  # tokens that each rank computes, junk included
+    attention: list[int]  # sum of the squared lengths of each rank's sequences, junk included
+    work: list[int]  # multiply-adds of each rank's forward passes
 
     @property
     def idle_share(self) -> float:
@@ -87,9 +81,6 @@ def weigh(
     tokens, attention, slots = per_rank(of_bins, ranks).T
     work = multiply_adds(model, tokens, attention, slots)
     return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
-
-
-# --- reporting ------------------------------------------------------------------------------
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:

@@ -28,8 +28,7 @@ class Step:
     """One optimizer step as one rank sees it. Counts are of the whole step, all ranks together."""
 
     number: int
-    bins: list[Batch]
-    """The bins of this rank; empty where there are fewer bins than ranks."""
+    bins: list[Batch]  # the bins of this rank; empty where there are fewer bins than ranks
     balance: Balance
     num_tokens: int
     num_sequences: int

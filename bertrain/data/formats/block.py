@@ -14,8 +14,7 @@ from bertrain.data.formats.masking import Ints, MaskingRules, mask_tokens
 
 Item = TypeVar("Item")
 
-Values = npt.NDArray[Any]
-"""Integers of any type: narrow on disk, 64 bits wide in computation."""
+Values = npt.NDArray[Any]  # integers of any type: narrow on disk, 64 bits wide in computation
 
 EXAMPLES_AT_ONCE = 4096  # gathered together: the indices of their tokens take some 16 MB
 
@@ -34,7 +33,6 @@ class Masks:
         return offsets_of(self.counts)
 
     def take(self, chosen: Ints) -> "Masks":
-        """The masks of the `chosen` examples, in that order."""
         return Masks(
             self.counts[chosen],
             take_ragged(self.positions, self.offsets, chosen),
@@ -63,7 +61,6 @@ class Block:
         return offsets_of(self.lengths)
 
     def take(self, chosen: Ints) -> "Block":
-        """The `chosen` examples, in that order."""
         return Block(
             take_ragged(self.tokens, self.offsets, chosen),
             self.lengths[chosen],
@@ -100,9 +97,6 @@ def concatenate(blocks: Sequence[Block]) -> Block:
         joined_masks if masks else None,
         np.concatenate(answers) if answers and len(answers) == len(blocks) else None,
     )
-
-
-# --- flat arrays of many lists ----------------------------------------------------------------------------
 
 
 def offsets_of(counts: Ints) -> Ints:

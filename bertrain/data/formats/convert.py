@@ -26,8 +26,7 @@ from bertrain.data.formats.shards import VOCABULARY, Shards
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import narrow, write_blocks
 
-Order = Callable[[Ints], Ints]
-"""Maps positions in the result to rows of the source."""
+Order = Callable[[Ints], Ints]  # maps positions in the result to rows of the source
 
 ROWS_AT_ONCE = 1024
 ROWS_PER_SHARD = 65536
@@ -45,8 +44,7 @@ class Conversion:
     files: int
     max_seq_length: int
     max_predictions: int
-    masks: Literal["kept", "drawn", "none"]
-    """Kept from the source, drawn here, or none: the rows are unmasked."""
+    masks: Literal["kept", "drawn", "none"]  # kept from the source, drawn here, or none: the rows are unmasked
 
     def sentence(self) -> str:
         packs = f" in {self.records:,} packs" if self.layout == "hdf5-packed" else ""
@@ -61,13 +59,10 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to write the rows of a source."""
-
     source: DataSource
     to: Target
     shape: Shape
-    masking: MaskingRules | None
-    """How to mask unmasked rows; None where the rows keep what they have."""
+    masking: MaskingRules | None  # how to mask unmasked rows; None where the rows keep what they have
     seed: int
     shards: int
     packing: Algorithm = PACKING
@@ -171,7 +166,10 @@ def eval_set(
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
         raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples")
-    plan = _plan(source, to or _same_layout(source), shards=1, seed=seed)
+    if to is None:
+        same = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
+        to = next((target for target in get_args(Target) if target == same), "arrow")
+    plan = _plan(source, to, shards=1, seed=seed)
     return _write_folder(plan, strided(len(source), count), count, Path(out))
 
 
@@ -181,16 +179,8 @@ def strided(total: int, count: int) -> Order:
     return lambda positions: (positions * stride).astype(np.int64)
 
 
-def _same_layout(source: DataSource) -> Target:
-    name = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
-    return next((target for target in get_args(Target) if target == name), "arrow")
-
-
 def _unchanged(positions: Ints) -> Ints:
     return positions
-
-
-# --- planning ----------------------------------------------------------------------------------------
 
 
 def _plan(
@@ -226,9 +216,6 @@ def shard_sizes(count: int, shards: int) -> list[int]:
     return [count // shards + (number < count % shards) for number in range(shards)]
 
 
-# --- writing -------------------------------------------------------------------------------------------
-
-
 def _write_folder(
     plan: Plan, order: Order, count: int, out: Path, files: Sequence[tuple[str, int]] | None = None
 ) -> Conversion:
@@ -259,7 +246,6 @@ def _write_folder(
 
 
 def _name_files(plan: Plan, count: int) -> list[tuple[str, int]]:
-    """The names and sizes of files of one example per record."""
     sizes = shard_sizes(count, plan.shards)
     name = "part-{:05d}-of-{:05d}.tfrecord" if plan.to == "tfrecord" else "part_{:05d}_of_{:05d}.hdf5"
     return [(name.format(number, len(sizes)), size) for number, size in enumerate(sizes)]

@@ -133,5 +133,4 @@ class _Fetched:
     fields: Fields
 
     def widths(self) -> tuple[int, ...]:
-        """Widths of the 2-D fields."""
         return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)

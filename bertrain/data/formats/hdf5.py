@@ -26,9 +26,6 @@ FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": E
 NARROW = {"input_mask", "segment_ids", "next_sentence_labels"}  # written in 8 bits
 
 
-# --- reading ------------------------------------------------------------------------------------------
-
-
 class OpenFile:
     """An HDF5 file open for reading; contiguous datasets are memory-mapped."""
 
@@ -146,9 +143,6 @@ def _reading(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError("damaged-data", f"cannot read {path} as HDF5, it is damaged or truncated: {reason}") from None
-
-
-# --- writing ------------------------------------------------------------------------------------------
 
 
 def write(path: Path, layout: str, records: Iterable[Fields], count: int, shape: Shape) -> None:

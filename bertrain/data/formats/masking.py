@@ -20,15 +20,12 @@ KEEP_SHARE, RANDOM_SHARE = 0.1, 0.1  # of the chosen tokens; the other 80 % beco
 
 @dataclass(frozen=True)
 class MaskingRules:
-    """The parameters of masking that come from the vocabulary and the settings."""
-
     vocab_size: int
     mask_id: int
     special_ids: tuple[int, ...]
     max_predictions: int
     probability: float
-    continues_word: npt.NDArray[np.bool_] | None = None
-    """For whole-word masking: which word pieces continue a word."""
+    continues_word: npt.NDArray[np.bool_] | None = None  # for whole-word masking: which word pieces continue a word
 
     @staticmethod
     def of(

@@ -86,7 +86,6 @@ class _Collection:
         self._place, self._end = address + COLLECTION.size, address + size
 
     def find(self, wanted: int) -> tuple[int, int]:
-        """The begin and size of an object."""
         content, found, place, end = self._content, self._found, self._place, self._end
         while wanted not in found:
             if place + OBJECT.size > end:

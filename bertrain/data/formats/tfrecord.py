@@ -26,14 +26,10 @@ OPTIONAL = {"fixed": (WEIGHTS,), "graphcore": ()}
 MAY_BE_FLOATS = {WEIGHTS, "packed_masked_lm_mask"}
 
 
-# --- the framing --------------------------------------------------------------------------------------
-
-
 def is_tfrecord(first_bytes: bytes) -> bool:
     """Whether these are the first bytes of a TFRecord file: its first length has the right checksum."""
-    if len(first_bytes) < HEADER.size:
-        return False
-    return masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
+    is_long = len(first_bytes) >= HEADER.size
+    return is_long and masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
 
 
 def masked_checksum(data: bytes) -> int:
@@ -77,9 +73,6 @@ def _open(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
-
-
-# --- tf.train.Example ---------------------------------------------------------------------------------
 
 
 class Feature(NamedTuple):
@@ -159,9 +152,6 @@ def rows_of(values: npt.NDArray) -> list[Feature]:
     is_last = np.frombuffer(encoded, dtype=np.uint8) < 128
     ends = np.concatenate([[0], np.flatnonzero(is_last) + 1])[np.arange(len(values) + 1) * values.shape[1]].tolist()
     return [Feature(False, encoded[begin:end]) for begin, end in pairwise(ends)]
-
-
-# --- files of examples ----------------------------------------------------------------------------------
 
 
 def layout_of(path: Path) -> str:

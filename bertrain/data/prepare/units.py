@@ -45,10 +45,7 @@ SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that units depend on."""
-
-    mode: str
-    """`pairs`, `full-sentences` or `reference`."""
+    mode: str  # `pairs`, `full-sentences` or `reference`
     max_seq_length: int
     max_predictions: int
     masked_lm_prob: float
@@ -95,7 +92,6 @@ class Summary:
             return None
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether all shards exist and have their size."""
         paths = [(folder / file["name"], file["bytes"]) for file in self.files]
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
@@ -150,7 +146,6 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
 def _unit_rows(
     plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer, counts: Counter[str], spool: Path
 ) -> Iterator[Block]:
-    """The rows of a unit, a shard at a time."""
     as_reference = plan.mode == "reference"
     with open(spool / "text", "w+b") as file:
         text = tokenize(plan.units[number], tokenizer, counts, file, on_error=plan.on_error, as_reference=as_reference)

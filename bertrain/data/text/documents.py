@@ -7,6 +7,7 @@ processes work on in parallel. The cuts depend on the text alone.
 import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -105,16 +106,10 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
     """Each document as its list of non-empty sentences. The end of a file ends a document."""
     for path in files:
         check_readable(path)
-        document: Document = []
-        for line in read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop"):
-            sentence = line.strip()
-            if sentence:
-                document.append(sentence)
-            elif document:
-                yield document
-                document = []
-        if document:
-            yield document
+        lines = read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop")
+        for is_text, sentences in groupby((line.strip() for line in lines), bool):
+            if is_text:
+                yield list(sentences)
 
 
 def read_lines(span: Span, counts: Counter[str], *, on_error: OnError, as_reference: bool = False) -> Iterator[str]:

@@ -4,6 +4,8 @@ One process cuts the inputs into records and writes the results in input order; 
 does not depend on the number of workers, and memory holds only a few batches.
 """
 
+from __future__ import annotations
+
 import hashlib
 import heapq
 import json
@@ -120,9 +122,6 @@ def _check_least(least: int, **given: float) -> None:
             raise UserError("option-out-of-range", f"{option} is {value}; it must be at least {least}")
 
 
-# --- the work, in order --------------------------------------------------------------------------------------
-
-
 def _all_records(
     files: list[Path], reading: Reading, named: set[Path], report: Callable[[int], None]
 ) -> Iterator[Record | Problem]:
@@ -209,9 +208,6 @@ class _Tally:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
             records = self.skipped.total()
             raise UserError("no-document", f"none of {records:,} records was kept: {reasons or 'the input is empty'}")
-
-
-# --- files out ------------------------------------------------------------------------------------------------
 
 
 def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -> list[Path]:

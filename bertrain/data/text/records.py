@@ -144,9 +144,6 @@ def _is_json_object(head: bytes) -> bool:
         return False
 
 
-# --- one reader for each form ------------------------------------------------------------------------------
-
-
 def _pages(stream: Stream) -> Iterator[Record | Problem]:
     """Pages of a MediaWiki dump. XML text contains no unescaped "<", so tags are found as bytes."""
     wiki: Wiki | None = None

@@ -26,10 +26,8 @@ class Stream:
 
     name: str
     bytes: io.BufferedReader
-    path: Path | None
-    """The file itself where it was not compressed, for readers that must seek."""
-    encoding: str = "utf-8"
-    """What the bytes were before they were recoded."""
+    path: Path | None  # the file itself where it was not compressed, for readers that must seek
+    encoding: str = "utf-8"  # what the bytes were before they were recoded
 
 
 def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:

@@ -54,14 +54,11 @@ class Survey:
 
     files: int
     bytes: int
-    forms: dict[str, int]
-    """Sampled files by format; "" for those that are not text."""
-    encoding: str
-    """Of plain text; "" if it is none of UTF-8, UTF-16 and the given one."""
+    forms: dict[str, int]  # sampled files by format; "" for those that are not text
+    encoding: str  # of plain text; "" if it is none of UTF-8, UTF-16 and the given one
     document_end: DocumentEnd
     wrapped: bool
-    language: str
-    """Its code, or "" if it is not recognized."""
+    language: str  # its code, or "" if it is not recognized
 
     @property
     def sentences(self) -> list[str]:

@@ -80,9 +80,8 @@ class Vocabulary:
             repeated = next(word for word in words if words.count(word) > 1)
             raise UserError("bad-vocabulary", f"{origin} lists the word {repeated!r} twice")
         vocabulary = Vocabulary(tuple(words), lower_case is not False)
-        return (
-            replace(vocabulary, lower_case=False) if lower_case is None and vocabulary.num_unreachable else vocabulary
-        )
+        is_cased = lower_case is None and vocabulary.num_unreachable
+        return replace(vocabulary, lower_case=False) if is_cased else vocabulary
 
 
 def _folded(word: str) -> str:

@@ -1,5 +1,7 @@
 """`bertrain data vocab`: trains a WordPiece vocabulary on plain text."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

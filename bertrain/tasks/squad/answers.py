@@ -71,8 +71,6 @@ def find_answers(
 
 
 class _Spans(NamedTuple):
-    """Candidates of all windows in flat arrays."""
-
     window: Ints
     first: Ints  # index of its first token in the window
     last: Ints
