@@ -44,7 +44,6 @@ def available() -> tuple[bool, str]:
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL, str]:
-    """The library, and the version line of its compiler."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -81,7 +81,6 @@ class Arena:
             self.view(flat, name).copy_(named[name])
 
     def shard(self, number: int, shards: int) -> range:
-        """The range of the flat buffers that belongs to one of several equal shards."""
         size = len(self.values) // shards
         return range(number * size, (number + 1) * size)
 

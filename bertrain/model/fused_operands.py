@@ -119,7 +119,6 @@ class Operand(NamedTuple):
 
     @property
     def in_16_bits(self) -> Tensor:
-        """The 16-bit tensor, which must have been computed."""
         assert self.full is not None, "this operand exists in FP8 only"
         return self.full
 

@@ -20,8 +20,6 @@ Verdict = Literal["equal", "close", "different", "only in A", "only in B"]
 
 @dataclass(frozen=True)
 class ShownTensor:
-    """A tensor in its file, and the parameter of our model that it holds."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str

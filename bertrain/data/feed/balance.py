@@ -45,7 +45,6 @@ def per_rank(of_bins: npt.ArrayLike, ranks: int) -> Ints:
 
 
 def imbalance(of_ranks: npt.ArrayLike) -> float:
-    """Maximum over mean."""
     of_ranks = np.asarray(of_ranks)
     return float(of_ranks.max() / of_ranks.mean())
 

@@ -166,10 +166,9 @@ def eval_set(
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
         raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples")
-    if to is None:
-        same = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
-        to = next((target for target in get_args(Target) if target == same), "arrow")
-    plan = _plan(source, to, shards=1, seed=seed)
+    name = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
+    same = [target for target in get_args(Target) if target == name]
+    plan = _plan(source, to or (same[0] if same else "arrow"), shards=1, seed=seed)
     return _write_folder(plan, strided(len(source), count), count, Path(out))
 
 

@@ -46,7 +46,6 @@ WEIGHTS = "masked_lm_weights"  # of TFRecords: 1 for real predictions, 0 for pad
 
 
 def join(parts: list[Any]) -> Any:
-    """The values of a field in several runs of records, concatenated."""
     return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 

@@ -67,7 +67,6 @@ def pack_histogram(
 
 
 def efficiency(strategies: Sequence[Strategy], row_length: int) -> float:
-    """The share of all places in the rows that sequences take."""
     tokens = sum(strategy.rows * sum(strategy.lengths) for strategy in strategies)
     return tokens / (sum(strategy.rows for strategy in strategies) * row_length)
 

@@ -167,13 +167,9 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _line_number(path: str, position: int) -> int:
-    number = 1
     with open(path, "rb") as file:
-        while position > 0:
-            block = file.read(min(position, 1 << 20))
-            number += block.count(b"\n")
-            position -= len(block)
-    return number
+        blocks = iter(lambda: file.read(min(position - file.tell(), 1 << 20)), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)
 
 
 def plan_units(files: Iterable[Path], unit_bytes: int) -> list[list[Span]]:

@@ -211,7 +211,6 @@ class _Tally:
 
 
 def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -> list[Path]:
-    """Write whole documents into files of about equal size."""
     folder.mkdir()
     paths: list[Path] = []
     for first in documents:

@@ -53,7 +53,6 @@ class Answers:
 def find_answers(
     collection: Collection, windows: Windows, outputs: TaskOutputs, version: Version, settings: TaskSettings
 ) -> list[Answers]:
-    """The best answers to each question over all its windows."""
     chunks = (slice(first, first + CHUNK_WINDOWS) for first in range(0, len(windows.question), CHUNK_WINDOWS))
     parts = [_best_spans(windows, outputs, chunk, settings) for chunk in chunks]
     spans = _Spans(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -41,8 +41,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Collection:
-    """The questions of a file in its order, and their paragraphs."""
-
     path: Path
     contexts: list[str]
     questions: list[Question]

@@ -149,7 +149,6 @@ class AnswerSpans:
 
 
 def locate_answers(collection: Collection, paragraphs: TokenizedTexts) -> AnswerSpans:
-    """Find the first answer of each question among the tokens of its paragraph."""
     characters = np.full((len(collection.questions), 2), -1, np.int64)
     is_usable = np.ones(len(collection.questions), bool)
     num_moved = 0
