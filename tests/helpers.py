@@ -20,6 +20,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.formats.block import Block
+from bertrain.data.formats.packing import plan_packing
 from bertrain.data.prepare.prepare import prepare
 from bertrain.model.bert import Bert
 from bertrain.weights.huggingface import huggingface_names
@@ -46,6 +47,12 @@ TINY = {
     "log.tensorboard": "false",
 }
 """Overrides of bert-tiny that make a run of seconds."""
+
+
+def packed_rows(lengths: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a packing: row r holds the sequences indices[offsets[r] : offsets[r + 1]]."""
+    packing = plan_packing(lengths, **options)
+    return packing.rows(0, len(packing))
 
 
 def write_corpus(path: Path, *, documents: int = 40, seed: int = 0) -> Path:

@@ -4,8 +4,6 @@ Lines hold the same information as the bar. Warnings are always printed. Everyth
 (logs.py), whatever the console shows.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -22,7 +20,6 @@ def warn(message: str) -> None:
 
 
 def remark(message: str) -> None:
-    """Print a remark to stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -50,7 +47,6 @@ class Console:
             print(message, flush=True)
 
     def detail(self, message: str) -> None:
-        """Print one line at level verbose."""
         if self.level == "verbose":
             self._show(message)
 

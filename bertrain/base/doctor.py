@@ -1,7 +1,5 @@
 """`bertrain doctor`: the hardware and software of this machine, how bertrain uses it, and what is missing."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -14,8 +14,7 @@ EXIT_CODES = {
     EXIT_REQUEUE: "stopped by SIGTERM or SIGUSR1 and saved; start the command again (or requeue the job) to continue",
     EXIT_HUNG: "no progress for `train.hang_timeout`; the message names the rank that hangs",
     EXIT_INTERRUPTED: "stopped by Ctrl-C; in training, after saving the step",
-}
-"""The meaning of each exit code. 75 is EX_TEMPFAIL and 69 EX_UNAVAILABLE in sysexits.h; 124 is that of timeout(1)."""
+}  # the meaning of each exit code. 75 is EX_TEMPFAIL and 69 EX_UNAVAILABLE in sysexits.h; 124 is that of timeout(1).
 
 
 class UserError(Exception):

@@ -1,7 +1,5 @@
 """Packages that only some commands need: imported at first use; where one is missing, the error names its extra."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 
@@ -30,7 +28,6 @@ def missing_package(module: str) -> UserError:
 
 
 def import_extra(name: str) -> Any:
-    """Import a module of a package in EXTRAS."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,8 +1,9 @@
-"""Write files and folders atomically: beside their final place, then renamed."""
+"""Read text and JSON, and write files and folders atomically: beside their final place, then renamed."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bertrain.base.errors import UserError
 
@@ -22,6 +23,26 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content whole: a reader sees the old or the new, never a part."""
     with replacing(path) as file:
         file.write(text)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+    except OSError as error:
+        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
+
+
+def read_json(path: Path) -> Any:
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; deep nesting
+        reason = str(error)
+    raise UserError("bad-json", f"{path} is not valid JSON: {reason}")
 
 
 @contextmanager

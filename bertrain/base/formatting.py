@@ -1,7 +1,5 @@
 """Format numbers, durations and names of metrics for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 TITLES = {
@@ -17,7 +15,6 @@ YARDSTICKS = ("constant_accuracy", "hidden_accuracy", BASELINE)  # beginnings of
 
 
 def is_speed(name: str) -> bool:
-    """Whether it is a metric of speed."""
     return name.endswith("_per_s") or name.startswith("latency")
 
 
@@ -26,7 +23,6 @@ def title_of(metric: str) -> str:
 
 
 def heading_of(metric: str) -> str:
-    """Its title with a capital letter."""
     title = title_of(metric)
     return title[:1].upper() + title[1:]
 
@@ -48,8 +44,10 @@ def headline_of(metrics: list[str]) -> str | None:
 
 
 def show(metric: str, value: float | None) -> str:
-    """A metric's value, in percent or with four decimals."""
-    return percent(value) if is_share(metric) else decimal(value)
+    """A share in percent, a loss in four decimals; a dash where it is not finite or not there."""
+    if is_share(metric):
+        return percent(value)
+    return "–" if value is None or value != value else f"{value:.4f}"
 
 
 def compact(value: float) -> str:
@@ -90,11 +88,6 @@ def duration(seconds: float) -> str:
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {part}"
     return f"{whole} s" if whole >= 10 else f"{f'{seconds:.1f}'.removesuffix('.0')} s"
-
-
-def decimal(value: float | None) -> str:
-    """A loss in four decimals; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.4f}"
 
 
 def percent(value: float | None) -> str:

@@ -6,8 +6,6 @@ reaches MAX_BYTES replaces the older one, so a rank keeps at most twice that. Li
 and the run continues.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import logging
@@ -37,9 +35,6 @@ LOGGER = logging.getLogger("bertrain")
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False  # the console has printed it already
 LOGGER.addHandler(logging.NullHandler())
-
-
-# --- writing ---------------------------------------------------------------------------------------
 
 
 def note(level: Level, event: str, text: str, **fields: Any) -> None:
@@ -101,9 +96,6 @@ class _Lines(RotatingFileHandler):
             print(f"warning: cannot write {self.baseFilename}: {sys.exc_info()[1]}; the run goes on", file=sys.stderr)
 
 
-# --- reading ---------------------------------------------------------------------------------------
-
-
 def logs(
     run: str | Path, *, rank: int | None = None, since: str = "", level: Level = "info", follow: bool = False
 ) -> Iterator[dict[str, Any]]:
@@ -128,7 +120,6 @@ def logs(
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """A log line as text."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
     lost = f" (and {entry['lost_before']} lines before it were lost)" if entry.get("lost_before") else ""
     return f"{when}  rank {entry['rank']}  {entry['level']:<7}  {entry['text']}{lost}"
@@ -178,7 +169,6 @@ class _Growing:
         self._rest = b""
 
     def older(self) -> Iterator[dict[str, Any]]:
-        """The lines of the older file."""
         with suppress(OSError), open(f"{self._path}.1", "rb") as file:
             yield from filter(None, (_entry(line, self._rank) for line in file))
 

@@ -1,7 +1,5 @@
 """Facts about this machine and this process: memory, processor, GPUs, rank. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import csv
 import os
 import platform
@@ -18,20 +16,13 @@ ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
 }  # fmt: skip
 
 
-# --- ranks ----------------------------------------------------------------------------------------
-
-
 def is_first_rank() -> bool:
-    """Whether this process is rank 0, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def under_launcher() -> bool:
     """Whether torchrun, or a launcher like it, started this process as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-# --- memory and processor ---------------------------------------------------------------------------
 
 
 def total_memory() -> int | None:
@@ -72,8 +63,6 @@ def _cpuinfo(field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
-# --- GPUs -----------------------------------------------------------------------------------------
-
 SMI_FIELDS = (
     "index", "name", "driver_version", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu",
     "ecc.errors.uncorrected.volatile.total",
@@ -91,14 +80,11 @@ class Gpu:
     total_mb: int = 0
     busy_percent: int = 0
     temperature: int = 0
-    errors: int = 0
-    """Uncorrected memory errors since the driver was loaded."""
+    errors: int = 0  # uncorrected memory errors since the driver was loaded
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProcess:
-    """A process that computes on a GPU."""
-
     number: int
     name: str
     used_mb: int
@@ -111,7 +97,6 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_processes() -> tuple[GpuProcess, ...]:
-    """The processes that compute on GPUs of this machine."""
     nvml = _nvml()
     if not nvml:
         return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
@@ -149,7 +134,6 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def gpus_by_nvml(nvml: Any) -> tuple[Gpu, ...]:
-    """The GPUs that an initialized NVML reports."""
     found = []
     for number in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)

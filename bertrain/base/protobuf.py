@@ -1,7 +1,5 @@
 """The wire format of protocol buffers: fields of a message, and runs of varints. Damaged bytes raise ValueError."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,7 +31,6 @@ def wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def encode_field(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
     head = bytearray([number << 3 | LENGTH_DELIMITED])
     size = len(content)
     while size > 127:
@@ -73,7 +70,6 @@ def decode_varints(data: bytes) -> npt.NDArray[np.int64]:
 
 
 def encode_varints(values: npt.NDArray) -> bytes:
-    """Non-negative numbers as a run of varints."""
     values = values.astype(np.uint64)
     sizes = np.ones(len(values), dtype=np.int64)
     for bits in range(7, 64, 7):

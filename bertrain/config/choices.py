@@ -1,7 +1,5 @@
 """Literal types of options and settings. Nothing heavy is imported here, so that the command line stays fast."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 Form = Literal["auto", "dump", "wikiextractor", "jsonl", "csv", "parquet", "arrow", "text"]
@@ -11,18 +9,13 @@ DocumentEnd = Literal["auto", "blank-line", "file", "line", "size"]
 Splitter = Literal["sentencex", "lines", "none"]
 OnError = Literal["stop", "skip"]
 Engine = Literal["local", "dask"]
-Collection = Literal["wikipedia", "mlperf"]
-"""Collections that `data download` knows."""
-StepPacking = Literal["lpfhp", "spfhp"]
-"""Packing algorithms of the policy `packed`, which packs each step by itself."""
+Collection = Literal["wikipedia", "mlperf"]  # collections that `data download` knows
+StepPacking = Literal["lpfhp", "spfhp"]  # packing algorithms of the policy `packed`, which packs each step by itself
 Algorithm = Literal[StepPacking, "nnlshp"]
 """Packing algorithms of `data pack` and `data convert`, which pack a whole data set once."""
-PACKING: StepPacking = "lpfhp"
-"""The default algorithm of packed rows."""
-MAX_PER_ROW = 3
-"""The default limit of sequences in a packed row."""
-MASK_PROBABILITY = 0.15
-"""Default share of tokens to predict, as BERT was trained."""
+PACKING: StepPacking = "lpfhp"  # the default algorithm of packed rows
+MAX_PER_ROW = 3  # the default limit of sequences in a packed row
+MASK_PROBABILITY = 0.15  # default share of tokens to predict, as BERT was trained
 Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-per-length", "tfrecord"]
 """Formats that `data convert` writes."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]

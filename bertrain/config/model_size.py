@@ -1,7 +1,5 @@
 """Count a model's parameters by arithmetic, without building it or importing torch."""
 
-from __future__ import annotations
-
 from bertrain.config.settings import ModelSettings
 
 

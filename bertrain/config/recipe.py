@@ -32,8 +32,7 @@ class Recipe:
     about: str = ""
     group: str = ""
     base: str = ""
-    points: tuple[str, ...] = ()
-    """The recipes of a file of several; the file itself is then only their base."""
+    points: tuple[str, ...] = ()  # the recipes of a file of several; the file itself is then only their base
 
     @property
     def headline(self) -> str:

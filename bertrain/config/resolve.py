@@ -43,13 +43,11 @@ BERT_CONFIG_KEYS = {
     "layer_norm_eps": "layer_norm_eps",
 }
 
-
 Overrides = Mapping[str, object] | Iterable[tuple[str, object]]
 """Settings and their values, such as {"train.max_steps": 200}, or pairs of the same; values may be text."""
 
 
 def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
-    """Overrides as the command line gives them."""
     items = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
     return [(key, str(value)) for key, value in items]
 
@@ -174,7 +172,6 @@ def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A section's values, each of its field's type and within its range."""
     checked = {}
     for name, value in fields.items():
         _split_key(f"{section}.{name}")

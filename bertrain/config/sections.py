@@ -3,8 +3,6 @@
 `settings.py` joins the sections and refuses settings that contradict each other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,13 +76,11 @@ class ModelSettings:
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
-    def check(self) -> ModelSettings:
+    def check(self) -> "ModelSettings":
         """Refuse a model that cannot be built; returns itself."""
-        if self.hidden_size % self.num_heads:
-            raise UserError(
-                "indivisible-heads",
-                f"model.num_heads {self.num_heads} does not divide model.hidden_size {self.hidden_size}",
-            )
+        heads, width = self.num_heads, self.hidden_size
+        if width % heads:
+            raise UserError("indivisible-heads", f"model.num_heads {heads} does not divide model.hidden_size {width}")
         return self
 
 

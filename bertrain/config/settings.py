@@ -3,8 +3,6 @@
 `resolve.py` fills them in from recipes, files and the command line.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -52,14 +50,17 @@ class Settings:
         """Whether there is data to evaluate on during training; a task brings its own."""
         return bool(self.evaluate.data or self.task.name)
 
-    def check(self) -> Settings:
+    def check(self) -> "Settings":
         """Refuse settings that contradict each other; returns itself."""
         self.model.check()
         if not self.task.name:
             self._check_pretraining()
         self._check_lengths()
         self._check_batch()
-        self._check_run_length()
+        parse_steps(self.train.skip_steps, "train.skip_steps")
+        parse_fits(self.train.fits, "train.fits")
+        for name in ("max_time", "budget", "hang_timeout"):
+            parse_duration(getattr(self.train, name), f"train.{name}")
         _check_schedule(self.schedule)
         self._check_optimizer()
         self._check_evaluation()
@@ -79,7 +80,6 @@ class Settings:
             )
 
     def _check_pretraining(self) -> None:
-        """Refuse settings of fine-tuning."""
         head = self.model.head
         if head != "pretrain":
             raise UserError("finetuning-only", f"model.head {head} is for fine-tuning, and task.name names no task")
@@ -97,44 +97,31 @@ class Settings:
             )
         if self.task.name and not longest:
             raise UserError("out-of-range", "data.max_seq_length 0 is for prepared data; a task needs a length")
-        masked = self.data.max_predictions
-        if 0 < longest <= masked and not self.task.name:
-            raise UserError(
-                "too-many-predictions", f"data.max_predictions {masked} fills data.max_seq_length {longest}"
-            )
+        most = self.data.max_predictions
+        if 0 < longest <= most and not self.task.name:
+            raise UserError("too-many-predictions", f"data.max_predictions {most} fills data.max_seq_length {longest}")
         question = self.task.max_query_length
         if self.task.name.startswith("squad/") and longest < question + 4:
             raise UserError("query-too-long", f"task.max_query_length {question} fills data.max_seq_length {longest}")
 
     def _check_batch(self) -> None:
-        batch, longest = self.batch, self.data.max_seq_length
+        batch, budget, longest = self.batch, self.batch.token_budget, self.data.max_seq_length
         if bool(batch.sequences) == bool(batch.tokens):
             given = "both are" if batch.sequences else "neither is"
             raise UserError("step-size", f"batch.sequences or batch.tokens measures a step; {given} set; set one")
-        if batch.token_budget < longest and (batch.token_budget or not self.task.name):
-            raise UserError(
-                "bin-too-small", f"batch.token_budget {batch.token_budget} is below data.max_seq_length {longest}"
-            )
+        if budget < longest and (budget or not self.task.name):
+            raise UserError("bin-too-small", f"batch.token_budget {budget} is below data.max_seq_length {longest}")
         if 0 < batch.tokens < longest:
             raise UserError("step-too-small", f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}")
-        if batch.group_size and batch.policy != "exchange":
+        group, policy = batch.group_size, batch.policy
+        if group and policy != "exchange":
+            raise UserError("conflicting-settings", f"batch.group_size {group} is for policy exchange, not {policy}")
+        nominal, sequences = self.mlperf.global_batch_size, batch.sequences
+        if sequences and nominal not in (0, sequences):
             raise UserError(
                 "conflicting-settings",
-                f"batch.group_size {batch.group_size} is for policy exchange, not {batch.policy}",
+                f"mlperf.global_batch_size {nominal} is not batch.sequences {sequences}; omit it",
             )
-        nominal = self.mlperf.global_batch_size
-        if batch.sequences and nominal not in (0, batch.sequences):
-            raise UserError(
-                "conflicting-settings",
-                f"mlperf.global_batch_size {nominal} is not batch.sequences {batch.sequences}; omit it",
-            )
-
-    def _check_run_length(self) -> None:
-        train = self.train
-        parse_steps(train.skip_steps, "train.skip_steps")
-        parse_fits(train.fits, "train.fits")
-        for name in ("max_time", "budget", "hang_timeout"):
-            parse_duration(getattr(train, name), f"train.{name}")
 
     def _check_optimizer(self) -> None:
         optimizer, layers = self.optimizer, self.model.num_layers
@@ -175,7 +162,6 @@ SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Setting
 
 
 def _check_schedule(schedule: ScheduleSettings) -> None:
-    """Refuse a schedule that contradicts itself."""
     if schedule.warmup_share and (schedule.warmup_steps or schedule.start_warmup_step or schedule.decay_start):
         raise UserError(
             "conflicting-settings",

@@ -1,7 +1,5 @@
 """Tensors that kernels take or return together, by name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

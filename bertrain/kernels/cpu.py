@@ -3,8 +3,6 @@
 They compute in bf16; FP8 (`cast`) is for GPUs. Signatures and results are those of the Triton kernels' launchers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +29,6 @@ ROWS_AT_ONCE = 256
 
 
 def _partials(*shape: int) -> Tensor:
-    """Zeroed partial sums, one part for each thread."""
     return torch.zeros(thread_count(), *shape)
 
 
@@ -143,10 +140,7 @@ def bias_gelu_backward(
 def column_sums(partials: Tensor, outs: list[Tensor], *, accumulate: bool = False) -> None:
     """Sum partials [n, k, N] into k rows. There are few, one per thread, so PyTorch adds them."""
     for out, total in zip(outs, partials.sum(0), strict=True):
-        if accumulate:
-            out.add_(total)
-        else:
-            out.copy_(total)
+        (out.add_ if accumulate else out.copy_)(total)
 
 
 def row_sum(x: Tensor) -> Tensor:

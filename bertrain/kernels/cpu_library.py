@@ -4,8 +4,6 @@ PyTorch's wheel offers no way to write a fused kernel for a CPU, and its own com
 PyTorch's headers takes two seconds to compile and shares PyTorch's OpenMP threads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
@@ -46,7 +44,6 @@ def available() -> tuple[bool, str]:
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL, str]:
-    """The library, and the version line of its compiler."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError:

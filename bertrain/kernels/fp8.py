@@ -30,7 +30,6 @@ def limit_and_scale(cast: Cast | None, placeholder: Tensor) -> tuple[float, Tens
 
 
 def empty_both_ways(like: Tensor, cast: Cast) -> Fp8Copy:
-    """Allocate the FP8 copies of a matrix."""
     num_rows, width = like.shape
     return Fp8Copy(
         *(torch.empty(shape, dtype=cast.dtype, device=like.device) for shape in ((num_rows, width), (width, num_rows)))
@@ -278,8 +277,7 @@ class Scales:
         self._inverse = torch.ones(len(formats), 4, device=device)  # cuBLAS needs each on a 16-byte boundary
         self.largest = torch.zeros(len(formats), device=device)
         self._partials = torch.zeros(len(formats), PROGRAMS, device=device)
-        self.ready = False
-        """Whether the scales have been measured, so that products may use FP8."""
+        self.ready = False  # whether the scales have been measured, so that products may use FP8
 
     def cast(self, site: int) -> Cast:
         return Cast(self.formats[site], self.scale[site : site + 1], self._partials[site])

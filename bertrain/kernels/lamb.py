@@ -34,8 +34,7 @@ class Part:
     tensor: int
     decay: bool
     adapt: bool
-    rate: float = 1.0
-    """Factor on the learning rate."""
+    rate: float = 1.0  # factor on the learning rate
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,7 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def write_gradient(into: Tensor, value: Tensor, accumulate: bool) -> None:
-    """Write a gradient, or add it to the values in `into`."""
-    if accumulate:
-        into.add_(value)
-    else:
-        into.copy_(value)
+    (into.add_ if accumulate else into.copy_)(value)
 
 
 @on_cpu(cpu.weight_gradient)

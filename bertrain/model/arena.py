@@ -6,8 +6,6 @@ whose layout never changes. DistributedDataParallel rebuilds its buckets after t
 resumed run would sum in another order than an uninterrupted one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,12 +22,9 @@ class Segment:
 
     start: int
     stop: int
-    is_adapted: bool
-    """Whether weight decay and LAMB's trust ratio apply: to matrices, not to biases and LayerNorm."""
-    tensor: int
-    """Number of the tensor, the same in every shard."""
-    rate: float = 1.0
-    """Factor on the learning rate."""
+    is_adapted: bool  # whether weight decay and LAMB's trust ratio apply: to matrices, not to biases and LayerNorm
+    tensor: int  # number of the tensor, the same in every shard
+    rate: float = 1.0  # factor on the learning rate
 
 
 class Arena:
@@ -82,12 +77,10 @@ class Arena:
         return {name: self.view(flat, name) for name in self.places}
 
     def load(self, flat: Tensor, named: dict[str, Tensor]) -> None:
-        """Copy tensors by name into a flat buffer of this layout."""
         for name in self.places:
             self.view(flat, name).copy_(named[name])
 
     def shard(self, number: int, shards: int) -> range:
-        """The range of the flat buffers that belongs to one of several equal shards."""
         size = len(self.values) // shards
         return range(number * size, (number + 1) * size)
 

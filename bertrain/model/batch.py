@@ -43,7 +43,6 @@ class Batch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(tensor.nbytes for _, tensor in self._tensors())
 
     def without_padding(self) -> Batch:

@@ -11,8 +11,6 @@ span head reads all of them.
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import torch
@@ -56,7 +54,6 @@ class FusedBert:
 
     @property
     def values16(self) -> Tensor:
-        """The flat 16-bit copy of the weights."""
         return self.views.values16
 
     def _scales(self, device: torch.device) -> Scales:
@@ -70,7 +67,6 @@ class FusedBert:
         self.requantize()
 
     def requantize(self) -> None:
-        """Compute the FP8 copies of the weights from the 16-bit copies."""
         if self.scales is None:
             return
         for layer in self.layers:

@@ -9,8 +9,6 @@ After a change of bert.py or heads.py: change fused*.py to match, run tests/nume
 tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()` to `WRITTEN_FOR`.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect
@@ -30,8 +28,7 @@ FUNCTIONS = {
     bert: ("dropout", "answer_head"),
     attention: ("attend_grouped",),
     heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
-}
-"""Functions that the classes and the loss call; found at each check, so that a replaced one is noticed."""
+}  # functions that the classes and the loss call; found at each check, so that a replaced one is noticed
 WRITTEN_FOR = {
     "Embeddings.__init__": "7c2330dbec21fe86",
     "Embeddings.forward": "ec6f30094ad5aff7",

@@ -4,8 +4,6 @@ columns, in plain float32.
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -39,8 +37,6 @@ class FusedHeads:
     def _write(self, name: str, gradient: Tensor, accumulate: bool) -> None:
         write_gradient(self.views.gradient(name), gradient, accumulate)
 
-    # --- masked words ------------------------------------------------------------------------------------
-
     def _word_matrices(self) -> tuple[Matrix, Matrix]:
         return Matrix(self.views, "masked_words.transform.weight"), Matrix(self.views, "embeddings.words.weight")
 
@@ -55,7 +51,6 @@ class FusedHeads:
         return hidden, activated, normed, mean, rstd, words.product(Operand(normed), value16("masked_words.bias"))
 
     def masked_words(self, x: Tensor, labels: Tensor, scale: Tensor, accumulate: bool) -> HeadResult:
-        """Loss of the masked words, and gradient of their rows."""
         name, value16 = "masked_words", self.views.value16
         transform, words = self._word_matrices()
         hidden, activated, normed, mean, rstd, logits = self.word_logits(x)
@@ -76,8 +71,6 @@ class FusedHeads:
         dhidden_operand = Operand(dhidden)
         transform.weight_gradient(dhidden_operand, Operand(x), accumulate)
         return HeadResult(loss, correct, transform.input_gradient(dhidden_operand))
-
-    # --- sequences and spans -------------------------------------------------------------------------------
 
     def sequence_logits(self, name: str, cls: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The pooled [CLS] rows, the same after dropout, and the logits."""
@@ -114,7 +107,6 @@ class FusedHeads:
         return torch.addmm(value("answer.score.bias"), x.float(), value("answer.score.weight").t())
 
     def spans(self, x: Tensor, batch: Batch, scale: Tensor, accumulate: bool) -> HeadResult:
-        """Loss of spans, and gradient of every row."""
         assert batch.answers is not None
         scores = by_sequence(self.span_logits(x), batch).log_softmax(1)  # [S, L, 2]
         is_real = batch.is_real.float()

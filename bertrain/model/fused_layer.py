@@ -3,8 +3,6 @@
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`; `x8` is `x` in FP8.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -80,8 +78,6 @@ class BlockEnd:
 
 
 class FusedLayer:
-    """One encoder layer, forward and backward."""
-
     def __init__(
         self, settings: ModelSettings, views: ParameterViews, number: int, scales: Scales | None, recompute: Recompute
     ) -> None:

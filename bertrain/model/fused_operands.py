@@ -4,8 +4,6 @@ A dropout mask is a function of its site's number, and checkpoints store FP8 sca
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -22,8 +20,6 @@ PER_LAYER = 8
 
 
 class LayerDropout(IntEnum):
-    """Dropout within a layer."""
-
     ATTENTION = 0
     MIDDLE = 1  # before the LayerNorm after attention
     OUTPUT = 3
@@ -33,8 +29,6 @@ class LayerDropout(IntEnum):
 
 
 class ModelDropout(IntEnum):
-    """Dropout outside the layers."""
-
     EMBEDDINGS = 0
     HEAD = 1
 
@@ -125,12 +119,11 @@ class Operand(NamedTuple):
 
     @property
     def in_16_bits(self) -> Tensor:
-        """The 16-bit tensor, which must have been computed."""
         assert self.full is not None, "this operand exists in FP8 only"
         return self.full
 
     @property
-    def without_rows8(self) -> Operand:
+    def without_rows8(self) -> "Operand":
         """The part that the gradient of a weight needs."""
         return self._replace(rows8=None)
 
@@ -144,7 +137,6 @@ class Matrix:
         self._fp8 = None if scales is None else empty_both_ways(self.value, scales.cast(scale_number))
 
     def requantize(self) -> None:
-        """Compute the FP8 copies from the 16-bit copy."""
         if self._scales is not None:
             cast_both_ways(self.value, self._scales.cast(self._scale_number), self._fp8)
 

@@ -1,7 +1,5 @@
 """The heads of pre-training and of fine-tuning, and their losses. Letters as in bert.py; L: longest sequence."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -82,9 +80,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     correct = (logits.detach().argmax(-1) == labels).sum().float()
     return loss, correct
-
-
-# --- fine-tuning --------------------------------------------------------------------------------------------
 
 
 def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:

@@ -3,8 +3,6 @@
 On a device they are a vector [4], so that bins, and ranks, add them in one operation. Only this file knows its order.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -37,7 +35,7 @@ class Totals(NamedTuple):
     sequence_correct: float
 
     @classmethod
-    def unpack(cls, packed: Tensor) -> Totals:
+    def unpack(cls, packed: Tensor) -> "Totals":
         """Read a packed vector; waits for its device."""
         return cls(*packed.tolist())
 

@@ -8,8 +8,6 @@ The paper's optimizer has no v; this is the form that Samsung's MLPerf entry for
 of 1. With beta1 = beta2 it is AdamW: an average is never larger than the same average of the magnitudes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -17,8 +15,6 @@ from bertrain.optim.lamb import Adam
 
 
 class AcClip(Adam):
-    """Adam with decoupled decay and a clipped first moment."""
-
     BUFFERS = ("first_moment", "second_moment", "clip_level")
 
     def direction(self, gradient: Tensor, apply: Tensor) -> Tensor:

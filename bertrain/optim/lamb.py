@@ -7,8 +7,6 @@
 Decay and r apply to matrices only; r is 1 if either norm is 0.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch
@@ -49,8 +47,6 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay."""
-
     BUFFERS = ("first_moment", "second_moment")
     TEMPORARY_BYTES = 4
 
@@ -80,10 +76,7 @@ class Lamb(AdamW):
             squares[self._numbers] = torch.stack(lengths, 1).square_()
         self.sum_over_ranks(squares)
         if updates:
-            torch._foreach_mul_(updates, list(trust_ratios(squares)[self._numbers].unbind()))
-
-
-def trust_ratios(squares: Tensor) -> Tensor:
-    """|w| / |u| from the squared norms [.., 2] of each tensor, 1 if either is 0."""
-    weights, updates = squares.sqrt().unbind(-1)
-    return torch.where((weights > 0) & (updates > 0), weights / updates, 1.0)
+            weight_norms, update_norms = squares.sqrt().unbind(-1)
+            is_positive = (weight_norms > 0) & (update_norms > 0)
+            ratios = torch.where(is_positive, weight_norms / update_norms, 1.0)
+            torch._foreach_mul_(updates, list(ratios[self._numbers].unbind()))

@@ -9,8 +9,6 @@ away from z rather than shrinking them step by step, and is much weaker than Ada
 exponential decay, so there is no beta2.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -20,8 +18,6 @@ START = "start"  # this buffer is initially a copy of the weights
 
 
 class Madgrad(Optimizer):
-    """Steps from the initial weights along the sum of all gradients."""
-
     BUFFERS = ("gradient_sum", "square_sum", START)
 
     def begin(self) -> None:

@@ -1,7 +1,5 @@
 """The task `classify`: the user's own tables of one or two texts per row, and a class or a number to predict."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -33,8 +31,7 @@ STEMS = {
     "train": ("train", "training", "train_*", "data"),
     "dev": ("dev", "validation", "valid", "val", "eval"),
     "test": ("test",),
-}
-"""File names of each split, without suffix."""
+}  # file names of each split, without suffix
 WHOLE = "data"  # the split of all rows, of which some are held out
 
 
@@ -88,7 +85,6 @@ class ClassifyTask(TableTask):
         return replace(whole, name=name, block=whole.block.take(rows), ids=[whole.ids[row] for row in rows])
 
     def _find_labels(self) -> tuple[str, ...]:
-        """The labels of the usable rows of the training data."""
         if "train" not in self.files:
             raise UserError("missing-split", f"--data {self.data} has no train file, such as train.csv")
         counts: Counter[str] = Counter()
@@ -140,8 +136,6 @@ def find_files(data: Path, notes: list[str], *, is_whole: bool) -> dict[str, lis
 
 
 def _is_labeled(files: Iterable[Path], columns: Columns) -> bool:
-    """Whether any of the first rows has a label."""
-
     def select(names: list[str]) -> list[str | None]:
         return [find_column(names, columns.label, columns.hint, required=False)]
 

@@ -17,8 +17,6 @@ from bertrain.weights.source import build_model, read_weights
 
 @dataclass(frozen=True)
 class Guess:
-    """A token for a [MASK], and its probability."""
-
     word: str
     probability: float
 

@@ -3,8 +3,6 @@
 Labels have the class indices of `datasets`, so that other programs understand an exported model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +81,7 @@ OTHER_STEMS = {
     "dev_matched": ["multinli_1.0_dev_matched"],
     "dev_mismatched": ["multinli_1.0_dev_mismatched"],
     "diagnostic": ["diagnostic-full"],
-}
-"""File names of the original authors, and of subsets."""
+}  # file names of the original authors, and of subsets
 
 
 class GlueTask(TableTask):

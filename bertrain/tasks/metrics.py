@@ -3,8 +3,6 @@
 An undefined metric, such as the correlation with constant predictions, is 0.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,12 +19,10 @@ Predictions = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 
 def predictions_of(outputs: TaskOutputs, head: Head) -> Predictions:
-    """The predicted class or number of each example."""
     return outputs[:, 0] if head == "regress" else outputs.argmax(axis=1)
 
 
 def softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Probabilities along the last axis."""
     weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 

@@ -1,7 +1,5 @@
 """The tasks by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,10 @@ from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
-
-
 ELSEWHERE = ("ner", "token-classification", "pos", "multilabel", "multi-label", "multiple-choice")
 
 
 def task_names() -> list[str]:
-    """Valid values of `task.name`."""
     return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify"]
 
 

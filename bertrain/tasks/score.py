@@ -1,14 +1,13 @@
 """Score a file of predictions, from any program, by the official rules of its task."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.tasks.squad.files import read_json_file, read_squad
+from bertrain.base.files import read_json
+from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.scoring import score_squad
 from bertrain.tasks.squad.task import squad_version
 
@@ -47,8 +46,7 @@ def score(
 
 
 def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
-    """A JSON object of question ids and values."""
-    content = read_json_file(path)
+    content = read_json(path)
     if not isinstance(content, dict) or not content:
         raise UserError("bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} each')
     invalid = next((question for question, value in content.items() if not is_valid(value)), None)

@@ -3,8 +3,6 @@
 A subclass of TableTask says where its files are, which columns it reads and how it parses a label.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +41,6 @@ class Columns:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How rows of a file become examples."""
-
     columns: Columns
     parse_label: Callable[[str], float]  # the target that a label stands for; raises ValueError with the reason
     header: tuple[str, ...] = ()  # the columns of files without a header line
@@ -55,8 +51,6 @@ class RowFormat:
 
 @dataclass
 class TextRows:
-    """The rows of some files, column by column."""
-
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
     targets: list[float] = field(default_factory=list)
@@ -92,7 +86,6 @@ class TextRows:
 
 
 def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *, with_labels: bool) -> TextRows:
-    """Read the rows of some files, in order."""
     columns, rows = row_format.columns, TextRows()
 
     def select(names: list[str]) -> list[str | None]:
@@ -123,7 +116,6 @@ def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *
 
 
 def find_column(names: list[str], candidates: tuple[str, ...], hint: str = "", *, required: bool = True) -> str | None:
-    """The first of the candidates among a file's columns."""
     found = next((name for name in candidates if name in names), None)
     if found is None and candidates and required:
         raise LookupError(" or ".join(map(repr, candidates)), hint)
@@ -143,7 +135,6 @@ def class_parser(labels: Sequence[str], aliases: Mapping[str, int] | None = None
 
 
 def parse_number(label: str) -> float:
-    """The value of a numeric label."""
     try:
         value = float(label)
     except ValueError:
@@ -155,9 +146,7 @@ def parse_number(label: str) -> float:
 
 @dataclass(frozen=True)
 class TableSplit:
-    """A Split of encoded rows."""
-
-    task: TableTask
+    task: "TableTask"
     name: str
     block: Block
     ids: list[str]
@@ -223,7 +212,6 @@ class TableTask:
         self._load = cache(self.load_split)
 
     def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
-        """Read the files of a split; see `read_split`."""
         raise NotImplementedError
 
     @property

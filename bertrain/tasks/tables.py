@@ -6,8 +6,6 @@ TSV is read as GLUE writes it: a tab ends a field, a line feed ends a row, and q
 fields may contain commas and line breaks; the header line shows whether commas, semicolons or tabs separate fields.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -69,7 +67,6 @@ def format_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The name of a table file without its suffixes."""
     return _uncompressed_name(path).rpartition(".")[0]
 
 
@@ -146,10 +143,6 @@ def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> I
     lines = ((number, line.decode("utf-8", "surrogateescape")) for number, line in table_lines(stream))
     rows = ((number, text.rstrip("\n").removesuffix("\r").split("\t")) for number, text in lines)
     return _select_fields(stream.name, ((number, row) for number, row in rows if row != [""]), select, header)
-
-
-def _read_csv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
-    return _select_fields(stream.name, csv_rows(stream), select, header)
 
 
 def _select_fields(
@@ -298,7 +291,7 @@ _PART = re.compile(r"(?P<stem>.+)-\d+-of-(?P<total>\d+)")  # as `datasets` numbe
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _READERS: dict[str, Callable[[Stream, SelectColumns, Sequence[str]], Iterator[Row | Problem]]] = {
     "tsv": _read_tsv,
-    "csv": _read_csv,
+    "csv": lambda stream, select, header: _select_fields(stream.name, csv_rows(stream), select, header),
     "jsonl": _read_json_lines,
     "parquet": _read_columnar,
     "arrow": _read_columnar,

@@ -1,7 +1,5 @@
 """XNLI: trained in one language, usually English, and evaluated in fifteen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +21,7 @@ PAIRS = RowFormat(
     Columns(("premise", "sentence1"), ("hypo", "sentence2", "hypothesis"), ("label", "gold_label")),
     class_parser(LABELS, LABEL_ALIASES),
     no_gold_label="-",
-)
-"""Rows in one language."""
+)  # rows in one language
 MULTILINGUAL_COLUMNS = Columns(("sentence1",), ("sentence2",), ("gold_label",), ("pairID",), ("language",))
 
 
@@ -90,7 +87,6 @@ class XnliTask(TableTask):
 
 
 def parse_languages(text: str) -> tuple[str, ...]:
-    """The languages of the setting `task.languages`."""
     if text == ALL:
         return LANGUAGES
     chosen = tuple(dict.fromkeys(word.strip() for word in text.split(",")))

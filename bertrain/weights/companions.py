@@ -1,12 +1,10 @@
 """Read the files beside weights: the config of the model, the vocabulary and the tokenizer's settings."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertrain.base import files
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import model_from_bert_config
 from bertrain.config.settings import ModelSettings
@@ -106,13 +104,7 @@ def _read_tokenizer_json(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise UserError("bad-json", f"{path} is not valid JSON in UTF-8") from None
+    content = files.read_json(path)
     if not isinstance(content, dict):
         raise UserError("bad-json", f"{path} is not a JSON object")
     return content

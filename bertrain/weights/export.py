@@ -16,8 +16,6 @@ FORMATS = ("huggingface", "nvidia")
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import."""
-
     folder: str
     kind: Kind  # their format: run, huggingface, nvidia or tf1
     origin: str

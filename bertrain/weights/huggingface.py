@@ -7,8 +7,6 @@
   embeddings. Checkpoints of its fused models are read too.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -50,8 +48,7 @@ LOADERS = {
     "classify": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
-}
-"""The class of Transformers that loads a folder, by head."""
+}  # the class of Transformers that loads a folder, by head
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -76,7 +73,6 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def open_files(files: list[Path]) -> OpenedWeights:
-    """Open the weight files of a folder."""
     folder = files[0].parent
     origin = files[0] if len(files) == 1 and files[0].name not in (MODEL, PICKLED) else folder
     tensors: dict[str, StoredTensor] = {}
@@ -182,9 +178,8 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
 def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all."""
     refuse_occupied(out)
-    tensors = to_huggingface(
-        weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0
-    )  # so that padding is never predicted
+    # With such a bias, padding is never predicted.
+    tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0)
     settings = replace(weights.settings, vocab_size=len(tensors[WORDS]))
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
@@ -240,7 +235,6 @@ def _describe_head(weights: Weights) -> dict[str, Any]:
 
 
 def bert_config(settings: ModelSettings) -> dict[str, Any]:
-    """The fields of a bert_config.json."""
     return {"hidden_act": "gelu"} | {theirs: getattr(settings, ours) for theirs, ours in BERT_CONFIG_KEYS.items()}
 
 

@@ -1,7 +1,5 @@
 """`bertrain weights show` and `compare`: list the tensors of a file, and compare two."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ Verdict = Literal["equal", "close", "different", "only in A", "only in B"]
 
 @dataclass(frozen=True)
 class ShownTensor:
-    """A tensor in its file, and the parameter of our model that it holds."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -52,8 +48,6 @@ class Shown:
 
 @dataclass(frozen=True)
 class Compared:
-    """How a tensor differs between two sources."""
-
     name: str
     verdict: Verdict
     largest_absolute: float | None = None
@@ -103,7 +97,6 @@ def compare_weights(a: str | Path, b: str | Path, *, tolerance: float = 0.0) -> 
 
 
 def is_same(compared: list[Compared]) -> bool:
-    """Whether two sources have the same tensors, each equal or close."""
     return all(tensor.verdict in ("equal", "close") for tensor in compared)
 
 

@@ -4,8 +4,6 @@ All these names descend from google-research/bert: one table has our name and Py
 rule. `normalize_names` turns variants of PyTorch's names (older versions, fused layers, wrappers) into the usual ones.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -19,11 +17,9 @@ class ParameterSlice(NamedTuple):
     third: int = -1  # 0, 1, 2 for query, key and value, which are one parameter here; -1 for all of it
 
     def select(self, tensor: Tensor) -> Tensor:
-        """This slice of the whole parameter's tensor."""
         return tensor if self.third < 0 else tensor.chunk(3)[self.third]
 
-    def with_suffix(self, kind: str) -> ParameterSlice:
-        """The weight or bias of this layer."""
+    def with_suffix(self, kind: str) -> "ParameterSlice":
         return self._replace(parameter=f"{self.parameter}.{kind}")
 
 
@@ -85,8 +81,7 @@ VARIANTS = (
     *((rf"attention\.self\.B{one}$", f"attention.self.{layer}.bias") for one, layer in QUERY_KEY_VALUE),
     (r"intermediate\.dense\.(weight|bias)1$", r"intermediate.dense.\1"),
     (r"intermediate\.dense\.(weight|bias)2$", r"output.dense.\1"),
-)
-"""Older and fused names -> the usual ones: TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention."""
+)  # older and fused names -> the usual ones: TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention
 
 
 def _tensorflow_table() -> dict[str, ParameterSlice]:
@@ -99,19 +94,15 @@ def _tensorflow_table() -> dict[str, ParameterSlice]:
     return table
 
 
-def _torch_table() -> dict[str, ParameterSlice]:
-    kinds, layers = ("weight", "bias"), DENSE + NORMS
-    table = {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE}
-    return table | {f"{theirs}.{kind}": ours.with_suffix(kind) for kind in kinds for ours, theirs in layers}
-
-
-TENSORFLOW, TORCH = _tensorflow_table(), _torch_table()
+TENSORFLOW = _tensorflow_table()
+TORCH = {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE} | {
+    f"{theirs}.{kind}": ours.with_suffix(kind) for kind in ("weight", "bias") for ours, theirs in DENSE + NORMS
+}
 TRANSPOSED_IN_TENSORFLOW = "/kernel"  # the suffix of matrices that TensorFlow stores transposed
 TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
 
 
 def find_parameter(table: dict[str, ParameterSlice], name: str) -> ParameterSlice | None:
-    """The parameter that another program calls `name`."""
     layer = re.search(r"(?<=[._]layer[._])\d+", name.replace("/", "."))
     if layer is None:
         return table.get(name)
@@ -160,15 +151,12 @@ def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, .
             return ("masked_words.", "next_sentence.", "answer.score.")
 
 
-def huggingface_names(num_layers: int, *, nsp: bool = True, head: str = "pretrain") -> dict[str, ParameterSlice]:
-    """The parameter of each tensor of Hugging Face's BertForPreTraining (without `nsp`, BertForMaskedLM).
-
-    With another `head`, of BertForSequenceClassification or BertForQuestionAnswering.
-    """
+def huggingface_names(num_layers: int, *, head: str = "pretrain") -> dict[str, ParameterSlice]:
+    """The parameter of each tensor of Hugging Face's BertForPreTraining, or of its class for another `head`."""
     names = {}
     for theirs, found in TORCH.items():
         place = adapt_to_head(found, head)
-        if not place.parameter.startswith(unused_prefixes(nsp=nsp, head=head)):
+        if not place.parameter.startswith(unused_prefixes(head=head)):
             for layer in range(num_layers) if "{}" in theirs else (0,):
                 names[theirs.format(layer)] = place._replace(parameter=place.parameter.format(layer))
     return names

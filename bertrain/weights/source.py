@@ -1,7 +1,5 @@
 """Open weights at a path, a run or another format, and copy them into a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -138,7 +136,6 @@ def build_model(weights: Weights) -> Bert:
 
 
 def refuse_incomplete(weights: Weights) -> None:
-    """Refuse weights that lack a head or another tensor."""
     missing = [name for name in parameter_shapes(weights.settings) if name not in weights.tensors]
     if missing:
         count, head = counted(len(missing), "tensor"), weights.settings.head

@@ -10,8 +10,6 @@ file and offset.
 Every value is checked: a damaged file raises UserError, and never takes much more memory than its size.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct
@@ -49,8 +47,6 @@ PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """Type, shape and location of a tensor."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -69,7 +65,6 @@ class Bundle:
     entries: dict[str, BundleEntry]
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor and verify its checksum."""
         entry = self.entries[name]
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         if entry.dtype in OTHER_TYPES.values():
@@ -92,7 +87,6 @@ class Bundle:
 
 
 def index_of(prefix: Path) -> Path:
-    """The index file of the checkpoint `prefix`."""
     return prefix.with_name(prefix.name + ".index")
 
 
@@ -109,12 +103,10 @@ def find_prefix(path: Path) -> Path | None:
 
 
 def is_part(path: Path) -> bool:
-    """Whether a file belongs to a checkpoint by its name."""
     return PART.search(path.name) is not None
 
 
 def open_checkpoint(prefix: Path) -> OpenedWeights:
-    """Open the checkpoint at `prefix`."""
     bundle = open_bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
         raise UserError("tensorflow-2-checkpoint", f"{prefix} is of TensorFlow 2; only those of TensorFlow 1 are read")
@@ -143,7 +135,6 @@ def open_checkpoint(prefix: Path) -> OpenedWeights:
 
 
 def open_bundle(prefix: Path) -> Bundle:
-    """Open the checkpoint whose file names start with `prefix`."""
     index = index_of(prefix)
     try:
         content = index.read_bytes()
@@ -159,7 +150,6 @@ def open_bundle(prefix: Path) -> Bundle:
 
 
 def _read_table(content: bytes) -> dict[bytes, bytes]:
-    """Keys and values of a sorted table."""
     if len(content) < FOOTER_BYTES:
         raise ValueError(f"it has {len(content)} bytes, fewer than the {FOOTER_BYTES} of the footer")
     footer = content[-FOOTER_BYTES:]
@@ -194,7 +184,6 @@ def _parse_varints(data: bytes, count: int) -> list[int]:
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
-    """Verify and decompress a block."""
     end = offset + size
     if end + TRAILER.size > len(content):
         raise ValueError("a block ends after the file")

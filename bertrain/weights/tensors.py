@@ -1,7 +1,5 @@
 """OpenedWeights, which every reader of a weight format returns, and Weights, into which its tensors are loaded."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -202,7 +200,6 @@ def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str,
 
 
 def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of our model, in order."""
     return {name: tuple(parameter.shape) for name, parameter in uninitialized(settings).named_parameters()}
 
 

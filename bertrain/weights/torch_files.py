@@ -4,8 +4,6 @@ Such a file is a pickle, which is a program. With `weights_only`, torch accepts 
 containers of these. The tensors are checked afterwards: a few bytes can describe a tensor of any size.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 import warnings
@@ -26,7 +24,6 @@ _DAMAGE = (
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load the dictionary in a file, its tensors on the CPU."""
     try:
         with open(path, "rb") as stream:
             is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles

@@ -23,7 +23,6 @@ from bertrain.data.feed.batching import (
     step_by_tokens,
 )
 from bertrain.data.formats.masking import count_predictions
-from bertrain.data.formats.packing import pack_lengths
 from tests import helpers
 
 MAX_LENGTH = 64
@@ -117,7 +116,7 @@ def test_bins_have_an_even_share_of_each_quarter_of_the_lengths(lengths: np.ndar
 def test_packed_bins_hold_whole_rows(lengths: np.ndarray, budget: int, packing: StepPacking) -> None:
     limits = capacity(budget)
     most = min(PACKED_PER_ROW, limits.sequences)
-    indices, offsets = pack_lengths(lengths, row_length=MAX_LENGTH, algorithm=packing, max_per_row=most)
+    indices, offsets = helpers.packed_rows(lengths, row_length=MAX_LENGTH, algorithm=packing, max_per_row=most)
     rows = [set(row.tolist()) for row in np.split(indices, offsets[1:-1])]
     policy = choose_policy("packed", packing=packing)
     for members in policy.deal(lengths, count_predictions(lengths, 10, 0.15), limits, MAX_LENGTH):

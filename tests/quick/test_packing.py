@@ -17,14 +17,7 @@ from bertrain.base.errors import UserError
 from bertrain.data.formats import packing
 from bertrain.data.formats.nnls import exact_fillings, solve
 from bertrain.data.formats.pack import pack, read_lengths
-from bertrain.data.formats.packing import (
-    Algorithm,
-    count_lengths,
-    pack_histogram,
-    pack_lengths,
-    plan_packing,
-    sort_by_length,
-)
+from bertrain.data.formats.packing import Algorithm, count_lengths, pack_histogram, plan_packing, sort_by_length
 from bertrain.data.formats.shards import Shards
 from tests import helpers
 
@@ -37,7 +30,7 @@ some_lengths = st.lists(st.integers(1, ROW), min_size=1, max_size=150).map(lambd
 @given(lengths=some_lengths, max_per_row=st.integers(0, 3), seed=st.integers(0, 5))
 def test_every_sequence_lies_in_one_row(algorithm: Algorithm, lengths: np.ndarray, max_per_row: int, seed: int) -> None:
     def pack() -> tuple[np.ndarray, np.ndarray]:
-        return pack_lengths(lengths, row_length=ROW, algorithm=algorithm, max_per_row=max_per_row, seed=seed)
+        return helpers.packed_rows(lengths, row_length=ROW, algorithm=algorithm, max_per_row=max_per_row, seed=seed)
 
     indices, offsets = pack()
     assert indices.dtype == offsets.dtype == np.int64
@@ -92,7 +85,7 @@ def test_sorting_by_length_is_a_permutation_drawn_by_its_key(lengths: np.ndarray
 
 def test_another_seed_is_another_packing_of_the_same_rows() -> None:
     lengths = np.random.default_rng(0).integers(1, ROW + 1, 3000).astype(np.int32)
-    one, other = (pack_lengths(lengths, row_length=ROW, max_per_row=0, seed=seed) for seed in (1, 2))
+    one, other = (helpers.packed_rows(lengths, row_length=ROW, max_per_row=0, seed=seed) for seed in (1, 2))
     assert (one[0] != other[0]).mean() > 0.9
     rows = [sorted(tuple(lengths[row]) for row in np.split(found[0], found[1][1:-1])) for found in (one, other)]
     assert rows[0] == rows[1]
@@ -101,7 +94,7 @@ def test_another_seed_is_another_packing_of_the_same_rows() -> None:
 @given(lengths=some_lengths, cuts=st.lists(st.integers(0, 100), max_size=4))
 def test_any_stretch_of_rows_can_be_asked_for(lengths: np.ndarray, cuts: list[int]) -> None:
     plan = plan_packing(lengths, row_length=ROW, max_per_row=0)
-    indices, offsets = pack_lengths(lengths, row_length=ROW, max_per_row=0)
+    indices, offsets = helpers.packed_rows(lengths, row_length=ROW, max_per_row=0)
     edges = sorted({0, len(plan), *(min(cut, len(plan)) for cut in cuts)})
     for first, stop in pairwise(edges):
         members, ends = plan.rows(first, stop)
@@ -156,20 +149,20 @@ def test_least_squares_reaches_its_optimum(data: st.DataObject, num_entries: int
 )
 def test_what_cannot_be_packed(lengths: list[int], options: dict, code: str, named: tuple[str, ...]) -> None:
     with helpers.refused(code, *named):
-        pack_lengths(np.array(lengths, np.int32), row_length=ROW, **options)
+        helpers.packed_rows(np.array(lengths, np.int32), row_length=ROW, **options)
 
 
 def test_least_squares_refuses_more_than_it_can_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five places in a row of 512 can be filled in 25 million ways; here the limit is lower, to be quick."""
     monkeypatch.setattr("bertrain.data.formats.nnls.MAX_FILLINGS", 1000)
     with helpers.refused("too-many-fillings", "5 sequences", "40 tokens", "1,000", "--max-per-row 3"):
-        pack_lengths(np.arange(1, 41, dtype=np.int32), row_length=ROW, max_per_row=5, algorithm="nnlshp")
+        helpers.packed_rows(np.arange(1, 41, dtype=np.int32), row_length=ROW, max_per_row=5, algorithm="nnlshp")
 
 
 def test_least_squares_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with helpers.refused("missing-package", "pip install 'bertrain[pack]'"):
-        pack_lengths(np.array([30, 10], dtype=np.int32), row_length=ROW, algorithm="nnlshp")
+        helpers.packed_rows(np.array([30, 10], dtype=np.int32), row_length=ROW, algorithm="nnlshp")
 
 
 def test_least_squares_is_not_for_steps() -> None:

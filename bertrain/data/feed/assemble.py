@@ -1,7 +1,5 @@
 """The examples of a bin to a Batch: masked tokens laid out in a flat run, everything padded to the bin's shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -15,7 +13,6 @@ from bertrain.model.batch import IGNORED, Batch
 def assemble_batch(
     block: Block, *, policy: Policy, shape: Capacity, max_seq_length: int, pad_id: int, dropout_seed: int
 ) -> Batch:
-    """The batch of a bin of this shape that holds the masked examples of `block`."""
     assert block.masks is not None
     lengths, masks = block.lengths, block.masks
     layout = policy.lay_out(lengths, shape.tokens, max_seq_length)

@@ -5,8 +5,6 @@ lengths of its sequences, junk included. All ranks wait for the busiest, so the 
 work.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,21 +21,15 @@ WORTH_MENDING = 0.05  # an idle share above this is reported with advice, if the
 GRAIN = 64  # a token budget that is a multiple of this is replaced by another multiple (FP8 products need it)
 MOST_GROWTH = 8  # the largest token budget to try, as a multiple of the present one
 
-
 Sizes = tuple[Ints, Ints]  # lengths and numbers of predictions of a step's examples
 
 
 @dataclass(frozen=True)
 class Balance:
-    """The work of each rank in a step."""
-
     num_bins: int
-    tokens: list[int]
-    """Tokens that each rank computes, junk included."""
-    attention: list[int]
-    """Sum of the squared lengths of each rank's sequences, junk included."""
-    work: list[int]
-    """Multiply-adds of each rank's forward passes."""
+    tokens: list[int]  # tokens that each rank computes, junk included
+    attention: list[int]  # sum of the squared lengths of each rank's sequences, junk included
+    work: list[int]  # multiply-adds of each rank's forward passes
 
     @property
     def idle_share(self) -> float:
@@ -53,7 +45,6 @@ def per_rank(of_bins: npt.ArrayLike, ranks: int) -> Ints:
 
 
 def imbalance(of_ranks: npt.ArrayLike) -> float:
-    """Maximum over mean."""
     of_ranks = np.asarray(of_ranks)
     return float(of_ranks.max() / of_ranks.mean())
 
@@ -91,11 +82,7 @@ def weigh(
     return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
 
 
-# --- reporting ------------------------------------------------------------------------------
-
-
 def mean_idle_share(ahead: Sequence[Balance]) -> float:
-    """The mean over some steps."""
     return float(np.mean([balance.idle_share for balance in ahead]))
 
 
@@ -120,7 +107,6 @@ def better_budget(
 
 
 def most_bins(ahead: Sequence[Balance]) -> int:
-    """The maximum number of bins over some steps."""
     return max(balance.num_bins for balance in ahead)
 
 

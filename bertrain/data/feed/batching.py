@@ -9,8 +9,6 @@ filled with junk sequences.
 Everything here is a pure function of small arrays of integers.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from bertrain.base.errors import AgreedError
 from bertrain.base.seeds import derive, permute
 from bertrain.config.choices import PACKING, PolicyName, StepPacking
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.packing import pack_lengths
+from bertrain.data.formats.packing import plan_packing
 
 SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
 STRATA = 4  # of lengths, in the policy `bins`
@@ -39,11 +37,6 @@ class Capacity:
     tokens: int
     sequences: int
     predictions: int
-
-    def fraction(self, numerator: int, denominator: int) -> Capacity:
-        """A smaller bin of the same proportions, rounded up."""
-        scaled = (-(-size * numerator // denominator) for size in (self.tokens, self.sequences, self.predictions))
-        return Capacity(*scaled)
 
     def holds(self, tokens: int, sequences: int, predictions: int) -> bool:
         return tokens <= self.tokens and sequences <= self.sequences and predictions <= self.predictions
@@ -67,9 +60,6 @@ def capacity_for(
     excess = max(0.5, 1 - SHORTEST_EXAMPLE * mask_probability)
     share = int(mask_probability * token_budget + excess * sequences) + 1
     return Capacity(token_budget, sequences, min(share, sequences * max_predictions))
-
-
-# --- the order of examples, and steps -----------------------------------------------------------
 
 
 def rows_at(positions: npt.ArrayLike, num_rows: int, seed: int) -> tuple[Ints, Ints]:
@@ -100,9 +90,6 @@ def step_by_tokens(
             count = max(1, int(np.searchsorted(filled, tokens, side="right")))
             return epochs[:count], rows[:count]
         guess *= 2
-
-
-# --- bins -----------------------------------------------------------------------------------------
 
 
 def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
@@ -174,12 +161,9 @@ def deal_packed(
     Rows with many sequences and rows with few are dealt in snake order, or some bins would be all short sequences.
     The free space of all rows is at the end of the bin, so the bin's layout does not show the rows.
     """
-    indices, offsets = pack_lengths(
-        lengths,
-        row_length=max_seq_length,
-        algorithm=packing,
-        max_per_row=min(PACKED_PER_ROW, capacity.sequences),
-    )
+    most = min(PACKED_PER_ROW, capacity.sequences)
+    packed = plan_packing(lengths, row_length=max_seq_length, algorithm=packing, max_per_row=most)
+    indices, offsets = packed.rows(0, len(packed))
     sizes = np.diff(offsets)
     by_size = np.argsort(-sizes, kind="stable")
 
@@ -222,17 +206,13 @@ def _deal_to_fewest(
         num_bins += step
 
 
-# --- layouts ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Layout:
     """Places of a bin's examples: `starts` of each example, `boundaries` of every sequence, junk included."""
 
     starts: Ints
     boundaries: Ints
-    slots: Ints
-    """The sequence of each example: example i is between boundaries[slots[i]] and boundaries[slots[i] + 1]."""
+    slots: Ints  # the sequence of each example: example i is between boundaries[slots[i]] and boundaries[slots[i] + 1]
 
 
 def lay_out_budget(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
@@ -264,14 +244,14 @@ class Policy:
 
     deal: Callable[[Ints, Ints, Capacity, int], list[Ints]]
     lay_out: Callable[[Ints, int, int], Layout]
-    pads_each: bool
-    """Whether an example takes max_seq_length tokens of its bin, whatever its length."""
+    pads_each: bool  # whether an example takes max_seq_length tokens of its bin, whatever its length
 
     def shape_of(self, lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> Capacity:
         """The smallest of the bin shapes that holds these examples."""
         tokens = len(lengths) * max_seq_length if self.pads_each else int(lengths.sum())
+        whole = capacity.tokens, capacity.sequences, capacity.predictions
         for numerator in range(1, SHAPES + 1):
-            shape = capacity.fraction(numerator, SHAPES)
+            shape = Capacity(*(-(-size * numerator // SHAPES) for size in whole))  # rounded up
             if shape.holds(tokens, len(lengths), int(predictions.sum())):
                 return shape
         raise AssertionError(f"a bin of {tokens} tokens was dealt beyond {capacity}")
@@ -299,7 +279,6 @@ def choose_policy(name: PolicyName, *, group_size: int = 0, packing: StepPacking
 
 
 def check_groups(group_size: int, ranks: int, option: str = "--batch.group_size") -> None:
-    """Refuse a group size that does not divide the number of ranks."""
     if group_size and ranks % group_size:
         raise AgreedError(
             "bad-group-size",

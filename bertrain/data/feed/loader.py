@@ -1,7 +1,5 @@
 """The Loader: the steps of a run as batches, made ahead of time in a background thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -30,8 +28,7 @@ class Step:
     """One optimizer step as one rank sees it. Counts are of the whole step, all ranks together."""
 
     number: int
-    bins: list[Batch]
-    """The bins of this rank; empty where there are fewer bins than ranks."""
+    bins: list[Batch]  # the bins of this rank; empty where there are fewer bins than ranks
     balance: Balance
     num_tokens: int
     num_sequences: int
@@ -165,7 +162,6 @@ class Loader:
         return epochs, rows
 
     def _sizes(self, rows: Ints) -> Sizes:
-        """Length and number of predictions of each row."""
         lengths = self.data.lengths[rows].astype(np.int64)
         if self.data.predictions is not None:
             return lengths, self.data.predictions[rows].astype(np.int64)
@@ -199,7 +195,6 @@ class Loader:
         )
 
     def _read(self, rows: Ints, mask_keys: Words) -> Block:
-        """The masked examples of `rows`."""
         block = self.data.read(rows)
         return block if block.masks is not None else draw_masks(block, rows, mask_keys, self._masking)
 
@@ -232,7 +227,6 @@ def capacity_for_static_masks(
 
 
 def check_data(data: DataSource, settings: Settings) -> None:
-    """Refuse data that was not prepared for these settings."""
     words, limit = len(data.vocabulary.words), settings.data.max_seq_length
     # Pretrained weights may have a few embeddings more than words; a task is read with the words that come with them.
     if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):

@@ -1,7 +1,5 @@
 """`bertrain data stats`: statistics of a data folder, and padding and balance of each batching policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.data.feed.balance import imbalance, per_rank
 from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
 from bertrain.data.formats.masking import Ints, count_predictions
-from bertrain.data.formats.source import DataSource, open_data
+from bertrain.data.formats.source import open_data
 
 STEPS_SAMPLED = 20
 EXAMPLES_READ = 65_536  # for unknown_share, evenly strided
@@ -21,18 +19,12 @@ EXAMPLES_READ = 65_536  # for unknown_share, evenly strided
 
 @dataclass(frozen=True)
 class PolicyStats:
-    """One policy, over some steps."""
-
     policy: str
-    padding: float
-    """Share of the computed tokens that are padding."""
+    padding: float  # share of the computed tokens that are padding
     bins_per_step: float
-    most_bins: int
-    """The maximum over the steps."""
-    token_imbalance: float
-    """The busiest rank's tokens over the mean."""
-    attention_imbalance: float
-    """The same of the squared lengths."""
+    most_bins: int  # the maximum over the steps
+    token_imbalance: float  # the busiest rank's tokens over the mean
+    attention_imbalance: float  # the same of the squared lengths
 
 
 @dataclass(frozen=True)
@@ -46,11 +38,9 @@ class DataStats:
     median_length: float
     longest: int
     random_next_share: float
-    unknown_share: float
-    """Share of [UNK] among the tokens of up to EXAMPLES_READ examples."""
+    unknown_share: float  # share of [UNK] among the tokens of up to EXAMPLES_READ examples
     vocabulary: int
-    histogram: dict[int, int]
-    """Number of examples up to each length, by sixteenths of the longest."""
+    histogram: dict[int, int]  # number of examples up to each length, by sixteenths of the longest
     policies: list[PolicyStats]
 
 
@@ -83,6 +73,8 @@ def data_stats(
     starts = range(0, STEPS_SAMPLED * sequences, sequences)
     rows_of_steps = [step_by_sequences(start, sequences, len(data), seed)[1] for start in starts]
     steps = [lengths[rows].astype(np.int64) for rows in rows_of_steps]
+    count = min(len(data), EXAMPLES_READ)
+    sample = data.read(np.arange(count) * len(data) // count).tokens
     return DataStats(
         folder=str(folder),
         examples=len(data),
@@ -91,7 +83,7 @@ def data_stats(
         median_length=float(np.median(lengths)),
         longest=longest,
         random_next_share=float(data.is_random(np.arange(len(data))).mean()),
-        unknown_share=_unknown_share(data),
+        unknown_share=float((sample == data.vocabulary.id_of("[UNK]")).mean()),
         vocabulary=len(data.vocabulary.words),
         histogram=dict(zip(edges[1:].tolist(), counts.tolist(), strict=True)),
         policies=[
@@ -150,9 +142,3 @@ def measure_policy(
         token_imbalance=float(np.mean(token_worst)),
         attention_imbalance=float(np.mean(attention_worst)),
     )
-
-
-def _unknown_share(data: DataSource) -> float:
-    count = min(len(data), EXAMPLES_READ)
-    tokens = data.read(np.arange(count) * len(data) // count).tokens
-    return float((tokens == data.vocabulary.id_of("[UNK]")).mean())

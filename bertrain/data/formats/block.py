@@ -1,7 +1,5 @@
 """The Block: examples in flat arrays, which every reader returns and every writer takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +14,7 @@ from bertrain.data.formats.masking import Ints, MaskingRules, mask_tokens
 
 Item = TypeVar("Item")
 
-Values = npt.NDArray[Any]
-"""Integers of any type: narrow on disk, 64 bits wide in computation."""
+Values = npt.NDArray[Any]  # integers of any type: narrow on disk, 64 bits wide in computation
 
 EXAMPLES_AT_ONCE = 4096  # gathered together: the indices of their tokens take some 16 MB
 
@@ -35,8 +32,7 @@ class Masks:
         """The predictions of example i are positions[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.counts)
 
-    def take(self, chosen: Ints) -> Masks:
-        """The masks of the `chosen` examples, in that order."""
+    def take(self, chosen: Ints) -> "Masks":
         return Masks(
             self.counts[chosen],
             take_ragged(self.positions, self.offsets, chosen),
@@ -64,8 +60,7 @@ class Block:
         """The tokens of example i are tokens[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.lengths)
 
-    def take(self, chosen: Ints) -> Block:
-        """The `chosen` examples, in that order."""
+    def take(self, chosen: Ints) -> "Block":
         return Block(
             take_ragged(self.tokens, self.offsets, chosen),
             self.lengths[chosen],
@@ -104,9 +99,6 @@ def concatenate(blocks: Sequence[Block]) -> Block:
     )
 
 
-# --- flat arrays of many lists ----------------------------------------------------------------------------
-
-
 def offsets_of(counts: Ints) -> Ints:
     """Where each list begins in a flat array, and the end of the last."""
     return np.concatenate([[0], np.cumsum(counts)])
@@ -130,7 +122,6 @@ def take_ragged(values: Values, offsets: Ints, chosen: Ints) -> Values:
 
 
 def split(values: Values, counts: Ints) -> list[Values]:
-    """A flat array cut into parts of these sizes."""
     return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
 
 

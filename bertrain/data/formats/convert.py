@@ -5,8 +5,6 @@ or evenly strided. Orders are computed, and rows read and written, a chunk at a 
 take memory that grows with the rows, a few numbers for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +26,7 @@ from bertrain.data.formats.shards import VOCABULARY, Shards
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import narrow, write_blocks
 
-Order = Callable[[Ints], Ints]
-"""Maps positions in the result to rows of the source."""
+Order = Callable[[Ints], Ints]  # maps positions in the result to rows of the source
 
 ROWS_AT_ONCE = 1024
 ROWS_PER_SHARD = 65536
@@ -47,11 +44,9 @@ class Conversion:
     files: int
     max_seq_length: int
     max_predictions: int
-    masks: Literal["kept", "drawn", "none"]
-    """Kept from the source, drawn here, or none: the rows are unmasked."""
+    masks: Literal["kept", "drawn", "none"]  # kept from the source, drawn here, or none: the rows are unmasked
 
     def sentence(self) -> str:
-        """A summary for people."""
         packs = f" in {self.records:,} packs" if self.layout == "hdf5-packed" else ""
         masks = {
             "kept": f"masks kept, at most {self.max_predictions} per row",
@@ -64,13 +59,10 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to write the rows of a source."""
-
     source: DataSource
     to: Target
     shape: Shape
-    masking: MaskingRules | None
-    """How to mask unmasked rows; None where the rows keep what they have."""
+    masking: MaskingRules | None  # how to mask unmasked rows; None where the rows keep what they have
     seed: int
     shards: int
     packing: Algorithm = PACKING
@@ -174,7 +166,9 @@ def eval_set(
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
         raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples")
-    plan = _plan(source, to or _same_layout(source), shards=1, seed=seed)
+    name = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
+    same = [target for target in get_args(Target) if target == name]
+    plan = _plan(source, to or (same[0] if same else "arrow"), shards=1, seed=seed)
     return _write_folder(plan, strided(len(source), count), count, Path(out))
 
 
@@ -184,16 +178,8 @@ def strided(total: int, count: int) -> Order:
     return lambda positions: (positions * stride).astype(np.int64)
 
 
-def _same_layout(source: DataSource) -> Target:
-    name = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
-    return next((target for target in get_args(Target) if target == name), "arrow")
-
-
 def _unchanged(positions: Ints) -> Ints:
     return positions
-
-
-# --- planning ----------------------------------------------------------------------------------------
 
 
 def _plan(
@@ -229,9 +215,6 @@ def shard_sizes(count: int, shards: int) -> list[int]:
     return [count // shards + (number < count % shards) for number in range(shards)]
 
 
-# --- writing -------------------------------------------------------------------------------------------
-
-
 def _write_folder(
     plan: Plan, order: Order, count: int, out: Path, files: Sequence[tuple[str, int]] | None = None
 ) -> Conversion:
@@ -262,7 +245,6 @@ def _write_folder(
 
 
 def _name_files(plan: Plan, count: int) -> list[tuple[str, int]]:
-    """The names and sizes of files of one example per record."""
     sizes = shard_sizes(count, plan.shards)
     name = "part-{:05d}-of-{:05d}.tfrecord" if plan.to == "tfrecord" else "part_{:05d}_of_{:05d}.hdf5"
     return [(name.format(number, len(sizes)), size) for number, size in enumerate(sizes)]
@@ -314,14 +296,12 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
 
 
 def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[Fields]:
-    """The packs first .. last - 1 in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
         yield to_packed(_read(plan, order(members)), np.diff(offsets), plan.shape)
 
 
 def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
-    """The lengths of the rows order(0), ... order(count - 1)."""
     lengths = np.empty(count, dtype=np.int32)
     for first in range(0, count, ROWS_PER_SHARD):
         chunk = np.arange(first, min(first + ROWS_PER_SHARD, count))
@@ -345,13 +325,11 @@ def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> int:
 
 
 def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
-    """The rows order(first), ... order(last - 1) in chunks."""
     for begin in range(first, last, ROWS_AT_ONCE):
         yield _read(plan, order(np.arange(begin, min(begin + ROWS_AT_ONCE, last))))
 
 
 def _read(plan: Plan, rows: Ints) -> Block:
-    """The examples of `rows`, masked if the plan says so."""
     block = plan.source.read(rows)
     if plan.masking is None:
         return block

@@ -1,7 +1,5 @@
 """ForeignData: HDF5 and TFRecord folders of other systems, read in place through an index (index.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -72,7 +70,6 @@ class ForeignData:
         return len(self.lengths)
 
     def is_random(self, rows: Ints) -> Ints:
-        """Next-sentence label of each of `rows`."""
         return self._is_random[rows].astype(np.int64)
 
     def read(self, rows: Ints) -> Block:
@@ -110,7 +107,7 @@ class ForeignData:
         with naming_records(path, places):
             return tfrecord.fetch(path, self._decoder, places)
 
-    def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
+    def _decode(self, group: list["_Fetched"]) -> tuple[Block, Ints]:
         """The examples of some files' records, and the number of examples of each record."""
         fields = {name: join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
         try:
@@ -136,5 +133,4 @@ class _Fetched:
     fields: Fields
 
     def widths(self) -> tuple[int, ...]:
-        """Widths of the 2-D fields."""
         return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)

@@ -4,11 +4,9 @@ Fields, types and shapes are those of MLPerf's data (NVIDIA's tools, and Samsung
 trainers read the files written here. Nothing is compressed, as in theirs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,6 @@ FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": E
 NARROW = {"input_mask", "segment_ids", "next_sentence_labels"}  # written in 8 bits
 
 
-# --- reading ------------------------------------------------------------------------------------------
-
-
 class OpenFile:
     """An HDF5 file open for reading; contiguous datasets are memory-mapped."""
 
@@ -41,10 +36,7 @@ class OpenFile:
             self.file = import_extra("h5py").File(path, "r")
             self._content = np.asarray(np.memmap(path, mode="r"))
 
-    def __enter__(self) -> OpenFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.file.close()
 
     def read(self, name: str, first: int, last: int) -> Any:
@@ -73,7 +65,7 @@ def _column_of(dataset: Any, content: npt.NDArray[np.uint8]) -> Any:
 
 def layout_of(path: Path) -> str:
     """The layout of a file by its datasets; refuses missing or inconsistent datasets."""
-    with OpenFile(path) as opened, _reading(path):
+    with closing(OpenFile(path)) as opened, _reading(path):
         names = set(opened.file.keys())
         marks = {"packed_input_len": "packed", "special_token_positions": "encoded", "input_mask": "fixed"}
         layout = next((layout for mark, layout in marks.items() if mark in names), "varlength")
@@ -83,7 +75,7 @@ def layout_of(path: Path) -> str:
 
 def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, in chunks: their numbers and fields."""
-    with OpenFile(path) as opened:
+    with closing(OpenFile(path)) as opened:
         with _reading(path):
             _check_datasets(path, opened.file, layout)
             count = len(opened.file[FIELDS[layout][0]])
@@ -101,7 +93,7 @@ def fetch(opened: OpenFile, layout: str, numbers: Ints) -> Fields:
 def row_checksum(path: Path) -> str:
     """MLPerf's checksum: the MD5 of the list of the rows' MD5s, each of the text of its list of `input_ids`."""
     digests = []
-    with OpenFile(path) as opened:
+    with closing(OpenFile(path)) as opened:
         with _reading(path):
             if "input_ids" not in opened.file:
                 raise UserError("missing-field", f"{path} has no dataset input_ids to hash")
@@ -148,9 +140,6 @@ def _reading(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError("damaged-data", f"cannot read {path} as HDF5, it is damaged or truncated: {reason}") from None
-
-
-# --- writing ------------------------------------------------------------------------------------------
 
 
 def write(path: Path, layout: str, records: Iterable[Fields], count: int, shape: Shape) -> None:

@@ -11,8 +11,6 @@ file, as the manifest of a prepared folder does.
     parts.bin        int32    which of the examples of that record it is
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -118,8 +116,6 @@ def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
 
 @dataclass
 class _Limits:
-    """Maxima over the records read so far."""
-
     max_seq_length: int = 0
     max_predictions: int = 0
     largest_word: dict[str, Any] = field(default_factory=lambda: {"number": -1, "name": "", "row": 0})
@@ -128,7 +124,6 @@ class _Limits:
 def _build(
     folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
 ) -> None:
-    """Read all files and write the index into `out`."""
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
     note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
@@ -168,7 +163,6 @@ def _build(
 
 
 def _common_layout(files: list[tuple[Path, str]]) -> str:
-    """The layout that all files share."""
     found: dict[str, Path] = {}
     for path, kind in files:
         inside = hdf5.layout_of(path) if kind == "hdf5" else tfrecord.layout_of(path)
@@ -233,9 +227,6 @@ def naming_records(path: Path, places: Ints | None, records_before: int = 0) -> 
         raise UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file") from None
 
 
-# --- the files -------------------------------------------------------------------------------------------
-
-
 def find_files(folder: Path) -> list[tuple[Path, str]]:
     """The data files of `folder` (which may be one file) in order of name, each with its kind."""
     if folder.is_file():
@@ -259,9 +250,6 @@ def _kind_of(path: Path) -> str:
     if tfrecord.is_tfrecord(first_bytes):
         return "tfrecord"
     raise UserError("unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair or remove it")
-
-
-# --- where the index is stored ------------------------------------------------------------------------------
 
 
 def _index_places(folder: Path) -> list[Path]:

@@ -15,8 +15,6 @@ the tokens of each; their [CLS] are in the last columns, next-sentence labels in
 An inconsistent record raises `BadRecord` with its number among those given; the caller knows the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -48,7 +46,6 @@ WEIGHTS = "masked_lm_weights"  # of TFRecords: 1 for real predictions, 0 for pad
 
 
 def join(parts: list[Any]) -> Any:
-    """The values of a field in several runs of records, concatenated."""
     return list(chain.from_iterable(parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
 
@@ -69,12 +66,11 @@ class Shape:
     token_type: npt.DTypeLike
 
 
-# --- records to examples ----------------------------------------------------------------------------
-
-
 def from_fixed(fields: Fields) -> tuple[Block, Ints]:
     """The examples of fixed records, and the number of examples of each record: one."""
-    next_labels = _single(fields, "next_sentence_labels")
+    next_labels = np.asarray(fields["next_sentence_labels"])
+    if next_labels.ndim == 2 and next_labels.shape[1] != 1:  # TFRecords store a number as a list of one
+        raise BadRecord(0, f"next_sentence_labels has {next_labels.shape[1]} places, not one")
     ids, mask, segments = (np.asarray(fields[name]) for name in FIXED[:3])
     positions, labels = (np.asarray(fields[name]) for name in FIXED[3:5])
     _refuse_unequal_widths(fields, FIXED[:3])
@@ -89,7 +85,7 @@ def from_fixed(fields: Fields) -> tuple[Block, Ints]:
         ids[real],
         lengths,
         segments[real],
-        next_labels,
+        next_labels.reshape(-1),
         Masks(predicted.sum(axis=1), positions[predicted].astype(np.int64), labels[predicted].astype(np.int64)),
     )
     return block, np.ones(len(block), dtype=np.int64)
@@ -208,11 +204,7 @@ DECODERS: dict[str, Callable[[Fields], tuple[Block, Ints]]] = {
 }
 
 
-# --- examples to records ----------------------------------------------------------------------------
-
-
 def to_fixed(block: Block, shape: Shape) -> Fields:
-    """The fields of fixed records."""
     assert block.masks is not None
     masks = block.masks
     real = np.arange(shape.max_seq_length) < block.lengths[:, None]
@@ -237,9 +229,10 @@ def to_packed(block: Block, parts: Ints, shape: Shape) -> Fields:
     starts = np.cumsum(block.lengths) - block.lengths
     starts_in_pack = starts - np.repeat(np.cumsum(tokens_of_pack) - tokens_of_pack, parts)
     shifted = masks.positions + np.repeat(starts_in_pack, masks.counts)
+    segments = np.arange(len(block.tokens)) >= np.repeat(starts + block.segment_b, block.lengths)
     return {
         "input_ids": split(block.tokens.astype(shape.token_type), tokens_of_pack),
-        "segment_ids": split(_segments(block), tokens_of_pack),
+        "segment_ids": split(segments.astype(np.int8), tokens_of_pack),
         "packed_input_len": split(block.lengths.astype(shape.token_type), parts),
         "masked_lm_positions": split(shifted.astype(shape.token_type), predictions_of_pack),
         "masked_lm_ids": split(masks.labels.astype(shape.token_type), predictions_of_pack),
@@ -252,9 +245,6 @@ def to_varlength(block: Block, shape: Shape) -> Fields:
     """The fields of variable-length records: packs of one example, without the fields of lengths."""
     packs = to_packed(block, np.ones(len(block), dtype=np.int64), shape)
     return {name: packs[name] for name in VARLENGTH[:-1]} | {"next_sentence_labels": block.is_random.astype(np.int8)}
-
-
-# --- shared by all layouts ---------------------------------------------------------------------------
 
 
 def _block(
@@ -292,7 +282,6 @@ def _block(
 
 
 def _refuse(is_bad: npt.NDArray[np.bool_], complaint: str) -> None:
-    """Raise BadRecord for the first bad record, if any."""
     _refuse_at(np.flatnonzero(is_bad), complaint)
 
 
@@ -302,28 +291,14 @@ def _refuse_at(numbers: npt.NDArray, complaint: str) -> None:
 
 
 def _refuse_unequal_widths(fields: Fields, names: tuple[str, ...]) -> None:
-    width = np.asarray(fields[names[0]]).shape[1]
-    for name in names[1:]:
-        if np.asarray(fields[name]).shape[1] != width:
-            found = np.asarray(fields[name]).shape[1]
+    width, *others = (np.asarray(fields[name]).shape[1] for name in names)
+    for name, found in zip(names[1:], others, strict=True):
+        if found != width:
             raise BadRecord(0, f"{name} has {found} places, but {names[0]} has {width}")
-
-
-def _single(fields: Fields, name: str) -> npt.NDArray:
-    """A field of one number per record, which TFRecords store as a list of one."""
-    values = np.asarray(fields[name])
-    if values.ndim == 2 and values.shape[1] != 1:
-        raise BadRecord(0, f"{name} has {values.shape[1]} places, not one")
-    return values.reshape(-1)
 
 
 def _sizes(arrays: list[npt.NDArray]) -> Ints:
     return np.fromiter(map(len, arrays), np.int64, len(arrays))
-
-
-def _segments(block: Block) -> npt.NDArray[np.int8]:
-    within = np.arange(len(block.tokens)) - np.repeat(np.cumsum(block.lengths) - block.lengths, block.lengths)
-    return (within >= np.repeat(block.segment_b, block.lengths)).astype(np.int8)
 
 
 def _padded(real: npt.NDArray[np.bool_], values: Ints, kind: npt.DTypeLike) -> npt.NDArray:

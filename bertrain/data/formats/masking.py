@@ -5,8 +5,6 @@ Pure functions over a flat run of tokens. Every draw is a hash of (key, row, pos
 depends on the length alone, so every rank knows a step's total without reading the examples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,21 +20,17 @@ KEEP_SHARE, RANDOM_SHARE = 0.1, 0.1  # of the chosen tokens; the other 80 % beco
 
 @dataclass(frozen=True)
 class MaskingRules:
-    """The parameters of masking that come from the vocabulary and the settings."""
-
     vocab_size: int
     mask_id: int
     special_ids: tuple[int, ...]
     max_predictions: int
     probability: float
-    continues_word: npt.NDArray[np.bool_] | None = None
-    """For whole-word masking: which word pieces continue a word."""
+    continues_word: npt.NDArray[np.bool_] | None = None  # for whole-word masking: which word pieces continue a word
 
     @staticmethod
     def of(
         vocabulary: Vocabulary, *, max_predictions: int, probability: float, whole_word: bool = False
-    ) -> MaskingRules:
-        """The rules for data of this vocabulary."""
+    ) -> "MaskingRules":
         return MaskingRules(
             vocab_size=len(vocabulary.words),
             mask_id=vocabulary.id_of("[MASK]"),

@@ -1,7 +1,5 @@
 """`bertrain data pack`: packs the sequences of a data folder, or of a table of lengths, into rows."""
 
-from __future__ import annotations
-
 import csv
 import time
 from dataclasses import dataclass
@@ -22,24 +20,17 @@ LONGEST = 1_000_000  # tokens
 
 @dataclass(frozen=True)
 class PackStats:
-    """The result of a packing."""
-
     algorithm: str
     row_length: int
     sequences: int
     tokens: int
     rows: int
-    efficiency: float
-    """Share of all row positions that are tokens of sequences."""
-    unpacked: float
-    """The same with one sequence per row."""
-    strategies: int
-    """Number of different rows, by the lengths in them."""
-    most_per_row: int
-    """Maximum sequences in a row."""
+    efficiency: float  # share of all row positions that are tokens of sequences
+    unpacked: float  # the same with one sequence per row
+    strategies: int  # number of different rows, by the lengths in them
+    most_per_row: int  # maximum sequences in a row
     seconds: float
-    written: Conversion | None = None
-    """The data written, if any."""
+    written: Conversion | None = None  # the data written, if any
 
 
 def pack(

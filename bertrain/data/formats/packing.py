@@ -10,8 +10,6 @@ lengths and counts only, so their time hardly depends on the number of sequences
 A counting sort assigns sequences to rows: a packing stores four bytes for each sequence and computes rows on demand.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ from bertrain.data.formats.nnls import fill_rows
 
 NNLSHP_PER_ROW = 3  # its work grows with the number of ways to fill a row
 CHUNK = 1 << 20  # sequences processed together
-ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,6 @@ class Strategy:
 
     lengths: tuple[int, ...]
     rows: int
-
-
-# --- histograms to strategies -------------------------------------------------------------------------
 
 
 def pack_histogram(
@@ -73,7 +67,6 @@ def pack_histogram(
 
 
 def efficiency(strategies: Sequence[Strategy], row_length: int) -> float:
-    """The share of all places in the rows that sequences take."""
     tokens = sum(strategy.rows * sum(strategy.lengths) for strategy in strategies)
     return tokens / (sum(strategy.rows for strategy in strategies) * row_length)
 
@@ -153,19 +146,13 @@ def _place(
     return closed
 
 
-# --- strategies to rows -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Packing:
     """The assignment of sequences to rows, computed for any range of rows."""
 
-    order: npt.NDArray[Any]
-    """The sequences sorted by length, in random order within a length."""
-    row_starts: Ints
-    """The first row of each strategy before rows are shuffled, and the number of all rows."""
-    slots: Ints
-    """[strategies, maximum per row]: where in `order` the sequences of this place begin; -1: no sequence."""
+    order: npt.NDArray[Any]  # the sequences sorted by length, in random order within a length
+    row_starts: Ints  # the first row of each strategy before rows are shuffled, and the number of all rows
+    slots: Ints  # [strategies, maximum per row]: where in `order` the sequences of this place begin; -1: no sequence
     key: int
 
     def __len__(self) -> int:
@@ -202,26 +189,6 @@ def plan_packing(
     row_starts = np.concatenate([[0], np.cumsum([strategy.rows for strategy in strategies])])
     order = sort_by_length(lengths, histogram, derive(seed, "sequences"))
     return Packing(order, row_starts, slots, derive(seed, "rows"))
-
-
-def pack_lengths(
-    lengths: npt.NDArray[np.integer],
-    *,
-    row_length: int,
-    algorithm: Algorithm = PACKING,
-    max_per_row: int = MAX_PER_ROW,
-    seed: int = 1,
-) -> tuple[Ints, Ints]:
-    """All rows of a packing at once: row r holds the sequences indices[offsets[r] : offsets[r + 1]]."""
-    packing = plan_packing(lengths, row_length=row_length, algorithm=algorithm, max_per_row=max_per_row, seed=seed)
-    indices, offsets = np.empty(len(lengths), dtype=np.int64), np.zeros(len(packing) + 1, dtype=np.int64)
-    for first in range(0, len(packing), ROWS_AT_ONCE):
-        stop = min(first + ROWS_AT_ONCE, len(packing))
-        members, ends = packing.rows(first, stop)
-        begin = offsets[first]
-        indices[begin : begin + len(members)] = members
-        offsets[first + 1 : stop + 1] = begin + ends[1:]
-    return indices, offsets
 
 
 def count_lengths(lengths: npt.NDArray[np.integer]) -> Ints:

@@ -5,8 +5,6 @@ number of the list in it. A collection ("GCOL" in the file) is a run of objects:
 from the memory-mapped file with every bound checked.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 
@@ -88,7 +86,6 @@ class _Collection:
         self._place, self._end = address + COLLECTION.size, address + size
 
     def find(self, wanted: int) -> tuple[int, int]:
-        """The begin and size of an object."""
         content, found, place, end = self._content, self._found, self._place, self._end
         while wanted not in found:
             if place + OBJECT.size > end:

@@ -14,8 +14,6 @@ two more columns:
     mlm_labels      list<uint16 or uint32>   the original tokens at these positions
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -86,7 +84,7 @@ class Shards:
                 raise self._damaged(int(unequal[0]), "it has different numbers of masked positions and labels")
 
     @staticmethod
-    def open(folder: str | Path, *, verify: str = "hash") -> Shards:
+    def open(folder: str | Path, *, verify: str = "hash") -> "Shards":
         """Open a prepared folder; `verify` checks each file's "hash" or only its "size"."""
         folder = Path(folder)
         if not folder.is_dir():
@@ -134,7 +132,6 @@ class Shards:
         return len(self.manifest["files"])
 
     def read(self, rows: Ints) -> Block:
-        """The examples of `rows`, in that order."""
         masks = None
         if self.predictions is not None:
             counts = self.predictions[rows].astype(np.int64)

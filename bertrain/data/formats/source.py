@@ -1,8 +1,5 @@
 """DataSource, the interface of every data set, and `open_data`, which opens a data set of any layout."""
 
-from __future__ import annotations
-
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.data.formats.block import Block
 from bertrain.data.formats.masking import Ints
@@ -98,7 +96,5 @@ def open_data(
     return foreign.ForeignData(folder, index, vocab)
 
 
-@cache
-def print_once(line: str) -> None:
-    """Print a line to standard error, unless this process has printed it before."""
-    print(line, file=sys.stderr, flush=True)
+print_once = cache(remark)
+"""Prints a line to standard error, unless this process has printed it before."""

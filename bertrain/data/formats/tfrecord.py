@@ -4,8 +4,6 @@ A file is a run of records: length (8 bytes), its checksum, data, its checksum; 
 of a record is a protocol buffer: a map of names to lists of integers or floats.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Generator, Iterable, Iterator
 from itertools import pairwise
@@ -28,14 +26,10 @@ OPTIONAL = {"fixed": (WEIGHTS,), "graphcore": ()}
 MAY_BE_FLOATS = {WEIGHTS, "packed_masked_lm_mask"}
 
 
-# --- the framing --------------------------------------------------------------------------------------
-
-
 def is_tfrecord(first_bytes: bytes) -> bool:
     """Whether these are the first bytes of a TFRecord file: its first length has the right checksum."""
-    if len(first_bytes) < HEADER.size:
-        return False
-    return masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
+    is_long = len(first_bytes) >= HEADER.size
+    return is_long and masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
 
 
 def masked_checksum(data: bytes) -> int:
@@ -79,9 +73,6 @@ def _open(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
-
-
-# --- tf.train.Example ---------------------------------------------------------------------------------
 
 
 class Feature(NamedTuple):
@@ -146,7 +137,6 @@ def _submessages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def encode_example(features: dict[str, Feature]) -> bytes:
-    """A tf.train.Example of these features."""
     entries = []
     for name, (is_float, content) in features.items():
         feature = encode_field(2 if is_float else 3, encode_field(1, content))
@@ -162,9 +152,6 @@ def rows_of(values: npt.NDArray) -> list[Feature]:
     is_last = np.frombuffer(encoded, dtype=np.uint8) < 128
     ends = np.concatenate([[0], np.flatnonzero(is_last) + 1])[np.arange(len(values) + 1) * values.shape[1]].tolist()
     return [Feature(False, encoded[begin:end]) for begin, end in pairwise(ends)]
-
-
-# --- files of examples ----------------------------------------------------------------------------------
 
 
 def layout_of(path: Path) -> str:
@@ -188,7 +175,6 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
 
 
 def fetch(path: Path, layout: str, places: Ints) -> Fields:
-    """The features of the records at these byte offsets."""
     found = []
     size = path.stat().st_size if path.is_file() else 0
     with _open(path) as stream:
@@ -232,7 +218,6 @@ def _parse(data: bytes, where: str, layout: str | None = None) -> dict[str, Feat
 
 
 def _stack_all(found: list[dict[str, Feature]], layout: str) -> Fields:
-    """The features of some records, each as a 2-D array."""
     fields = {}
     for name in (*FIELDS[layout], *OPTIONAL[layout]):
         if name in found[0]:

@@ -1,7 +1,5 @@
 """`bertrain data verify`: compares a data folder with its hashes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,6 @@ class Verified:
     against: str | None
 
     def sentence(self) -> str:
-        """A summary for people."""
         if self.against is None:
             return (
                 f"{self.folder}: no earlier hashes to compare with; all {self.files} file(s) are readable, and their "
@@ -95,5 +92,4 @@ def read_checksums(path: Path) -> dict[str, str]:
 
 
 def _bare(path: Path) -> str:
-    """A file's name without extension."""
     return path.name.split(".")[0]

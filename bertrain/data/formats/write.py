@@ -3,8 +3,6 @@
 A folder is written under a temporary name and renamed when it is complete.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -100,7 +98,6 @@ def shard_name(number: int) -> str:
 
 
 def histogram_of(block: Block) -> Histogram:
-    """The number of examples of each length."""
     lengths, counts = np.unique(block.lengths, return_counts=True)
     return Counter(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
 

@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,17 +75,13 @@ def draw_pairs(
         )
     for number in range(num_documents or text.num_documents):
         draw = random.Random(derive(seed, "pairs", first_number + number))
-        yield from pairs_of_document(
-            text, number, draw, _any_other(text.num_documents, number, draw), max_seq_length, short_seq_prob
-        )
+        another = partial(_any_other, text.num_documents, number, draw)
+        yield from pairs_of_document(text, number, draw, another, max_seq_length, short_seq_prob)
 
 
-def _any_other(num_documents: int, number: int, draw: random.Random) -> Callable[[], int]:
-    def another() -> int:
-        other = draw.randrange(num_documents - 1)
-        return other + (other >= number)
-
-    return another
+def _any_other(num_documents: int, number: int, draw: random.Random) -> int:
+    other = draw.randrange(num_documents - 1)
+    return other + (other >= number)
 
 
 def pairs_of_document(

@@ -34,8 +34,7 @@ LOCK, WHOLE = "lock", "whole"
 _CURE = "use `bertrain data extract INPUT --out DIR` first"
 UNKNOWN_LIMIT = 0.5  # of all tokens; above it, the vocabulary is taken to be of another text
 
-Progress = Callable[[int, int], None]
-"""Called with the number of finished units and of all units."""
+Progress = Callable[[int, int], None]  # called with the number of finished units and of all units
 
 
 def prepare(
@@ -196,7 +195,6 @@ def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:
 
 
 def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Counter[str]) -> dict[str, Any]:
-    """How the examples were made, for the manifest."""
     description: dict[str, Any] = {
         "inputs": [file.name for file in files],
         "mode": plan.mode,
@@ -212,9 +210,6 @@ def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Cou
     if unreadable:
         description["skipped_inputs"] = [file.name for file in unreadable]
     return description
-
-
-# --- the work folder -----------------------------------------------------------------------------
 
 
 def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 OTHER_DOCUMENT_TRIALS = 10
 KEPT = -1  # instead of a replacement: keep the token
 
-Masked = tuple[Pair, list[int], list[int]]
-"""A pair, the positions to predict, and the replacement of each token."""
+Masked = tuple[Pair, list[int], list[int]]  # a pair, the positions to predict, and the replacement of each token
 
 
 def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: Plan) -> Iterator[Block]:
@@ -110,22 +109,18 @@ def _masked_pairs(
     shuffle(order, draw)
     for _ in range(plan.dupe_factor):
         for index, number in enumerate(order):
-            another = _mostly_another(order, index, draw)
+            another = partial(_mostly_another, order, index, draw)
             for pair in pairs_of_document(text, number, draw, another, plan.max_seq_length, plan.short_seq_prob):
                 yield masks(pair)
 
 
-def _mostly_another(order: list[int], index: int, draw: random.Random) -> Callable[[], int]:
+def _mostly_another(order: list[int], index: int, draw: random.Random) -> int:
     """The reference tries ten times to draw a document other than that at `index`, and then takes the last drawn."""
-
-    def another() -> int:
-        for _ in range(OTHER_DOCUMENT_TRIALS):
-            other = draw.randrange(len(order))
-            if other != index:
-                break
-        return order[other]
-
-    return another
+    for _ in range(OTHER_DOCUMENT_TRIALS):
+        other = draw.randrange(len(order))
+        if other != index:
+            break
+    return order[other]
 
 
 def _apply(batch: list[Masked], text: TokenText, start: int, separator: int) -> Block:

@@ -5,8 +5,6 @@ the input and becomes a folder of shards, written under a temporary name and ren
 preparation keeps finished units. A unit's content depends on the plan alone.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
@@ -47,10 +45,7 @@ SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that units depend on."""
-
-    mode: str
-    """`pairs`, `full-sentences` or `reference`."""
+    mode: str  # `pairs`, `full-sentences` or `reference`
     max_seq_length: int
     max_predictions: int
     masked_lm_prob: float
@@ -66,7 +61,7 @@ class Plan:
         write_atomically(work / PLAN, json.dumps(asdict(self)))
 
     @staticmethod
-    def read(work: Path) -> Plan:
+    def read(work: Path) -> "Plan":
         fields = json.loads((work / PLAN).read_text(encoding="utf-8"))
         return Plan(**fields | {"units": [[Span(*span) for span in unit] for unit in fields["units"]]})
 
@@ -83,13 +78,13 @@ class Summary:
         (folder / SUMMARY).write_text(json.dumps(vars(self)), encoding="utf-8")
 
     @staticmethod
-    def read(folder: Path) -> Summary:
+    def read(folder: Path) -> "Summary":
         fields = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
     @staticmethod
-    def find(folder: Path) -> Summary | None:
+    def find(folder: Path) -> "Summary | None":
         """The summary of a unit, or None where it is damaged or missing, for example after a power failure."""
         try:
             return Summary.read(folder)
@@ -97,7 +92,6 @@ class Summary:
             return None
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether all shards exist and have their size."""
         paths = [(folder / file["name"], file["bytes"]) for file in self.files]
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
@@ -152,7 +146,6 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
 def _unit_rows(
     plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer, counts: Counter[str], spool: Path
 ) -> Iterator[Block]:
-    """The rows of a unit, a shard at a time."""
     as_reference = plan.mode == "reference"
     with open(spool / "text", "w+b") as file:
         text = tokenize(plan.units[number], tokenizer, counts, file, on_error=plan.on_error, as_reference=as_reference)
@@ -253,7 +246,6 @@ def tokenize(
 
 
 def _count_text(text: TokenText, plan: Plan, unknown: int, counts: Counter[str]) -> None:
-    """Add the statistics of a text to `counts`."""
     counts["documents"] += text.num_documents
     counts["sentences"] += len(text.sentences) - 1
     is_long = np.diff(np.frombuffer(text.sentences, np.int64)) > plan.max_seq_length - SINGLE_SPECIAL_TOKENS

@@ -4,11 +4,10 @@ Invalid UTF-8 is refused, or dropped as in BERT's reference. Large input is cut 
 processes work on in parallel. The cuts depend on the text alone.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -107,16 +106,10 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
     """Each document as its list of non-empty sentences. The end of a file ends a document."""
     for path in files:
         check_readable(path)
-        document: Document = []
-        for line in read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop"):
-            sentence = line.strip()
-            if sentence:
-                document.append(sentence)
-            elif document:
-                yield document
-                document = []
-        if document:
-            yield document
+        lines = read_lines(Span(str(path), 0, path.stat().st_size), Counter(), on_error="stop")
+        for is_text, sentences in groupby((line.strip() for line in lines), bool):
+            if is_text:
+                yield list(sentences)
 
 
 def read_lines(span: Span, counts: Counter[str], *, on_error: OnError, as_reference: bool = False) -> Iterator[str]:
@@ -174,13 +167,9 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _line_number(path: str, position: int) -> int:
-    number = 1
     with open(path, "rb") as file:
-        while position > 0:
-            block = file.read(min(position, 1 << 20))
-            number += block.count(b"\n")
-            position -= len(block)
-    return number
+        blocks = iter(lambda: file.read(min(position - file.tell(), 1 << 20)), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)
 
 
 def plan_units(files: Iterable[Path], unit_bytes: int) -> list[list[Span]]:

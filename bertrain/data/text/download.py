@@ -4,8 +4,6 @@ A file is downloaded under a hidden name, resumed after an interruption, also by
 length and checksum are correct.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os
@@ -84,9 +82,6 @@ def download(
     return {"out": str(out), "fetched": fetched, "already_there": there, "left_out": left_out}
 
 
-# --- files to fetch -----------------------------------------------------------------------------------
-
-
 def wikipedia_files(host: str, language: str, date: str) -> list[RemoteFile]:
     """The dump of articles, found in the list of checksums that Wikimedia publishes; "latest" becomes a date."""
     wiki = f"{language.replace('-', '_')}wiki"
@@ -141,9 +136,6 @@ def _read_text(url: str) -> str:
     content = BytesIO()
     _receive(url, content)
     return content.getvalue().decode(errors="replace")
-
-
-# --- fetching -------------------------------------------------------------------------------------------------
 
 
 def fetch(file: RemoteFile, out: Path) -> bool:

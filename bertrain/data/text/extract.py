@@ -122,9 +122,6 @@ def _check_least(least: int, **given: float) -> None:
             raise UserError("option-out-of-range", f"{option} is {value}; it must be at least {least}")
 
 
-# --- the work, in order --------------------------------------------------------------------------------------
-
-
 def _all_records(
     files: list[Path], reading: Reading, named: set[Path], report: Callable[[int], None]
 ) -> Iterator[Record | Problem]:
@@ -213,11 +210,7 @@ class _Tally:
             raise UserError("no-document", f"none of {records:,} records was kept: {reasons or 'the input is empty'}")
 
 
-# --- files out ------------------------------------------------------------------------------------------------
-
-
 def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -> list[Path]:
-    """Write whole documents into files of about equal size."""
     folder.mkdir()
     paths: list[Path] = []
     for first in documents:

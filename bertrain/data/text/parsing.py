@@ -1,9 +1,8 @@
 """Records to documents: the expensive part, which runs in worker processes."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -47,11 +46,9 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
         what = f"contains a sentence of {longest:,} bytes, which is too long; try another --sentences"
         return Result([], "damaged", Problem(record.place, what))
     lost = _lines_not_utf8(record)
-    problem = (
-        Problem(f"line {lost[0]:,} of {record.name}", "has bytes that are not UTF-8, or not in --encoding")
-        if lost
-        else None
-    )
+    if not lost:
+        return Result(document)
+    problem = Problem(f"line {lost[0]:,} of {record.name}", "has bytes that are not UTF-8, or not in --encoding")
     return Result(document, problem=problem, lines_not_utf8=len(lost))
 
 
@@ -98,7 +95,8 @@ def _paragraphs_of(record: Record, text_column: str) -> list[str]:
     if record.form == "wikiextractor":
         return paragraphs_of_extracted(text)
     if record.form == "prose":
-        return [" ".join(lines) for lines in _paragraphs_of_lines(text.split("\n"))]
+        blocks = groupby(text.split("\n"), lambda line: bool(line.strip()))
+        return [" ".join(lines) for is_text, lines in blocks if is_text]
     return text.split("\n")
 
 
@@ -128,13 +126,3 @@ def _text_of_json(line: bytes, text_column: str) -> str:
     if text is not None and not isinstance(text, str):
         raise _Unreadable(f"has {type(text).__name__} in {text_column!r}, not text; give --text-column")
     return (text or "").encode("utf-8", errors="replace").decode()  # JSON can contain half of a surrogate pair
-
-
-def _paragraphs_of_lines(lines: list[str]) -> Iterator[list[str]]:
-    paragraph: list[str] = []
-    for line in [*lines, ""]:
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield paragraph
-            paragraph = []

@@ -1,7 +1,5 @@
 """A pool of worker processes that ends with its parent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Progress of long operations, on standard error."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +11,9 @@ SECONDS_BETWEEN_LINES = 10.0
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the bytes done, of `total`: a bar on a terminal, else a line every few seconds."""
-    if sys.stderr.isatty():
-        with _bar(label, total) as report:
-            yield report
-    else:
+    if not sys.stderr.isatty():
         yield _lines(label, total)
-
-
-@contextmanager
-def _bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

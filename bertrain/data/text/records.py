@@ -4,8 +4,6 @@ Cutting a stream into records is cheap and runs in one process; parsing them run
 content: they yield a Problem in its place, and the caller decides whether to stop.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import json
@@ -144,9 +142,6 @@ def _is_json_object(head: bytes) -> bool:
         return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
     except ValueError:
         return False
-
-
-# --- one reader for each form ------------------------------------------------------------------------------
 
 
 def _pages(stream: Stream) -> Iterator[Record | Problem]:

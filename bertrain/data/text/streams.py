@@ -1,7 +1,5 @@
 """Files as streams of bytes, decompressed and in UTF-8: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip
@@ -28,10 +26,8 @@ class Stream:
 
     name: str
     bytes: io.BufferedReader
-    path: Path | None
-    """The file itself where it was not compressed, for readers that must seek."""
-    encoding: str = "utf-8"
-    """What the bytes were before they were recoded."""
+    path: Path | None  # the file itself where it was not compressed, for readers that must seek
+    encoding: str = "utf-8"  # what the bytes were before they were recoded
 
 
 def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
@@ -40,12 +36,11 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
     Read each before taking the next. `report` is called with the number of bytes of the file that have been read.
     """
     try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed below, after the last stream)
+        file = _Counted(path, report)
     except OSError as error:
         raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     with file:
-        counted: Any = _Counted(file, report)
-        yield from _unpack(str(path), path.name, io.BufferedReader(counted, BUFFER), path)
+        yield from _unpack(str(path), path.name, io.BufferedReader(file, BUFFER), path)
 
 
 def recode(stream: Stream, encoding: str) -> Stream:
@@ -84,25 +79,16 @@ _INVALID = "bertrain-invalid"  # an error handler: to a lone surrogate when deco
 codecs.register_error(_INVALID, lambda bad: ("\udcff" if isinstance(bad, UnicodeDecodeError) else b"\xff", bad.end))  # type: ignore
 
 
-class _Counted(io.RawIOBase):
+class _Counted(io.FileIO):
     """A file that reports how far it has been read."""
 
-    def __init__(self, file: io.FileIO, report: Callable[[int], None]) -> None:
-        self._file = file
+    def __init__(self, path: Path, report: Callable[[int], None]) -> None:
+        super().__init__(path)
         self._report = report
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
     def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)
-        self._report(self._file.tell())
+        count = super().readinto(buffer)
+        self._report(self.tell())
         return count
 
 

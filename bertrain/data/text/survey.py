@@ -4,8 +4,6 @@ In bertrain's own form of plain text a line is a sentence and a blank line ends 
 at a column, a blank line ends a paragraph, and a file is a document or a whole book; or each line is a document.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 import unicodedata
@@ -56,18 +54,14 @@ class Survey:
 
     files: int
     bytes: int
-    forms: dict[str, int]
-    """Sampled files by format; "" for those that are not text."""
-    encoding: str
-    """Of plain text; "" if it is none of UTF-8, UTF-16 and the given one."""
+    forms: dict[str, int]  # sampled files by format; "" for those that are not text
+    encoding: str  # of plain text; "" if it is none of UTF-8, UTF-16 and the given one
     document_end: DocumentEnd
     wrapped: bool
-    language: str
-    """Its code, or "" if it is not recognized."""
+    language: str  # its code, or "" if it is not recognized
 
     @property
     def sentences(self) -> list[str]:
-        """The same in words."""
         forms = ", ".join({"": "not text", "text": "plain text"}.get(form, form) for form in self.forms)
         facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
         if "text" not in self.forms:

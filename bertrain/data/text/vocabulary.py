@@ -1,7 +1,5 @@
 """BERT's WordPiece vocabulary: the words in order of their id."""
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 from collections.abc import Sequence
@@ -55,7 +53,7 @@ class Vocabulary:
         write_atomically(path, "\n".join(self.words) + "\n")
 
     @staticmethod
-    def load(path: str | Path | None = None, *, lower_case: bool | None = True) -> Vocabulary:
+    def load(path: str | Path | None = None, *, lower_case: bool | None = True) -> "Vocabulary":
         """Read a vocabulary file, one word per line; by default BERT's uncased one, which ships with bertrain.
 
         Where `lower_case` is None, a vocabulary in which any word has capitals or accents is cased.
@@ -73,7 +71,7 @@ class Vocabulary:
         return Vocabulary.of(words, path or "the vocabulary", lower_case=lower_case)
 
     @staticmethod
-    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool | None = True) -> Vocabulary:
+    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool | None = True) -> "Vocabulary":
         """A vocabulary of these words; refuses words that are none. Errors name `origin`."""
         for special in SPECIAL_WORDS:
             if special not in words:
@@ -82,9 +80,8 @@ class Vocabulary:
             repeated = next(word for word in words if words.count(word) > 1)
             raise UserError("bad-vocabulary", f"{origin} lists the word {repeated!r} twice")
         vocabulary = Vocabulary(tuple(words), lower_case is not False)
-        return (
-            replace(vocabulary, lower_case=False) if lower_case is None and vocabulary.num_unreachable else vocabulary
-        )
+        is_cased = lower_case is None and vocabulary.num_unreachable
+        return replace(vocabulary, lower_case=False) if is_cased else vocabulary
 
 
 def _folded(word: str) -> str:

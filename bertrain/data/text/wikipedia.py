@@ -4,11 +4,10 @@ Only running text is kept. Tables, templates, references, images, categories, he
 text that BERT was trained on.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,12 +24,11 @@ class Wiki:
     """A wiki as the header of its dump describes it: names of its namespaces, in lower case."""
 
     namespaces: frozenset[str]
-    unprinted: frozenset[str]
-    """Namespaces whose links show nothing, or a picture, in the text."""
+    unprinted: frozenset[str]  # namespaces whose links show nothing, or a picture, in the text
     has_header: bool
 
     @staticmethod
-    def from_header(header: bytes) -> Wiki:
+    def from_header(header: bytes) -> "Wiki":
         text = header.decode("utf-8", errors="replace")
         found = re.findall(r'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>', text)
         names = {html.unescape(name).lower(): int(key) for key, name in found if int(key) != ARTICLES}
@@ -60,8 +58,6 @@ def article_text(page: bytes, wiki: Wiki) -> str:
     return text
 
 
-# --- wikitext -----------------------------------------------------------------------------------------------
-
 # fmt: off
 _DROPPED_TAGS = frozenset([
     "ref", "references", "table", "gallery", "imagemap", "timeline", "graph", "mapframe", "maplink", "indicator",
@@ -71,8 +67,7 @@ _DROPPED_TAGS = frozenset([
 # fmt: on
 _BLOCK_TAGS = frozenset(["p", "blockquote", "poem"])
 _LIST_MARKS = frozenset(["li", "dd", "dt", "hr"])
-_LIST_LINE = "\0"
-"""Replaces the mark of a list item; XML text cannot contain it."""
+_LIST_LINE = "\0"  # replaces the mark of a list item; XML text cannot contain it
 
 _PREFORMATTED = re.compile(r"\n +(?=\S)")  # a line that begins with a space is preformatted: code, diagrams
 
@@ -89,20 +84,16 @@ def paragraphs_of_wikitext(wikitext: str, wiki: Wiki) -> list[str]:
 
     pieces: list[str] = []
     _render(mwparserfromhell.parse(wikitext, skip_style_tags=True), wiki, pieces)
-    paragraphs: list[str] = []
-    lines: list[str] = []
-    for line in [*"".join(pieces).split("\n"), ""]:
-        is_text = line.strip() and _LIST_LINE not in line and not _UNBALANCED.search(line)
-        if is_text:
-            lines.append(line)
-        elif lines:
-            paragraphs.append(_tidy(" ".join(lines)))
-            lines = []
+    blocks = groupby("".join(pieces).split("\n"), _is_text)
+    paragraphs = (_tidy(" ".join(lines)) for is_text, lines in blocks if is_text)
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
+def _is_text(line: str) -> bool:
+    return bool(line.strip()) and _LIST_LINE not in line and not _UNBALANCED.search(line)
+
+
 def _render(code: Any, wiki: Wiki, pieces: list[str]) -> None:
-    """Append the visible text of `code`."""
     from mwparserfromhell import nodes
 
     for node in code.nodes:
@@ -113,7 +104,8 @@ def _render(code: Any, wiki: Wiki, pieces: list[str]) -> None:
         elif isinstance(node, nodes.Tag):
             _render_tag(node, wiki, pieces)
         elif isinstance(node, nodes.HTMLEntity):
-            pieces.append(_entity(node))
+            character = str(node.normalize())
+            pieces.append("" if "\ud800" <= character <= "\udfff" else character)  # half of a surrogate pair
         elif isinstance(node, nodes.ExternalLink):
             if node.brackets and node.title is not None:
                 _render(node.title, wiki, pieces)
@@ -161,19 +153,12 @@ def _render_template(node: Any, wiki: Wiki, pieces: list[str]) -> None:
             _render(node.get(name).value, wiki, pieces)
 
 
-def _entity(node: Any) -> str:
-    character = str(node.normalize())
-    return "" if "\ud800" <= character <= "\udfff" else character  # half of a surrogate pair
-
-
 def _tidy(paragraph: str) -> str:
     """Remove left-over markup, and the empty brackets that removed templates leave."""
     text = _LEFT_OVER.sub("", paragraph)
     text = _BEGINS_WITH_COMMA.sub("(", _EMPTY_BRACKETS.sub("", text))
     return " ".join(_SPACE_BEFORE_MARK.sub(r"\1", text).split())
 
-
-# --- WikiExtractor ------------------------------------------------------------------------------------------
 
 _TITLE = re.compile(r'title="([^"]*)"')
 

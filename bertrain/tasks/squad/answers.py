@@ -4,8 +4,6 @@ A span starts only in the window that gives its first token the most context, as
 counts twice. In v2.0, [CLS] stands for no answer; the null odds are its score minus that of the best span.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +53,6 @@ class Answers:
 def find_answers(
     collection: Collection, windows: Windows, outputs: TaskOutputs, version: Version, settings: TaskSettings
 ) -> list[Answers]:
-    """The best answers to each question over all its windows."""
     chunks = (slice(first, first + CHUNK_WINDOWS) for first in range(0, len(windows.question), CHUNK_WINDOWS))
     parts = [_best_spans(windows, outputs, chunk, settings) for chunk in chunks]
     spans = _Spans(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -73,8 +70,6 @@ def find_answers(
 
 
 class _Spans(NamedTuple):
-    """Candidates of all windows in flat arrays."""
-
     window: Ints
     first: Ints  # index of its first token in the window
     last: Ints

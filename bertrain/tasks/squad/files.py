@@ -4,8 +4,6 @@ Two formats are read: the official JSON (articles, their paragraphs, the questio
 Face `datasets` saves them (JSON lines or Parquet, a question per row). Both become a Collection.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import read_json, read_text
 from bertrain.tasks.tables import HUB, SKIP_HINT
 
 Version = Literal["v1.1", "v2.0"]  # in v2.0, some questions have no answer in their paragraph
@@ -42,8 +41,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Collection:
-    """The questions of a file in its order, and their paragraphs."""
-
     path: Path
     contexts: list[str]
     questions: list[Question]
@@ -73,8 +70,11 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
             raise UserError("bad-question", f"{sentence}; {SKIP_HINT}")
         problems.append(sentence)
 
+    if not path.is_file():
+        raise UserError("missing-data", f"there is no file {path}")
+    read = {".jsonl": _read_json_lines, ".parquet": _read_parquet}.get(path.suffix, _read_articles)
     labeled: set[bool] = set()
-    for raw in _read_questions(path, report_problem):
+    for raw in read(path, report_problem):
         try:
             question = _parse_question(raw, contexts, questions)
         except ValueError as error:
@@ -104,7 +104,6 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
 
 
 def _parse_question(raw: RawQuestion, contexts: dict[str, int], known: dict[str, Question]) -> Question:
-    """Check a question, and add its context to `contexts`."""
     identifier = _parse_text(raw.fields, "id")
     if identifier in known:
         raise ValueError("has the id of an earlier question")
@@ -150,42 +149,11 @@ def _parse_answers(answers: Any) -> tuple[Answer, ...]:
 
 
 def shorten(text: str) -> str:
-    """A text cut to fit in a message."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _read_questions(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
-    if not path.is_file():
-        raise UserError("missing-data", f"there is no file {path}")
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
-    return (_read_json_lines if path.suffix == ".jsonl" else _read_articles)(path, report_problem)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
-
-
-def read_json_file(path: Path) -> Any:
-    """The value in a JSON file."""
-    text = _read_text(path)
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; deep nesting
-        reason = str(error)
-    raise UserError("bad-json", f"{path} is not valid JSON: {reason}")
-
-
 def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
-    """The questions of the official format."""
-    content = read_json_file(path)
+    content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise UserError("not-squad", f"{path} has no 'data' like {JSON_FORMAT}; name a file of JSON lines .jsonl")
 
@@ -207,7 +175,7 @@ def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQue
 
 
 def _read_json_lines(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -222,7 +190,7 @@ def _read_json_lines(path: Path, report_problem: ReportProblem) -> Iterator[RawQ
             report_problem(f"{path}: line {number} is not an object")
 
 
-def _read_parquet(path: Path) -> Iterator[RawQuestion]:
+def _read_parquet(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
     import pyarrow
     import pyarrow.parquet
 

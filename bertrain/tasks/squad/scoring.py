@@ -4,8 +4,6 @@ Answers are compared after normalization: lower case, no punctuation, no article
 answers the closest counts. The scripts of v1.1 and v2.0 differ for empty answers and in the names of the metrics.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter
@@ -69,7 +67,6 @@ def score_answer(given: str, truths: Some[str], version: Version) -> tuple[float
 
 
 def _word_f1(given: str, truth: str) -> float:
-    """F1 of the words of two normalized answers."""
     given_words, true_words = given.split(), truth.split()
     common = (Counter(given_words) & Counter(true_words)).total()
     if not common:

@@ -1,7 +1,5 @@
 """SQuAD: find the answer to a question in a paragraph (v1.1), or predict that it is not there (v2.0)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,7 +25,6 @@ SINGLE = "single"  # the key of a file given by itself; its split has the name o
 
 
 def squad_version(task: str) -> Version:
-    """The version in a task name such as squad/v1.1."""
     names: dict[str, Version] = {f"squad/{version}": version for version in get_args(Version)}
     if task not in names:
         hint = f"{nearest(task, list(names))}; use {' or '.join(names)}"
@@ -89,7 +86,7 @@ class SquadTask:
     main_metric: str = "f1"
 
     @staticmethod
-    def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> SquadTask:
+    def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> "SquadTask":
         """Open the files of a folder; or a single file, to evaluate on or to predict."""
         version = squad_version(settings.task.name)
         if folder.is_file():

@@ -4,8 +4,6 @@ A paragraph that does not fit is cut into overlapping windows, `doc_stride` toke
 characters it stands for, so that an answer is a slice of the original paragraph.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,7 +149,6 @@ class AnswerSpans:
 
 
 def locate_answers(collection: Collection, paragraphs: TokenizedTexts) -> AnswerSpans:
-    """Find the first answer of each question among the tokens of its paragraph."""
     characters = np.full((len(collection.questions), 2), -1, np.int64)
     is_usable = np.ones(len(collection.questions), bool)
     num_moved = 0
