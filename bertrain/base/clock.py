@@ -4,6 +4,8 @@ It reads the system's time once, when the process starts, and then follows the m
 process can be joined exactly even if the system's time is changed meanwhile.
 """
 
+from __future__ import annotations
+
 import time
 
 _WALL_AT_ZERO = time.time() - time.monotonic()

@@ -4,6 +4,8 @@ Lines hold the same information as the bar. Warnings are always printed. Everyth
 (logs.py), whatever the console shows.
 """
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 

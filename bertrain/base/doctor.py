@@ -1,5 +1,7 @@
 """`bertrain doctor`: the hardware and software of this machine, how bertrain uses it, and what is missing."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform

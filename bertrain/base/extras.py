@@ -1,5 +1,7 @@
 """Packages that only some commands need: imported at first use; where one is missing, the error names its extra."""
 
+from __future__ import annotations
+
 import importlib.util
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Format numbers, durations and names of metrics for people."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 TITLES = {

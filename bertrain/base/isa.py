@@ -4,6 +4,8 @@ Nothing here imports torch: its libraries read the environment once, at their fi
 before. ATen (everything but products), oneDNN (16-bit products) and MKL (32-bit products) each read a variable.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from typing import Literal

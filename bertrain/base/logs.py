@@ -6,6 +6,8 @@ reaches MAX_BYTES replaces the older one, so a rank keeps at most twice that. Li
 and the run continues.
 """
 
+from __future__ import annotations
+
 import heapq
 import json
 import logging

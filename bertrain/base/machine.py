@@ -1,5 +1,7 @@
 """Facts about this machine and this process: memory, processor, GPUs, rank. Nothing here imports torch."""
 
+from __future__ import annotations
+
 import csv
 import os
 import platform

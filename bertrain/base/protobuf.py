@@ -1,5 +1,7 @@
 """The wire format of protocol buffers: fields of a message, and runs of varints. Damaged bytes raise ValueError."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import numpy as np

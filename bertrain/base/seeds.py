@@ -8,6 +8,8 @@ The mixer is the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a biject
 passes the usual statistical batteries, applied to arrays at a few nanoseconds a number.
 """
 
+from __future__ import annotations
+
 import hashlib
 
 import numpy as np

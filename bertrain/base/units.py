@@ -1,5 +1,7 @@
 """Parse the values of settings: parts of the data, durations and lists of steps."""
 
+from __future__ import annotations
+
 import re
 from fractions import Fraction
 from itertools import pairwise

@@ -1,5 +1,7 @@
 """Literal types of options and settings. Nothing heavy is imported here, so that the command line stays fast."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 Form = Literal["auto", "dump", "wikiextractor", "jsonl", "csv", "parquet", "arrow", "text"]

@@ -1,5 +1,7 @@
 """Count a model's parameters by arithmetic, without building it or importing torch."""
 
+from __future__ import annotations
+
 from bertrain.config.settings import ModelSettings
 
 

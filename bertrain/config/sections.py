@@ -3,6 +3,8 @@
 `settings.py` joins the sections and refuses settings that contradict each other.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,7 +78,7 @@ class ModelSettings:
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
-    def check(self) -> "ModelSettings":
+    def check(self) -> ModelSettings:
         """Refuse a model that cannot be built; returns itself."""
         heads, width = self.num_heads, self.hidden_size
         if width % heads:

@@ -3,6 +3,8 @@
 `resolve.py` fills them in from recipes, files and the command line.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -50,7 +52,7 @@ class Settings:
         """Whether there is data to evaluate on during training; a task brings its own."""
         return bool(self.evaluate.data or self.task.name)
 
-    def check(self) -> "Settings":
+    def check(self) -> Settings:
         """Refuse settings that contradict each other; returns itself."""
         self.model.check()
         if not self.task.name:

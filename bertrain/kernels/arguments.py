@@ -1,5 +1,7 @@
 """Tensors that kernels take or return together, by name."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 

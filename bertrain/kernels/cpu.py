@@ -3,6 +3,8 @@
 They compute in bf16; FP8 (`cast`) is for GPUs. Signatures and results are those of the Triton kernels' launchers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

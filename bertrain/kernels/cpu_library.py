@@ -4,6 +4,8 @@ PyTorch's wheel offers no way to write a fused kernel for a CPU, and its own com
 PyTorch's headers takes two seconds to compile and shares PyTorch's OpenMP threads.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import hashlib

@@ -6,6 +6,8 @@ whose layout never changes. DistributedDataParallel rebuilds its buckets after t
 resumed run would sum in another order than an uninterrupted one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby

@@ -6,6 +6,8 @@ and masked; no tensor has the size of the whole bin squared. `VarlenPlan` calls 
 `cu_seqlens`, whose shapes do not depend on the lengths, so torch.compile compiles it once. Letters as in bert.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -66,7 +68,7 @@ class RaggedPlan:
     groups: tuple[Group, ...]
 
     @staticmethod
-    def of(batch: Batch) -> "RaggedPlan":
+    def of(batch: Batch) -> RaggedPlan:
         return plan_groups(batch.sequence_lengths, batch.input_ids.device)
 
     def attend(self, qkv: Tensor, dropout_rate: float) -> Tensor:

@@ -7,6 +7,8 @@ Letters in shape comments: T tokens of a bin, S sequence slots, P prediction slo
 F intermediate size, H heads, D head size, V vocabulary (padded).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ PyTorch draws a Bernoulli variable per element, about 8 ns each on one core. Her
 elements, 16 bits each: the rate is exact to 1 / 65,536, and torch's generator and seed determine the draw.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -11,6 +11,8 @@ span head reads all of them.
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator
 
 import torch

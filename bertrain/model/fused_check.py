@@ -9,6 +9,8 @@ After a change of bert.py or heads.py: change fused*.py to match, run tests/nume
 tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()` to `WRITTEN_FOR`.
 """
 
+from __future__ import annotations
+
 import ast
 import hashlib
 import inspect

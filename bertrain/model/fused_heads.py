@@ -4,6 +4,8 @@ columns, in plain float32.
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch

@@ -3,6 +3,8 @@
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`; `x8` is `x` in FP8.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 

@@ -4,6 +4,8 @@ A dropout mask is a function of its site's number, and checkpoints store FP8 sca
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -123,7 +125,7 @@ class Operand(NamedTuple):
         return self.full
 
     @property
-    def without_rows8(self) -> "Operand":
+    def without_rows8(self) -> Operand:
         """The part that the gradient of a weight needs."""
         return self._replace(rows8=None)
 

@@ -1,5 +1,7 @@
 """The heads of pre-training and of fine-tuning, and their losses. Letters as in bert.py; L: longest sequence."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -6,6 +6,8 @@ start as waves, in which a step to the left or right is a rotation, and each hea
 rotation that attends one, two, ... positions away. Training can change all of it; only the start differs.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

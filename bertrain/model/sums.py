@@ -3,6 +3,8 @@
 On a device they are a vector [4], so that bins, and ranks, add them in one operation. Only this file knows its order.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch
@@ -35,7 +37,7 @@ class Totals(NamedTuple):
     sequence_correct: float
 
     @classmethod
-    def unpack(cls, packed: Tensor) -> "Totals":
+    def unpack(cls, packed: Tensor) -> Totals:
         """Read a packed vector; waits for its device."""
         return cls(*packed.tolist())
 

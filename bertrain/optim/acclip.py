@@ -8,6 +8,8 @@ The paper's optimizer has no v; this is the form that Samsung's MLPerf entry for
 of 1. With beta1 = beta2 it is AdamW: an average is never larger than the same average of the magnitudes.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

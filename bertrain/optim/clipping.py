@@ -1,5 +1,7 @@
 """Gradient norm, clipping factor and the finite check, all on the device."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

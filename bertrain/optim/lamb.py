@@ -7,6 +7,8 @@
 Decay and r apply to matrices only; r is 1 if either norm is 0.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 
 import torch

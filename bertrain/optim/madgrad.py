@@ -9,6 +9,8 @@ away from z rather than shrinking them step by step, and is much weaker than Ada
 exponential decay, so there is no beta2.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

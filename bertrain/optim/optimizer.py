@@ -6,6 +6,8 @@ the device: whether a step is applied (`apply`, 0 or 1) is a tensor, and the hos
 not applied leaves weights, buffers and the number of steps unchanged.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar

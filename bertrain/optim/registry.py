@@ -1,5 +1,7 @@
 """The optimizers by the names of `optimizer.name`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from torch import Tensor

@@ -1,5 +1,7 @@
 """The learning rate of a step: linear warm-up, then decay; a pure function of the step's number."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """The result of one update, and its layout as a vector on the device, where no step waits for it."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ class Verdict(NamedTuple):
         return torch.stack([gradient_norm, applied] if loss_scale is None else [gradient_norm, applied, loss_scale])
 
     @classmethod
-    def unpack(cls, packed: Tensor) -> "Verdict":
+    def unpack(cls, packed: Tensor) -> Verdict:
         """Read a packed vector; waits for its device."""
         gradient_norm, applied, *loss_scale = packed.tolist()
         return cls(gradient_norm, bool(applied), *loss_scale)

@@ -1,5 +1,7 @@
 """The task `classify`: the user's own tables of one or two texts per row, and a class or a number to predict."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,5 +1,7 @@
 """A split of a task as a `DataSource`: examples without masked tokens, which the loader batches."""
 
+from __future__ import annotations
+
 import hashlib
 from functools import cached_property
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Tokenize texts, or pairs of texts, into a Block: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,6 +3,8 @@
 Labels have the class indices of `datasets`, so that other programs understand an exported model.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,6 +3,8 @@
 An undefined metric, such as the correlation with constant predictions, is 0.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,5 +1,7 @@
 """Score a file of predictions, from any program, by the official rules of its task."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -3,6 +3,8 @@
 A subclass of TableTask says where its files are, which columns it reads and how it parses a label.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +148,7 @@ def parse_number(label: str) -> float:
 
 @dataclass(frozen=True)
 class TableSplit:
-    task: "TableTask"
+    task: TableTask
     name: str
     block: Block
     ids: list[str]

@@ -6,6 +6,8 @@ TSV is read as GLUE writes it: a tab ends a field, a line feed ends a row, and q
 fields may contain commas and line breaks; the header line shows whether commas, semicolons or tabs separate fields.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import math

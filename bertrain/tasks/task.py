@@ -20,6 +20,8 @@ To add a task, write a class with these methods and name it in `registry.py`. Fo
 A task whose outputs fit no Head also needs a head in `model/heads.py`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol

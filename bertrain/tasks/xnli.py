@@ -1,5 +1,7 @@
 """XNLI: trained in one language, usually English, and evaluated in fifteen."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Read the files beside weights: the config of the model, the vocabulary and the tokenizer's settings."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

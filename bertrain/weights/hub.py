@@ -1,5 +1,7 @@
 """Weights of the Hugging Face hub by name: `hub:bert-base-uncased`. The prefix is the permission to download them."""
 
+from __future__ import annotations
+
 import os
 import re
 from pathlib import Path

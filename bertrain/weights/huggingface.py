@@ -7,6 +7,8 @@
   embeddings. Checkpoints of its fused models are read too.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -1,5 +1,7 @@
 """`bertrain weights show` and `compare`: list the tensors of a file, and compare two."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from dataclasses import dataclass

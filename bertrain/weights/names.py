@@ -4,6 +4,8 @@ All these names descend from google-research/bert: one table has our name and Py
 rule. `normalize_names` turns variants of PyTorch's names (older versions, fused layers, wrappers) into the usual ones.
 """
 
+from __future__ import annotations
+
 import re
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ class ParameterSlice(NamedTuple):
     def select(self, tensor: Tensor) -> Tensor:
         return tensor if self.third < 0 else tensor.chunk(3)[self.third]
 
-    def with_suffix(self, kind: str) -> "ParameterSlice":
+    def with_suffix(self, kind: str) -> ParameterSlice:
         return self._replace(parameter=f"{self.parameter}.{kind}")
 
 

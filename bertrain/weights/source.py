@@ -1,5 +1,7 @@
 """Open weights at a path, a run or another format, and copy them into a model."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

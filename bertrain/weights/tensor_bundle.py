@@ -10,6 +10,8 @@ file and offset.
 Every value is checked: a damaged file raises UserError, and never takes much more memory than its size.
 """
 
+from __future__ import annotations
+
 import math
 import re
 import struct

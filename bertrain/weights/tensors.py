@@ -1,5 +1,7 @@
 """OpenedWeights, which every reader of a weight format returns, and Weights, into which its tensors are loaded."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

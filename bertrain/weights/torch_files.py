@@ -4,6 +4,8 @@ Such a file is a pickle, which is a program. With `weights_only`, torch accepts 
 containers of these. The tensors are checked afterwards: a few bytes can describe a tensor of any size.
 """
 
+from __future__ import annotations
+
 import lzma
 import re
 import warnings

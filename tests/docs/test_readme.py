@@ -1,7 +1,7 @@
 """The commands of the README and of docs/commands.md are run, every one, in a folder of a reader's own.
 
-They follow one another as they stand there, on a few of the demo's articles, with budgets of seconds. `make demo` is run on a fresh clone by a
-services test; a download, against a server of our own.
+They follow one another as they stand there, on a few of the demo's articles, with budgets of seconds. `make demo` is
+run on a fresh clone by a services test; a download, against a server of our own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The examples of a bin to a Batch: masked tokens laid out in a flat run, everything padded to the bin's shape."""
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 

@@ -5,6 +5,8 @@ lengths of its sequences, junk included. All ranks wait for the busiest, so the 
 work.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -9,6 +9,8 @@ filled with junk sequences.
 Everything here is a pure function of small arrays of integers.
 """
 
+from __future__ import annotations
+
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The Loader: the steps of a run as batches, made ahead of time in a background thread."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,5 +1,7 @@
 """Makes items ahead of time in a background thread."""
 
+from __future__ import annotations
+
 import queue
 import threading
 from collections.abc import Iterator

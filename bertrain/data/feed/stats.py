@@ -1,5 +1,7 @@
 """`bertrain data stats`: statistics of a data folder, and padding and balance of each batching policy."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

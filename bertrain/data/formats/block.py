@@ -1,5 +1,7 @@
 """The Block: examples in flat arrays, which every reader returns and every writer takes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +34,7 @@ class Masks:
         """The predictions of example i are positions[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.counts)
 
-    def take(self, chosen: Ints) -> "Masks":
+    def take(self, chosen: Ints) -> Masks:
         return Masks(
             self.counts[chosen],
             take_ragged(self.positions, self.offsets, chosen),
@@ -60,7 +62,7 @@ class Block:
         """The tokens of example i are tokens[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.lengths)
 
-    def take(self, chosen: Ints) -> "Block":
+    def take(self, chosen: Ints) -> Block:
         return Block(
             take_ragged(self.tokens, self.offsets, chosen),
             self.lengths[chosen],

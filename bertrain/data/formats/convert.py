@@ -5,6 +5,8 @@ or evenly strided. Orders are computed, and rows read and written, a chunk at a 
 take memory that grows with the rows, a few numbers for each.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """ForeignData: HDF5 and TFRecord folders of other systems, read in place through an index (index.py)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,7 +109,7 @@ class ForeignData:
         with naming_records(path, places):
             return tfrecord.fetch(path, self._decoder, places)
 
-    def _decode(self, group: list["_Fetched"]) -> tuple[Block, Ints]:
+    def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
         """The examples of some files' records, and the number of examples of each record."""
         fields = {name: join([fetched.fields[name] for fetched in group]) for name in group[0].fields}
         try:

@@ -4,6 +4,8 @@ Fields, types and shapes are those of MLPerf's data (NVIDIA's tools, and Samsung
 trainers read the files written here. Nothing is compressed, as in theirs.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -11,6 +11,8 @@ file, as the manifest of a prepared folder does.
     parts.bin        int32    which of the examples of that record it is
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import json

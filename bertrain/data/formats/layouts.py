@@ -15,6 +15,8 @@ the tokens of each; their [CLS] are in the last columns, next-sentence labels in
 An inconsistent record raises `BadRecord` with its number among those given; the caller knows the file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain

@@ -5,6 +5,8 @@ Pure functions over a flat run of tokens. Every draw is a hash of (key, row, pos
 depends on the length alone, so every rank knows a step's total without reading the examples.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +32,7 @@ class MaskingRules:
     @staticmethod
     def of(
         vocabulary: Vocabulary, *, max_predictions: int, probability: float, whole_word: bool = False
-    ) -> "MaskingRules":
+    ) -> MaskingRules:
         return MaskingRules(
             vocab_size=len(vocabulary.words),
             mask_id=vocabulary.id_of("[MASK]"),

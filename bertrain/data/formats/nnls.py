@@ -4,6 +4,8 @@ NNLSHP of Krell and others, "Efficient Sequence Packing without Cross-contaminat
 exactly is a column that counts its sequences of each length; the solution says how many rows to make of each column.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import islice
 

@@ -1,5 +1,7 @@
 """`bertrain data pack`: packs the sequences of a data folder, or of a table of lengths, into rows."""
 
+from __future__ import annotations
+
 import csv
 import time
 from dataclasses import dataclass

@@ -10,6 +10,8 @@ lengths and counts only, so their time hardly depends on the number of sequences
 A counting sort assigns sequences to rows: a packing stores four bytes for each sequence and computes rows on demand.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

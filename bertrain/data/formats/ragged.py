@@ -5,6 +5,8 @@ number of the list in it. A collection ("GCOL" in the file) is a run of objects:
 from the memory-mapped file with every bound checked.
 """
 
+from __future__ import annotations
+
 import struct
 from typing import Any
 

@@ -14,6 +14,8 @@ two more columns:
     mlm_labels      list<uint16 or uint32>   the original tokens at these positions
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from pathlib import Path
@@ -84,7 +86,7 @@ class Shards:
                 raise self._damaged(int(unequal[0]), "it has different numbers of masked positions and labels")
 
     @staticmethod
-    def open(folder: str | Path, *, verify: str = "hash") -> "Shards":
+    def open(folder: str | Path, *, verify: str = "hash") -> Shards:
         """Open a prepared folder; `verify` checks each file's "hash" or only its "size"."""
         folder = Path(folder)
         if not folder.is_dir():

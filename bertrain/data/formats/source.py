@@ -1,5 +1,7 @@
 """DataSource, the interface of every data set, and `open_data`, which opens a data set of any layout."""
 
+from __future__ import annotations
+
 from functools import cache
 from pathlib import Path
 from typing import Protocol

@@ -4,6 +4,8 @@ A file is a run of records: length (8 bytes), its checksum, data, its checksum; 
 of a record is a protocol buffer: a map of names to lists of integers or floats.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Generator, Iterable, Iterator
 from itertools import pairwise

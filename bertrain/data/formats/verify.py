@@ -1,5 +1,7 @@
 """`bertrain data verify`: compares a data folder with its hashes."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from pathlib import Path

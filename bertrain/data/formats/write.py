@@ -3,6 +3,8 @@
 A folder is written under a temporary name and renamed when it is complete.
 """
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,7 @@
 """Runs preparation in this process, in several processes, or on a Dask cluster. The result is the same."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from concurrent.futures import as_completed
 from typing import Any

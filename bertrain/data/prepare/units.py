@@ -5,6 +5,8 @@ the input and becomes a folder of shards, written under a temporary name and ren
 preparation keeps finished units. A unit's content depends on the plan alone.
 """
 
+from __future__ import annotations
+
 import json
 import shutil
 import tempfile
@@ -61,7 +63,7 @@ class Plan:
         write_atomically(work / PLAN, json.dumps(asdict(self)))
 
     @staticmethod
-    def read(work: Path) -> "Plan":
+    def read(work: Path) -> Plan:
         fields = json.loads((work / PLAN).read_text(encoding="utf-8"))
         return Plan(**fields | {"units": [[Span(*span) for span in unit] for unit in fields["units"]]})
 
@@ -78,13 +80,13 @@ class Summary:
         (folder / SUMMARY).write_text(json.dumps(vars(self)), encoding="utf-8")
 
     @staticmethod
-    def read(folder: Path) -> "Summary":
+    def read(folder: Path) -> Summary:
         fields = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
     @staticmethod
-    def find(folder: Path) -> "Summary | None":
+    def find(folder: Path) -> Summary | None:
         """The summary of a unit, or None where it is damaged or missing, for example after a power failure."""
         try:
             return Summary.read(folder)

@@ -4,6 +4,8 @@ Invalid UTF-8 is refused, or dropped as in BERT's reference. Large input is cut 
 processes work on in parallel. The cuts depend on the text alone.
 """
 
+from __future__ import annotations
+
 import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator

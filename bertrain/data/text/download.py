@@ -4,6 +4,8 @@ A file is downloaded under a hidden name, resumed after an interruption, also by
 length and checksum are correct.
 """
 
+from __future__ import annotations
+
 import hashlib
 import http.client
 import os

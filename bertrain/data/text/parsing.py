@@ -1,5 +1,7 @@
 """Records to documents: the expensive part, which runs in worker processes."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable
 from itertools import groupby

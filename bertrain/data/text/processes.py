@@ -1,5 +1,7 @@
 """A pool of worker processes that ends with its parent."""
 
+from __future__ import annotations
+
 import multiprocessing
 import os
 import signal

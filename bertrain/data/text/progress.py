@@ -1,5 +1,7 @@
 """Progress of long operations, on standard error."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Callable, Iterator

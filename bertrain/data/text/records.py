@@ -4,6 +4,8 @@ Cutting a stream into records is cheap and runs in one process; parsing them run
 content: they yield a Problem in its place, and the caller decides whether to stop.
 """
 
+from __future__ import annotations
+
 import codecs
 import csv
 import json

@@ -1,5 +1,7 @@
 """Files as streams of bytes, decompressed and in UTF-8: .gz, .bz2, .xz, .zst, and tar archives of any of these."""
 
+from __future__ import annotations
+
 import bz2
 import codecs
 import gzip

@@ -4,6 +4,8 @@ In bertrain's own form of plain text a line is a sentence and a blank line ends 
 at a column, a blank line ends a paragraph, and a file is a document or a whole book; or each line is a document.
 """
 
+from __future__ import annotations
+
 import codecs
 import re
 import unicodedata

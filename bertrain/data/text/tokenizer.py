@@ -1,5 +1,7 @@
 """Text to WordPiece ids: BERT's exact tokenizer, and its near twin in Hugging Face tokenizers."""
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from array import array
@@ -62,7 +64,7 @@ class _CharacterTable(dict[int, int | str | None]):
 class _Words(dict[str, bytes]):
     """A word between spaces -> the ids of its pieces: case folded, split at punctuation, looked up."""
 
-    def __init__(self, pieces: "_Pieces", *, lower_case: bool) -> None:
+    def __init__(self, pieces: _Pieces, *, lower_case: bool) -> None:
         self._pieces, self._lower_case = pieces, lower_case
         self._split = _CharacterTable(_unaccented_and_split if lower_case else _split_at_punctuation)
 

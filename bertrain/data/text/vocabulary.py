@@ -1,5 +1,7 @@
 """BERT's WordPiece vocabulary: the words in order of their id."""
 
+from __future__ import annotations
+
 import hashlib
 import unicodedata
 from collections.abc import Sequence
@@ -53,7 +55,7 @@ class Vocabulary:
         write_atomically(path, "\n".join(self.words) + "\n")
 
     @staticmethod
-    def load(path: str | Path | None = None, *, lower_case: bool | None = True) -> "Vocabulary":
+    def load(path: str | Path | None = None, *, lower_case: bool | None = True) -> Vocabulary:
         """Read a vocabulary file, one word per line; by default BERT's uncased one, which ships with bertrain.
 
         Where `lower_case` is None, a vocabulary in which any word has capitals or accents is cased.
@@ -71,7 +73,7 @@ class Vocabulary:
         return Vocabulary.of(words, path or "the vocabulary", lower_case=lower_case)
 
     @staticmethod
-    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool | None = True) -> "Vocabulary":
+    def of(words: Sequence[str], origin: str | Path, *, lower_case: bool | None = True) -> Vocabulary:
         """A vocabulary of these words; refuses words that are none. Errors name `origin`."""
         for special in SPECIAL_WORDS:
             if special not in words:

@@ -4,6 +4,8 @@ Only running text is kept. Tables, templates, references, images, categories, he
 text that BERT was trained on.
 """
 
+from __future__ import annotations
+
 import html
 import re
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ class Wiki:
     has_header: bool
 
     @staticmethod
-    def from_header(header: bytes) -> "Wiki":
+    def from_header(header: bytes) -> Wiki:
         text = header.decode("utf-8", errors="replace")
         found = re.findall(r'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>', text)
         names = {html.unescape(name).lower(): int(key) for key, name in found if int(key) != ARTICLES}

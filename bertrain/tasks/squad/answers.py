@@ -4,6 +4,8 @@ A span starts only in the window that gives its first token the most context, as
 counts twice. In v2.0, [CLS] stands for no answer; the null odds are its score minus that of the best span.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ Two formats are read: the official JSON (articles, their paragraphs, the questio
 Face `datasets` saves them (JSON lines or Parquet, a question per row). Both become a Collection.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -4,6 +4,8 @@ Answers are compared after normalization: lower case, no punctuation, no article
 answers the closest counts. The scripts of v1.1 and v2.0 differ for empty answers and in the names of the metrics.
 """
 
+from __future__ import annotations
+
 import re
 import string
 from collections import Counter

@@ -1,5 +1,7 @@
 """SQuAD: find the answer to a question in a paragraph (v1.1), or predict that it is not there (v2.0)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -86,7 +88,7 @@ class SquadTask:
     main_metric: str = "f1"
 
     @staticmethod
-    def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> "SquadTask":
+    def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> SquadTask:
         """Open the files of a folder; or a single file, to evaluate on or to predict."""
         version = squad_version(settings.task.name)
         if folder.is_file():

@@ -4,6 +4,8 @@ A paragraph that does not fit is cut into overlapping windows, `doc_stride` toke
 characters it stands for, so that an answer is a slice of the original paragraph.
 """
 
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
