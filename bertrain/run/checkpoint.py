@@ -272,19 +272,22 @@ def find_step(folder: Path, step: int, *, hashes: bool = True) -> Path:
     return path
 
 
-def read_weights(checkpoint: Path, file_name: str = MODEL) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    return _load_tensors(checkpoint / MODEL)
+
+
+def read_moments(checkpoint: Path) -> dict[str, Tensor]:
+    return _load_tensors(checkpoint / OPTIMIZER)
+
+
+def _load_tensors(file: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    file = checkpoint / file_name
     try:
         return load_file(file)
     except SafetensorError as error:
         raise UserError("damaged-checkpoint", f"{file} is damaged: {error}; remove its checkpoint") from None
-
-
-def read_moments(checkpoint: Path) -> dict[str, Tensor]:
-    return read_weights(checkpoint, OPTIMIZER)
 
 
 def read_progress(checkpoint: Path) -> Progress:
