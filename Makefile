@@ -5,6 +5,7 @@
 # make test-wheel      build the wheel, install it alone in a fresh environment elsewhere, run it there
 # make check   formatting, lint, types
 # make docs    build the documentation site, site/index.html; any warning fails
+# make pictures make docs/demo.svg and docs/report.png from the demo
 # make release build the source archive and the wheel in dist/ and check them; uploads nothing
 
 PYTHON ?= python3
@@ -17,10 +18,13 @@ TORCH := torch>=2.11,<=2.13.0
 
 SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5
 
-.PHONY: demo install quick test test-services test-wheel check docs release format clean
+.PHONY: demo pictures install quick test test-services test-wheel check docs release format clean
 
 demo: $(VENV)/.base
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
+
+pictures: $(VENV)/.base
+	docs/make_pictures.sh
 
 install: $(VENV)/.installed
 
