@@ -28,7 +28,7 @@ RUN_ELSEWHERE = {
     "make demo": ("tests/services/test_demo.py", '["make", "demo"'),
     "make test": (".ci/run", "make test"),
     "make check": (".ci/run", "make check"),
-    "pip install .": ("tests/docs/test_package.py", '[*pip, "install", "--no-deps"'),
+    "pip install": ("tests/docs/test_package.py", '[*pip, "install", "--no-deps"'),
     "bertrain data download": ("tests/faults/test_download.py", 'bertrain("data", "download"'),
     "bertrain launch cancel": ("tests/services/test_slurm.py", 'launcher.bertrain("cancel"'),
     "bertrain launch ssh": ("tests/services/test_ssh.py", '["launch", "ssh"'),
