@@ -98,7 +98,9 @@ class Settings:
                 "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}; {advice}"
             )
         if self.task.name and not longest:
-            raise UserError("out-of-range", "data.max_seq_length 0 is for prepared data; a task needs a length")
+            raise UserError(
+                "out-of-range", f"data.max_seq_length 0 is for prepared data; task.name {self.task.name} needs one"
+            )
         most = self.data.max_predictions
         if 0 < longest <= most and not self.task.name:
             raise UserError("too-many-predictions", f"data.max_predictions {most} fills data.max_seq_length {longest}")

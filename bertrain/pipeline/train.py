@@ -104,6 +104,8 @@ def train(
 
     `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
     `overrides` are settings that stand above what is chosen. Called again with the same arguments, it continues.
+
+    Example: bertrain.train("articles", "my-bert", budget="30m")
     """
     request = _request(locals())
     out = Path(out)

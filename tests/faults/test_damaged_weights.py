@@ -170,7 +170,7 @@ def test_what_lies_beside_the_weights(folder: Path) -> None:
     check_refused("vocabulary-mismatch", folder, 16, 15)
     vocabulary.write_bytes(words)
     tokenizer.write_bytes(b"\xff")
-    check_refused("bad-json", folder, tokenizer)
+    check_refused("not-utf8", folder, tokenizer)
 
 
 def test_weights_of_another_shape_are_named_one_and_all(folder: Path) -> None:

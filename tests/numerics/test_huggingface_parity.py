@@ -116,6 +116,7 @@ def test_real_six_layer_bert(tmp_path: Path) -> None:
             ("model.hidden_dropout", "0"),
             ("model.attention_dropout", "0"),
             ("data.max_seq_length", "96"),
+            ("data.max_predictions", "15"),
             ("batch.sequences", "6"),
             ("batch.token_budget", "1024"),
         ],

@@ -18,6 +18,6 @@ def test_a_run_keeps_its_log_over_starts(tmp_path: Path) -> None:
     events = [entry["event"] for entry in logs(run)]
     assert events.count("start") == events.count("end") == 2
     steps = [entry for entry in logs(run) if entry["event"] == "steps"]
-    assert [entry["step"] for entry in steps] == [2, 4]
-    assert steps[0]["text"].startswith("step 2/4  loss ")
+    assert [entry["step"] for entry in steps] == [1, 2, 4]
+    assert steps[0]["text"].startswith("step 1/4  loss ")
     assert any(text.startswith("the end, after step 4") for text in texts(logs(run)))
