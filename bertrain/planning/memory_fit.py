@@ -168,7 +168,10 @@ def oom_as_user_error(settings: Settings, ranks: int, folder: Path | None) -> It
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether memory ran out; on a CPU PyTorch raises a plain RuntimeError, in words that differ by processor."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))
 
 
 def _first_line(error: BaseException) -> str:

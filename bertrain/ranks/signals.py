@@ -68,9 +68,8 @@ class StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-        if is_first_rank():
-            again = "; Ctrl-C again to quit now" if number == signal.SIGINT else f" ({self.received.name})"
-            os.write(2, f"\nstopping after this step{again}\n".encode())  # print may not be entered twice
+        if number == signal.SIGINT and is_first_rank():
+            os.write(2, b"\nstopping after this step; Ctrl-C again to quit now\n")  # print may not be entered twice
 
 
 NEVER = StopSignal()

@@ -125,7 +125,7 @@ def test_weights_to_begin_with_are_checked_before_anything_is_written(
 ) -> None:
     start_here = start(data, tmp_path / "r")
     assert "[missing-weights]" in refused(*start_here, "--init", tmp_path / "none")
-    assert "do not fit" in refused(*start(data, tmp_path / "r", model__hidden_size=16), "--init", run)
+    assert "[other-model]" in refused(*start(data, tmp_path / "r", model__hidden_size=16), "--init", run)
     other = helpers.make_data(tmp_path / "other", cased=True)
     assert "another vocabulary than the model's" in refused(*start(other, tmp_path / "r"), "--init", run)
     assert "another vocabulary than the model's" in refused(*start_here, "--evaluate.data", other)
