@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrain.base.errors import UserError
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver, Snapshot
 from bertrain.training.start import pretrain, resume
