@@ -22,9 +22,9 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
     return embeddings + matrices + other + heads, matrices
 
 
-def training_flops(model: ModelSettings, length: int, mask_probability: float) -> float:
-    """Floating-point operations of a token's forward and backward pass, in examples of `length` tokens."""
-    _, matrices = count_parameters(model)
-    attention = 2 * model.num_layers * model.hidden_size * length  # scores and weighted sum
-    prediction = mask_probability * model.hidden_size * (model.padded_vocab_size + model.hidden_size)
-    return 6 * (matrices + attention + prediction)
+def training_flops(model: ModelSettings, tokens: float, predictions: float, pairs: float) -> float:
+    """Floating-point operations of forward and backward pass; `pairs`: of tokens that attend to each other."""
+    layers = count_parameters(model)[1] * tokens
+    attention = 2 * model.num_layers * model.hidden_size * pairs  # scores and weighted sum
+    head = model.hidden_size * (model.padded_vocab_size + model.hidden_size) * predictions
+    return 6 * (layers + attention + head)

@@ -62,7 +62,7 @@ class Machine:
 
     def tokens_in(self, seconds: float, settings: Settings) -> int:
         """Tokens that a model reads in `seconds`."""
-        per_token = training_flops(settings.model, settings.data.max_seq_length, settings.data.mask_probability)
+        per_token = training_flops(settings.model, 1, settings.data.mask_probability, settings.data.max_seq_length)
         return int(seconds * self.devices * self.flops_per_s / per_token)
 
 

@@ -339,11 +339,13 @@ def measure_machine(device: str = "auto") -> Machine:
     from bertrain.base.machine import cpu_name
     from bertrain.planning.speed import training_speed
     from bertrain.ranks.parallel import choose_device
+    from bertrain.training.precision import choose_precision
 
     chosen, _ = choose_device(device)
     is_gpu = chosen.type == "cuda"
     name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
-    return Machine(name, torch.cuda.device_count() if is_gpu else 1, training_speed(chosen), is_gpu)
+    speed = training_speed(chosen, choose_precision(Settings().train, chosen)[0])
+    return Machine(name, torch.cuda.device_count() if is_gpu else 1, speed, is_gpu)
 
 
 # --- what is handed over ----------------------------------------------------------------------------------------

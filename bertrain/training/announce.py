@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,13 +10,14 @@ import torch
 
 from bertrain.base.console import Console, warn
 from bertrain.base.formatting import counted, duration
-from bertrain.config.model_size import count_parameters
+from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.feed.loader import Loader, Step, training_rows
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import with_budget
+from bertrain.planning.speed import training_speed
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
@@ -26,8 +26,6 @@ from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
 
 MANY_EPOCHS, MANY_DAYS = 200, 30
-SIZE = {"cpu": 1024, "cuda": 8192}  # of the matrices whose product is timed
-EFFICIENCY = 0.4  # of a step, by that product
 
 
 def announce(
@@ -80,18 +78,9 @@ def remarks(settings: Settings, epochs_per_step: float) -> list[str]:
 
 def _estimate_time(settings: Settings, step: Step, world: int) -> list[str]:
     """Time of the run, from the operations of a step and the speed of a matrix product here; none under a budget."""
-    model, device = settings.model, parallel.choose_device(settings.train.device)[0]
-    dtype = torch.bfloat16 if settings.train.precision in ("bf16", "fp8") else torch.float32
-    matrix = torch.ones(SIZE[device.type], SIZE[device.type], dtype=dtype, device=device)
-    seconds = []
-    for _ in range(6):
-        began = time.perf_counter()
-        float((matrix @ matrix)[0, 0])  # waits for the device
-        seconds.append(time.perf_counter() - began)
-    per_token, squares = 6 * count_parameters(model)[1], sum(step.balance.attention)
-    head = 6 * model.hidden_size * (model.padded_vocab_size + model.hidden_size) * step.num_predictions
-    operations = per_token * step.num_tokens + head + 12 * model.num_layers * model.hidden_size * squares
-    per_step = operations / (EFFICIENCY * world * 2 * len(matrix) ** 3 / min(seconds))
+    speed = training_speed(parallel.choose_device(settings.train.device)[0], settings.train.precision)
+    pairs = sum(step.balance.attention)
+    per_step = training_flops(settings.model, step.num_tokens, step.num_predictions, pairs) / (world * speed)
     days = (settings.train.last_step() or 0) * per_step / 86400
     found = [f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"] * (
         days > MANY_DAYS
