@@ -1,6 +1,6 @@
 """What `bertrain train` chooses: the size of the model and how to train it, for a text, a machine and a budget.
 
-The rules are arithmetic on a few facts, so that they can be read, tested and overridden. docs/how-to-own-text.md has
+The rules are arithmetic on a few facts, so that they can be read, tested and overridden. docs/how-to-train.md has
 them as a table.
 """
 
