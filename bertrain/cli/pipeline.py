@@ -10,6 +10,7 @@ from typer import Argument, Option
 from bertrain.base.errors import UserError
 from bertrain.cli.options import (
     OVERRIDES,
+    SIZED_OPTIONS,
     InitialWeights,
     Overrides,
     new_app,
@@ -25,7 +26,7 @@ SIZES = "auto, tiny, mini, small, medium, base or large; auto: the largest that 
 
 
 @pipeline_app.command("train", context_settings=OVERRIDES)
-@takes_settings()
+@takes_settings(SIZED_OPTIONS)
 def train(
     text: Annotated[
         list[Path], Argument(metavar="TEXT...", help="files or folders: text, JSONL, Parquet, CSV, datasets, dumps")
@@ -53,6 +54,8 @@ def train(
     """
     from bertrain.pipeline.plan import Size
 
+    if not text:
+        raise UserError("missing-input", "name the files or folders of the text to train on")
     if size not in get_args(Size):
         raise UserError("invalid-value", f"--size is {size!r}; use {SIZES.partition(';')[0]}")
     prepare_process(resolve("bert-tiny", [pair for pair in overrides if pair[0].startswith("train.")]).train)
