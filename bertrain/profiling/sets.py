@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from bertrain.base.errors import UserError
 from bertrain.profiling.trace import Launch
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
-from bertrain.run.telemetry_reader import notes_of
+from bertrain.run.telemetry_reader import columns_of, notes_of, read_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -164,14 +163,7 @@ def read_telemetry(path: Path) -> dict[str, Floats]:
 
 def read_columns(path: Path) -> dict[str, Floats]:
     """The numbers of a CSV file by column; empty cells are NaN, truncated lines are skipped."""
-    with open(_existing(path), newline="", encoding="utf-8", errors="replace") as file:
-        header, *lines = [*csv.reader(file)] or [[]]  # the disk may have been full
-    rows = []
-    for cells in lines:
-        with suppress(ValueError):
-            row = [float(cell) if cell else np.nan for cell in cells]
-            rows += [row] if len(row) == len(header) else []
-    return dict(zip(header, np.array(rows, dtype=np.float64).reshape(len(rows), len(header)).T, strict=True))
+    return columns_of(read_numbers(_existing(path))[0])
 
 
 def _missing_of(folder: Path) -> dict[str, str]:

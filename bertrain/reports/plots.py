@@ -192,7 +192,6 @@ TRACKS = {
     "power_w": ("Power", "W"),
     "sm_clock_mhz": ("Clock", "MHz"),
     "temperature_c": ("Temperature", "°C"),
-    "utilisation": ("Utilization", ""),
     "gpu_utilisation": ("GPU utilization", ""),
     "cpu_utilisation": ("CPU utilization", ""),
     "memory_used_bytes": ("GPU memory", "bytes"),
