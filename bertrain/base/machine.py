@@ -8,7 +8,6 @@ import platform
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
     "0x41 0xd07": "Cortex-A57", "0x41 0xd08": "Cortex-A72", "0x41 0xd0c": "Neoverse N1", "0x41 0xd40": "Neoverse V1",
@@ -93,68 +92,12 @@ class GpuProcess:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs of this machine, by NVML if nvidia-ml-py is installed, else by nvidia-smi."""
-    nvml = _nvml()
-    return gpus_by_nvml(nvml) if nvml else parse_gpus(_nvidia_smi("query-gpu", *SMI_FIELDS))
+    """The NVIDIA GPUs of this machine."""
+    return parse_gpus(_nvidia_smi("query-gpu", *SMI_FIELDS))
 
 
 def gpu_processes() -> tuple[GpuProcess, ...]:
-    nvml = _nvml()
-    if not nvml:
-        return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    return tuple(
-        GpuProcess(
-            number=process.pid,
-            name=_ask(nvml, "nvmlSystemGetProcessName", process.pid) or "unknown",
-            used_mb=(process.usedGpuMemory or 0) >> 20,
-        )
-        for handle in handles
-        for process in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
-    )
-
-
-def _nvml() -> Any:
-    """The module that speaks NVML; None where it, or a driver, is not installed."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
-
-
-def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """The answer of one function of NVML; None where the driver does not give it."""
-    try:
-        return getattr(nvml, function)(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
-def gpus_by_nvml(nvml: Any) -> tuple[Gpu, ...]:
-    found = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-        rates = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-        uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        found.append(
-            Gpu(
-                number=number,
-                name=_ask(nvml, "nvmlDeviceGetName", handle) or "",
-                driver=_ask(nvml, "nvmlSystemGetDriverVersion") or "",
-                used_mb=memory.used >> 20 if memory else 0,
-                total_mb=memory.total >> 20 if memory else 0,
-                busy_percent=rates.gpu if rates else 0,
-                temperature=_ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU) or 0,
-                errors=_ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, *uncorrected) or 0,
-            )
-        )
-    return tuple(found)
+    return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
 
 
 def _nvidia_smi(query: str, *fields: str) -> str:
