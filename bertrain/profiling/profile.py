@@ -282,8 +282,8 @@ class StepRunner:
         rows = []
         for (num_bins, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
             phases = self._stopwatch.seconds(record.marks)
-            counts = (record.tokens, record.own_tokens, num_bins)
-            rows.append((record.step, f"{started:.6f}", sum(phases), *phases, *counts))
+            counts = (record.step.num_tokens, record.own_tokens, num_bins)
+            rows.append((record.step.number + 1, f"{started:.6f}", sum(phases), *phases, *counts))
         return rows
 
     def record(

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -24,7 +24,7 @@ from bertrain.base.console import PHASES, Console, evaluation_text, warn
 from bertrain.base.extras import is_installed, missing_package
 from bertrain.base.logs import note
 from bertrain.config.settings import ModelSettings
-from bertrain.data.feed.balance import Balance
+from bertrain.data.feed.loader import Step
 from bertrain.model.sums import Totals
 from bertrain.optim.verdict import Verdict
 from bertrain.run.checkpoint import Progress
@@ -86,17 +86,12 @@ class Stopwatch:
 class PendingStep:
     """A step as the training loop reports it. `sums` and `verdict` may still be computed on the device."""
 
-    step: int
-    samples: int
-    tokens: int
-    num_predictions: int
-    num_sequences: int
+    step: Step  # without its bins, whose memory is needed again
     model: ModelSettings
     learning_rate: float
     sums: Tensor  # packed `Sums` over all ranks
     verdict: Tensor  # packed `Verdict`
-    marks: list[Any] = field(default_factory=list)
-    balance: Balance | None = None  # None for a skipped step
+    marks: list[Any]
     own_tokens: int = 0  # of this rank alone
     skipped: bool = False  # by train.skip_steps
     loop_seconds: float = nan
@@ -198,31 +193,30 @@ class Metrics:
     def _finish(self, record: PendingStep, ended: float) -> StepRecord:
         verdict = Verdict.unpack(record.verdict)
         phases = self._stopwatch.seconds(record.marks)
-        figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
-        if not record.skipped:
-            self._not_finite += not verdict.applied
-        balance = record.balance
-        several = balance if balance is not None and len(balance.work) > 1 else None
+        step, balance, skipped = record.step, record.step.balance, record.skipped
+        figures = averages(record.sums, step.num_predictions, step.num_sequences, record.model)
+        self._not_finite += not (verdict.applied or skipped)
+        tokens, has_ranks = 0 if skipped else step.num_tokens, not skipped and len(balance.work) > 1
         return StepRecord(
-            step=record.step,
-            samples=record.samples,
-            tokens=record.tokens,
+            step=step.number + 1,
+            samples=step.next_position,
+            tokens=tokens,
             learning_rate=record.learning_rate,
             gradient_norm=verdict.gradient_norm,
             applied=verdict.applied,
-            skipped=record.skipped,
+            skipped=skipped,
             not_finite=self._not_finite,
             spike=self._is_spike(record, figures["loss"]),
             loss_scale=verdict.loss_scale,
-            tokens_per_s=record.tokens / max(sum(phases), 1e-9),
-            sequences_per_s=0.0 if record.skipped else record.num_sequences / max(sum(phases), 1e-9),
+            tokens_per_s=tokens / max(sum(phases), 1e-9),
+            sequences_per_s=0.0 if skipped else step.num_sequences / max(sum(phases), 1e-9),
             seconds=dict(zip(PHASES, phases, strict=True)),
             loop_seconds=record.loop_seconds,
             ended=ended,
-            idle_share=nan if balance is None else balance.idle_share,
-            padding_share=nan if balance is None else 1 - record.tokens / sum(balance.tokens),
-            rank_tokens=tuple(several.tokens) if several else None,
-            rank_attention=tuple(several.attention) if several else None,
+            idle_share=nan if skipped else balance.idle_share,
+            padding_share=nan if skipped else 1 - tokens / sum(balance.tokens),
+            rank_tokens=tuple(balance.tokens) if has_ranks else None,
+            rank_attention=tuple(balance.attention) if has_ranks else None,
             **figures,
         )
 
@@ -232,7 +226,7 @@ class Metrics:
         Only pre-training has spikes: in fine-tuning the loss of examples learned by heart is near zero, so that every
         other example would be one.
         """
-        step = record.step
+        step = record.step.number + 1
         is_spike = record.model.head == "pretrain" and self._spikes.is_spike(loss)
         if is_spike and not self._was_spike and self._is_writer:
             back = f"go back with `bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"

@@ -1,4 +1,4 @@
-"""Reads the telemetry of a run: minimum, mean and maximum of every column of each rank's device, and downsampled curves.
+"""Reads the telemetry of a run: minimum, mean and maximum of each column of each rank, and downsampled curves.
 
 Each rank writes a file for its device: telemetry.csv, telemetry-1.csv, .... telemetry-before-1.csv is from an earlier
 start that had other columns, telemetry.json names the sensors that could not be read. Elapsed time is the sum of the

@@ -40,7 +40,7 @@ from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import TelemetryWriter, telemetry_of
 from bertrain.training.agenda import Agenda, Due
 from bertrain.training.announce import announce, warn_of_warm_up
-from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
+from bertrain.training.evaluate import HeldOutEvaluator
 from bertrain.training.events import Events
 from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.resolved_run import ResolvedRun
@@ -48,6 +48,7 @@ from bertrain.training.restore import restore
 from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 
+Evaluator = HeldOutEvaluator | TaskEvaluator
 SLOW_S = 10.0  # a start that takes longer says what it does
 
 
@@ -335,20 +336,9 @@ def train_step(
     state.progress = Progress(
         step=step.number + 1, samples=step.next_position, tokens=state.progress.tokens + step.num_tokens
     )
-    return PendingStep(
-        step=step.number + 1,
-        samples=step.next_position,
-        tokens=step.num_tokens,
-        num_predictions=step.num_predictions,
-        num_sequences=step.num_sequences,
-        model=settings.model,
-        learning_rate=rate,
-        sums=engine.sums.clone(),
-        verdict=verdict,
-        balance=step.balance,
-        marks=stopwatch.lap(),
-        own_tokens=sum(batch.num_tokens for batch in step.bins),
-    )
+    own_tokens = sum(batch.num_tokens for batch in step.bins)
+    counts, marks = replace(step, bins=[]), stopwatch.lap()
+    return PendingStep(counts, settings.model, rate, engine.sums.clone(), verdict, marks, own_tokens)
 
 
 def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
@@ -356,19 +346,8 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
     for _ in PHASES[1:]:
         stopwatch.mark()
     state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
-    return PendingStep(
-        step=step.number + 1,
-        samples=step.next_position,
-        tokens=0,
-        num_predictions=step.num_predictions,
-        num_sequences=step.num_sequences,
-        model=settings.model,
-        learning_rate=0.0,
-        sums=packed_sums(torch.nan),
-        verdict=not_computed(),
-        marks=stopwatch.lap(),
-        skipped=True,
-    )
+    counts, nothing = replace(step, bins=[]), packed_sums(torch.nan)
+    return PendingStep(counts, settings.model, 0.0, nothing, not_computed(), stopwatch.lap(), skipped=True)
 
 
 def _fit_to_budget(session: Session, due: Due) -> Due:
