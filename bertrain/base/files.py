@@ -74,11 +74,14 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     path.chmod(mode)  # safetensors writes a temporary file that only the owner can read
 
 
-def sync(folder: Path) -> None:
-    """Flush the files of a folder to disk, before a rename declares them complete."""
-    for path in folder.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+def sync(folder: Path, *, files: bool = True) -> None:
+    """Flush the names in a folder to disk, and its files, before a rename declares them complete."""
+    for path in (*(folder.iterdir() if files else ()), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def refuse_occupied(out: Path) -> None:

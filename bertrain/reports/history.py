@@ -19,7 +19,7 @@ import numpy as np
 from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low, times
+from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low
 from bertrain.data.formats.shards import MANIFEST
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, Run, read_starts
@@ -171,7 +171,8 @@ def _missing_samples(telemetry: RunTelemetry) -> list[str]:
     if telemetry.num_unreadable:
         notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read")
     if set_back := max((device.num_set_back for device in telemetry.devices), default=0):
-        notes.append(f"the clock was set back {times(set_back)} between samples; plots count the time between samples")
+        times = "once" if set_back == 1 else f"{set_back:,} times"
+        notes.append(f"the clock was set back {times} between samples; plots count the time between samples")
     longest = max(telemetry.devices, key=lambda device: device.longest_gap_s, default=None)
     if longest is not None and longest.longest_gap_s > LONG_GAP_S:
         notes.append(f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest")
