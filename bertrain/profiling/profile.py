@@ -41,7 +41,7 @@ from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.profiling import roofline
 from bertrain.profiling import trace as kineto
-from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
+from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, read_set, write_objects, write_table
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.profiling.variability import summarize
 from bertrain.ranks import parallel
@@ -217,7 +217,7 @@ def _measure(
             measured[roofline.IDLE] = roofline.idle_ms(step_ms, launches, plan.recorded)
         rows = roofline.roofline(roofline.required_costs(settings, size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
-        write_launches(folder / "launches.csv.gz", launches)
+        write_objects(folder / "launches.csv.gz", launches, LAUNCH_COLUMNS)
         write_objects(folder / "kernels.csv", kineto.total_by_name(launches))
         write_objects(folder / "roofline.csv", rows)
         first = runner.done - plan.recorded + 1

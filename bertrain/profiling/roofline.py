@@ -30,6 +30,8 @@ FEED_FORWARD, GELU, NORM = "feed-forward", "GELU", "dropout, residual, LayerNorm
 EMBEDDINGS, HEADS, OPTIMIZER = "embeddings", "heads", "clipping and optimizer"
 SUMS, CASTS, DATA, EXCHANGE, OTHER = "sums over rows", "casts and copies", "data to the device", "all-reduce", "other"
 IDLE = "idle between launches"
+Widths = tuple[int, int]  # bytes per element of a product's operands, and of an activation
+NARROW: dict[str, Widths] = {"bf16": (2, 2), "fp16": (2, 2), "fp8": (1, 2)}
 
 KERNEL_PARTS = {
     "_plan_kernel": ATTENTION, "_attention_": ATTENTION, "_backward_query": ATTENTION, "_backward_key": ATTENTION,
@@ -86,33 +88,22 @@ class StepSize:
         )
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Bytes per element of a product's operands, and of an activation."""
-
-    operand: int
-    activation: int
-
-    @staticmethod
-    def of(precision: str) -> Widths:
-        return {"bf16": Widths(2, 2), "fp16": Widths(2, 2), "fp8": Widths(1, 2)}.get(precision, Widths(4, 4))
-
-
 def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:
     """A linear layer: forward, and the gradients of its input and its weight."""
     x, y, weight = rows * inputs, rows * outputs, inputs * outputs
-    read, written = 2 * widths.operand * (x + y + weight), widths.activation * (x + y) + 4 * weight  # fp32 gradient
+    operand, activation = widths
+    read, written = 2 * operand * (x + y + weight), activation * (x + y) + 4 * weight  # fp32 gradient
     return Cost(6 * rows * weight, read + written)
 
 
 def elementwise(elements: float, tensors: int, widths: Widths) -> Cost:
     """An operation that only reads and writes `tensors` tensors of `elements` elements each."""
-    return Cost(0.0, elements * tensors * widths.activation)
+    return Cost(0.0, elements * tensors * widths[1])
 
 
 def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dict[str, Cost]:
     """The cost of each part of a step. The fused path computes the last layer only for the rows that the heads read."""
-    model, widths = settings.model, Widths.of(settings.train.precision)
+    model, widths = settings.model, NARROW.get(settings.train.precision, (4, 4))
     width, inner, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     tokens = size.tokens
     rows = [tokens] * model.num_layers
@@ -123,7 +114,7 @@ def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dic
     def over_layers(inputs: int, outputs: int) -> Cost:
         return sum((linear(count, inputs, outputs, widths) for count in rows), Cost())
 
-    wide = Widths(widths.activation, widths.activation)  # the heads stay in 16 bits when the rest is in FP8
+    wide = widths[1], widths[1]  # the heads stay in 16 bits when the rest is in FP8
     heads = linear(size.predictions, width, width, wide) + linear(size.predictions, width, vocabulary, wide)
     heads += elementwise(size.predictions * vocabulary, 2, wide) + elementwise(size.predictions * width, 10, wide)
     if model.nsp:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.profiling.trace import Launch
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import columns_of, notes_of, read_numbers
@@ -185,13 +184,9 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]
         writer.writerows(rows)
 
 
-def write_objects(path: Path, objects: Sequence[Any]) -> None:
-    columns = [item.name for item in fields(objects[0])] if objects else []
-    write_table(path, columns, ([getattr(one, column) for column in columns] for one in objects))
-
-
-def write_launches(path: Path, launches: Iterable[Launch]) -> None:
-    """Write one row for each launch; operators of a CPU have neither grid nor block."""
-    rows = ([getattr(one, name) for name in LAUNCH_COLUMNS] for one in launches)
-    written = (["x".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row] for row in rows)
-    write_table(path, LAUNCH_COLUMNS, written)
+def write_objects(path: Path, objects: Sequence[Any], columns: Sequence[str] = ()) -> None:
+    """Write these fields of each object, by default all; a tuple as 2x3."""
+    if objects and not columns:
+        columns = [item.name for item in fields(objects[0])]
+    rows = ([getattr(one, column) for column in columns] for one in objects)
+    write_table(path, columns, (["x".join(map(str, c)) if isinstance(c, tuple) else c for c in row] for row in rows))

@@ -12,9 +12,12 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch.profiler import record_function
 
 from bertrain.ranks.watchdog import Heartbeat
 
@@ -51,38 +54,28 @@ class RegionMarks(Heartbeat):
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()
-        self._heartbeat, self._open = heartbeat, None
+        self._heartbeat, self._open = heartbeat, ExitStack()
 
     def enter(self, place: str, step: int | None = None) -> None:
         self._heartbeat.enter(place, step)
         self.close()
-        self._open = open_region(REGIONS.get(place, place))
+        self._open.enter_context(record_function(REGIONS.get(place, place)))
 
     def move(self) -> None:
         self._heartbeat.move()
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
-
-
-def open_region(name: str) -> Any:
-    """Open a region; it ends when the result is exited."""
-    from torch.profiler import record_function
-
-    region = record_function(name)
-    region.__enter__()
-    return region
+        self._open.close()
 
 
 def mark_forward(model: Any) -> list[Any]:
     """Mark each forward pass of a plain model as a region; returns hooks to `remove` afterwards."""
-    opened: list[Any] = []
-    return [
-        model.register_forward_pre_hook(lambda *_: opened.append(open_region(FORWARD))),
-        model.register_forward_hook(lambda *_: opened.pop().__exit__(None, None, None)),
-    ]
+    region = ExitStack()
+
+    def begin(*_: Any) -> None:
+        region.enter_context(record_function(FORWARD))
+
+    return [model.register_forward_pre_hook(begin), model.register_forward_hook(lambda *_: region.close())]
 
 
 def read_trace(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class CheckpointEntry:
     """A folder among a run's checkpoints."""
 
     name: str
-    step: int | None
+    step: int
     bytes: int
     saved_s: float  # since the epoch
     is_best: bool
@@ -111,9 +112,9 @@ def list_checkpoints(run: Run) -> list[CheckpointEntry]:
     """The checkpoint folders of a run, oldest first; their contents are not verified."""
     best = checkpoint.read_best(run.checkpoints)
     entries = []
-    for path in sorted(run.checkpoints.glob("*step-*")):
-        kind = path.name.partition("step-")[0]
-        if not path.is_dir() or kind.startswith("."):
+    for path in run.checkpoints.glob("*step-*"):
+        found = re.fullmatch(r"(|damaged-|aside-\d+-)step-(\d+)", path.name)  # not one that is being written
+        if not found or not path.is_dir():
             continue
         try:
             files = [file.stat() for file in path.iterdir()]
@@ -121,12 +122,11 @@ def list_checkpoints(run: Run) -> list[CheckpointEntry]:
             continue
         is_whole = (path / checkpoint.MANIFEST).is_file()
         states = {"": "whole" if is_whole else "not whole", "damaged-": "damaged, passed over"}
-        digits = path.name.rpartition("step-")[2]
-        step = int(digits) if digits.isdigit() else None
+        kind, step = found[1], int(found[2])
         size, saved_s = sum(file.st_size for file in files), max((file.st_mtime for file in files), default=0.0)
-        is_best = not kind and step is not None and step == best
+        is_best = not kind and step == best
         entries.append(CheckpointEntry(path.name, step, size, saved_s, is_best, states.get(kind, "put aside")))
-    return sorted(entries, key=lambda one: (one.step or 0, one.name))
+    return sorted(entries, key=lambda one: (one.step, one.name))
 
 
 def read_lengths(run: Run) -> dict[int, int] | None:

@@ -263,10 +263,9 @@ def _evaluations(histories: Sequence[History]) -> Markup:
 def _checkpoints(histories: Sequence[History]) -> Markup:
     def rows(history: History) -> Iterator[list[str]]:
         for entry in history.checkpoints:
-            step = f"{entry.step:,}" if entry.step is not None else entry.name
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.saved_s))
             state = parts.best(entry.state) if entry.is_best else entry.state
-            yield [step, state, amount(entry.bytes, "B"), saved]
+            yield [f"{entry.step:,}", state, amount(entry.bytes, "B"), saved]
 
     caption, headings = "Checkpoints in the run folder; hashes are not verified", ["step", "state", "size", "saved"]
     return _table(caption, headings, histories, rows, empty="None in the run folder.")

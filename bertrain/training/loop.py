@@ -76,16 +76,6 @@ class Session:
     """Says what a start does that takes long, until its first step is done."""
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How the loop ended: the run is complete, a signal stopped it, or a rank could not write."""
-
-    reason: str = ""
-    """Why the run is complete; empty if it is not."""
-    agreed: int = GO_ON
-    """What the ranks agreed on after the last step."""
-
-
 def train(
     resolved: ResolvedRun, ranks: parallel.Ranks, *, from_step: int | None = None, events: Events | None = None
 ) -> None:
@@ -93,8 +83,8 @@ def train(
     try:
         with ExitStack() as stack:
             session = _build(resolved, ranks, stack, from_step, events or Events())
-            ending = _loop(session)
-            _finish(session, ending)
+            reason, agreed = _loop(session)
+            _finish(session, reason, agreed)
     except KeyboardInterrupt:
         if resolved.folder is None or not Run.exists(resolved.folder):
             raise
@@ -169,23 +159,26 @@ def _build(
     )  # fmt: skip
 
 
-def _loop(session: Session) -> Ending:
-    """Step after step, until the run is complete or the ranks agree to stop."""
+def _loop(session: Session) -> tuple[str, int]:
+    """Step after step, until the run is complete or the ranks agree to stop.
+
+    Returns why the run is complete, empty if it is not, and what the ranks agreed on after the last step.
+    """
     ranks, state, agenda, metrics = session.ranks, session.state, session.agenda, session.metrics
     saver, stopwatch, events = session.saver, session.stopwatch, session.events
     heartbeat, first = ranks.heartbeat, session.resumed_at
-    ending = Ending(agenda.why_over(first))
+    reason = agenda.why_over(first)
     events.starting()
     agenda.start_clock()
     stopwatch.start()  # the first step has not waited for data while all was warmed up
-    if ending.reason and session.evaluator is not None:
+    if reason and session.evaluator is not None:
         newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
         if not ranks.broadcast_int(newest is not None and newest.step == first.step):
             _evaluate(session, session.evaluator)  # a signal ended the last one
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
     known = None if session.run.settings.train.budget else session.run.settings.train.last_step()
-    stop = first.step if ending.reason else known or UNKNOWN_STEPS
+    stop = first.step if reason else known or UNKNOWN_STEPS
     for step in session.loader.steps(first.step, first.samples, stop):
         stopwatch.mark()
         before = state.progress
@@ -204,7 +197,7 @@ def _loop(session: Session) -> Ending:
         )
         agreed = ranks.all_max(request)
         if agreed == FAIL:
-            return Ending(agreed=FAIL)
+            return "", FAIL
         if done == first.step + 1 and ranks.is_first:
             report_recovery(done)
         due = agenda.after(before, state.progress, agreed)
@@ -234,10 +227,10 @@ def _loop(session: Session) -> Ending:
             if snapshot is not None and metrics.failure is None:
                 saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
         if due.ending or due.stops:
-            return Ending(due.ending, agreed)
+            return due.ending, agreed
         heartbeat.enter("data", done + 1)
         stopwatch.start()
-    return ending
+    return reason, GO_ON
 
 
 def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
@@ -258,17 +251,17 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
     return result
 
 
-def _finish(session: Session, ending: Ending) -> None:
+def _finish(session: Session, reason: str, agreed: int) -> None:
     """Record the end of a complete run, wait for the last save, and raise if the run is not complete."""
     session.ranks.heartbeat.enter(SAVING)
-    if ending.reason:
+    if reason:
         progress = session.state.progress
         energy = _energy(session.telemetry, progress.tokens - session.resumed_at.tokens, session.ranks)
-        session.metrics.end(session.agenda.stamp(progress), ending.reason, energy)
+        session.metrics.end(session.agenda.stamp(progress), reason, energy)
     session.saver.wait()
     _raise_if_failed(session)
-    if not ending.reason and ending.agreed in (STOP, REQUEUE):
-        _raise_stopped(session, ending.agreed)
+    if not reason and agreed in (STOP, REQUEUE):
+        _raise_stopped(session, agreed)
 
 
 def _raise_if_failed(session: Session) -> None:
@@ -381,13 +374,8 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
     if ranks.store is None or ranks.world == 1:
         return None
-    return RankTimes(
-        rank=ranks.rank,
-        world=ranks.world,
-        store=ranks.store,
-        every_steps=settings.log.every_steps,
-        factor=settings.log.straggler_factor,
-    )
+    every, factor = settings.log.every_steps, settings.log.straggler_factor
+    return RankTimes(rank=ranks.rank, world=ranks.world, store=ranks.store, every_steps=every, factor=factor)
 
 
 def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:

@@ -21,7 +21,6 @@ from bertrain.profiling.roofline import (
     Ceilings,
     Cost,
     StepSize,
-    Widths,
     linear,
     measure_ceilings,
     part_of,
@@ -64,7 +63,7 @@ def test_operations_are_those_that_torch_counts(tmp_path: object) -> None:
 
 
 def test_a_product_reads_and_writes_each_operand_once() -> None:
-    work = linear(10, 3, 7, Widths(2, 2))
+    work = linear(10, 3, 7, (2, 2))
     forward, of_input, of_weight = (30 + 21) * 2 + 70 * 2, (70 + 21) * 2 + 30 * 2, (70 + 30) * 2 + 21 * 4
     assert work == Cost(6 * 10 * 3 * 7, forward + of_input + of_weight)
 
