@@ -26,6 +26,13 @@ def under_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def read_or_empty(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def total_memory() -> int | None:
     """Bytes of memory; None where Linux does not report it."""
     return _meminfo("MemTotal")
@@ -37,11 +44,8 @@ def free_memory() -> int | None:
 
 
 def _meminfo(field: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
+    lines = read_or_empty(Path("/proc/meminfo")).splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def cpu_flags() -> set[str]:
@@ -57,10 +61,7 @@ def cpu_name() -> str:
 
 def _cpuinfo(field: str) -> str:
     """A field of the first core; empty where Linux does not report it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
+    lines = read_or_empty(Path("/proc/cpuinfo")).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
@@ -70,9 +71,9 @@ SMI_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU as its driver reports it; a number that it does not report is 0."""
+    """An NVIDIA GPU as its driver reports it, in the order of SMI_FIELDS; a number that it does not report is 0."""
 
     number: int
     name: str
@@ -115,11 +116,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) == len(SMI_FIELDS):
             number, name, driver, *values = row
-            used, total, busy, temperature, errors = (int(value) if value.isdigit() else 0 for value in values)
-            found.append(
-                Gpu(number=int(number), name=name, driver=driver, used_mb=used, total_mb=total, busy_percent=busy,
-                    temperature=temperature, errors=errors)
-            )  # fmt: skip
+            numbers = (int(value) if value.isdigit() else 0 for value in values)
+            found.append(Gpu(int(number), name, driver, *numbers))
     return tuple(found)
 
 

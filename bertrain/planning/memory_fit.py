@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from bertrain.base.errors import UserError
-from bertrain.base.machine import free_memory
+from bertrain.base.machine import free_memory, read_or_empty
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
@@ -41,10 +41,8 @@ def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
 
 def cgroup_room(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Bytes left in the tightest cgroup of this process, such as its container; None without a limit."""
-    try:
-        path = next(line.split("::", 1)[1] for line in own.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        path = "/"
+    lines = read_or_empty(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
     folder = root / path.lstrip("/")
     rooms = [_room_in(place) for place in (folder, *folder.parents) if place.is_relative_to(root)]
     return min((bytes for bytes in rooms if bytes is not None), default=None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import read_or_empty as read_or_empty
 
 T = TypeVar("T")
 USABLE = "BERTRAIN_CPUS"  # the processors that the ranks of this machine share, set by their launcher
@@ -91,13 +92,6 @@ def node_of_pci_device(address: str, sys: Path = Path("/sys")) -> int | None:
     """The NUMA node that a device such as 0000:1b:00.0 is attached to; None if it is not known."""
     text = read_or_empty(sys / f"bus/pci/devices/{address.lower()}/numa_node").strip()
     return int(text) if text.isdigit() else None  # -1 if the kernel does not know
-
-
-def read_or_empty(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import read_or_empty
 
 Allocator = Literal["auto", "jemalloc", "tcmalloc", "system"]
 OpenMP = Literal["auto", "intel", "gnu"]
@@ -106,9 +107,8 @@ def keep_memory() -> None:
 
 def describe() -> str:
     """The memory allocator and the OpenMP runtime that this process has loaded."""
-    try:
-        loaded = Path("/proc/self/maps").read_text()
-    except OSError:
+    loaded = read_or_empty(Path("/proc/self/maps"))
+    if not loaded:
         return "memory and threads as the system has them"
     names = ("jemalloc", "tcmalloc", "mimalloc")
     allocator = next((name for name in names if f"lib{name}" in loaded), "the C library")

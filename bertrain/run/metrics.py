@@ -6,13 +6,13 @@ Results of steps stay on the device until they are flushed; only a flush waits f
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from math import nan
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -93,8 +93,9 @@ class PendingStep:
     verdict: Tensor  # packed `Verdict`
     marks: list[Any]
     own_tokens: int = 0  # of this rank alone
+    own_bins: int = 0
     skipped: bool = False  # by train.skip_steps
-    loop_seconds: float = nan
+    loop_seconds: float = math.nan
 
 
 class Metrics:
@@ -111,7 +112,7 @@ class Metrics:
         tensorboard: bool,
         is_writer: bool,
         rank_times: RankTimes | None = None,
-        seconds_left: Callable[[], float] = lambda: nan,
+        seconds_left: Callable[[], float] = lambda: math.nan,
     ) -> None:
         """`seconds_left` is called when the device has finished a step."""
         self._folder, self._stopwatch, self._console = folder, stopwatch, console
@@ -148,9 +149,9 @@ class Metrics:
         ends = self._stopwatch.moments([pending.marks[-1] for pending in self._pending])
         steps = [self._finish(pending, ended) for pending, ended in zip(self._pending, ends, strict=True)]
         if self._rank_times is not None:
-            for step, pending in zip(steps, self._pending, strict=True):
-                self._rank_times.note(step.step, step.seconds, pending.own_tokens)
-            self._write(*self._rank_times.arrived())
+            of_steps = zip(steps, self._pending, strict=True)
+            times = [self._rank_times.add(step.step, step.seconds, pending.own_tokens) for step, pending in of_steps]
+            self._write(*filter(None, times))
         self._pending.clear()
         left = self._seconds_left()
         if self._is_writer:
@@ -168,27 +169,20 @@ class Metrics:
             self._write(EvaluationRecord(step, samples, result))
             self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
 
-    def end(self, progress: Progress, reason: str, energy: dict[str, float | None] | None = None) -> None:
-        """Write and report why the run ended, its time in the loop over all starts, and its energy."""
+    def end(self, progress: Progress, reason: str, energy: dict[str, float]) -> None:
+        """Write and report why the run ended, its time in the loop over all starts, and its energy, if it is known."""
         if self._is_writer:
-            self._collect_last_times()
             step, samples, seconds = progress.step, progress.samples, progress.seconds
             parts = {"evaluation_seconds": progress.evaluation_seconds, "saving_seconds": progress.saving_seconds}
-            measured = {name: nan if value is None else value for name, value in (energy or {}).items()}
-            self._write(EndRecord(step, samples, reason, seconds, **parts, **measured))
+            self._write(EndRecord(step, samples, reason, seconds, **parts, **energy))
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
         """Close the files. A failure to write has been recorded already, or concerns TensorBoard's copy only."""
-        self._collect_last_times()
         for sink in (self._file, self._board):
             if sink is not None:
                 with suppress(OSError):
                     sink.close()
-
-    def _collect_last_times(self) -> None:
-        if self._rank_times is not None:
-            self._write(*self._rank_times.close())
 
     def _finish(self, record: PendingStep, ended: float) -> StepRecord:
         verdict = Verdict.unpack(record.verdict)
@@ -213,8 +207,8 @@ class Metrics:
             seconds=dict(zip(PHASES, phases, strict=True)),
             loop_seconds=record.loop_seconds,
             ended=ended,
-            idle_share=nan if skipped else balance.idle_share,
-            padding_share=nan if skipped else 1 - tokens / sum(balance.tokens),
+            idle_share=math.nan if skipped else balance.idle_share,
+            padding_share=math.nan if skipped else 1 - tokens / sum(balance.tokens),
             rank_tokens=tuple(balance.tokens) if has_ranks else None,
             rank_attention=tuple(balance.attention) if has_ranks else None,
             **figures,
@@ -282,10 +276,10 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     return result | ({"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy} if model.nsp else {})
 
 
-def energy_text(energy: dict[str, float | None] | None) -> str:
-    if energy is None:
+def energy_text(energy: dict[str, float]) -> str:
+    if not energy:
         return ""
-    if energy["joules"] is None:
+    if math.isnan(energy["joules"]):
         return "; energy unknown (see telemetry.json)"
     per_million = f"{energy['joules_per_million_tokens']:,.0f} J per million tokens"
     return f"; {energy['joules']:,.0f} J since the last start, {per_million}"

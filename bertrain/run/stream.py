@@ -67,21 +67,12 @@ def read_metrics(path: Path) -> MetricsTable:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The file in blocks of whole lines; an unfinished last line is a block of its own."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError:
-        return
-    with file:
-        rest = b""
-        while read := file.read(BLOCK):
-            read = rest + read if rest else read
-            cut = read.rfind(b"\n") + 1
-            rest = read[cut:]
-            if cut:
-                yield read[:cut]
-        if rest:
-            yield rest
+    """The file in blocks of whole lines, none if there is no file; an unfinished last line is a block of its own."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            while lines := file.readlines(BLOCK):
+                rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
+                yield from filter(None, (b"".join(lines), rest))
 
 
 def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa.Table], int]:

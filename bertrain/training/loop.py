@@ -6,7 +6,6 @@ train_step    forward and backward over a rank's bins, all-reduce, clip, update
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
@@ -37,7 +36,7 @@ from bertrain.run.folder import Run
 from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.run.stragglers import RankTimes
-from bertrain.run.telemetry import TelemetryWriter, telemetry_of
+from bertrain.run.telemetry import TelemetryWriter, start_telemetry
 from bertrain.training.agenda import Agenda, Due
 from bertrain.training.announce import announce, warn_of_warm_up
 from bertrain.training.evaluate import HeldOutEvaluator
@@ -150,7 +149,9 @@ def _build(
     stack.callback(metrics.close)
     console.start(progress.step, last_step)
     stack.callback(console.stop)
-    telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+    telemetry = start_telemetry(run.folder, ranks.device, settings.log, ranks.rank)
+    if telemetry is not None:
+        stack.callback(telemetry.stop)
     stop_signal = stack.enter_context(StopSignal().listening())
     skipped = SkippedSteps(settings.train.max_skipped_steps)
     return Session(
@@ -331,7 +332,7 @@ def train_step(
     )
     own_tokens = sum(batch.num_tokens for batch in step.bins)
     counts, marks = replace(step, bins=[]), stopwatch.lap()
-    return PendingStep(counts, settings.model, rate, engine.sums.clone(), verdict, marks, own_tokens)
+    return PendingStep(counts, settings.model, rate, engine.sums.clone(), verdict, marks, own_tokens, len(step.bins))
 
 
 def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
@@ -374,14 +375,20 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
 def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
     if ranks.store is None or ranks.world == 1:
         return None
-    every, factor = settings.log.every_steps, settings.log.straggler_factor
-    return RankTimes(rank=ranks.rank, world=ranks.world, store=ranks.store, every_steps=every, factor=factor)
+    return RankTimes(
+        rank=ranks.rank,
+        world=ranks.world,
+        store=ranks.store,
+        gather=ranks.all_gather_rows,
+        every_steps=settings.log.every_steps,
+        factor=settings.log.straggler_factor,
+    )
 
 
-def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
-    """Energy of all ranks' devices in this start, in joules; None for each metric if a device cannot be measured."""
+def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float]:
+    """Energy of all ranks' devices in this start, in joules; NaN if one cannot be measured, none without telemetry."""
     if telemetry is None:
-        return None
+        return {}
     telemetry.stop()
     joules = telemetry.joules
     num_devices = torch.cuda.device_count() if ranks.device.type == "cuda" else 1
@@ -389,10 +396,7 @@ def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Rank
         joules = 0.0  # another rank reports this device
     total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
     ranks.all_reduce_sum(total)
-    spent = total.item()
-    if math.isnan(spent):
-        return {"joules": None, "joules_per_million_tokens": None}
-    return {"joules": spent, "joules_per_million_tokens": 1e6 * spent / max(1, tokens)}
+    return {"joules": total.item(), "joules_per_million_tokens": 1e6 * total.item() / max(1, tokens)}
 
 
 def _loader(data: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
