@@ -34,6 +34,16 @@ def read_text(path: Path) -> str:
         raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
 
 
+def read_tail(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a file, or all; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - num_bytes))
+            return file.read()
+    except OSError:
+        return b""
+
+
 def read_json(path: Path) -> Any:
     text = read_text(path)
     try:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertrain.base.errors import RequeueError, UserError
+from bertrain.base.files import read_tail
 from bertrain.base.units import parse_duration
 
 Level = Literal["info", "warning", "error"]
@@ -112,10 +113,9 @@ def logs(
         raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
     if rank is not None and rank not in ranks:
         raise UserError("missing-log", f"{run} holds no log of rank {rank}, only of {', '.join(map(str, ranks))}")
-    wanted = {rank} if rank is not None else None
     return (
         entry
-        for entry in _entries(Path(run), wanted, follow=follow)
+        for entry in _entries(Path(run), rank, follow=follow)
         if LEVELS.get(entry["level"], 0) >= LEVELS[level] and entry["time"] >= earliest
     )
 
@@ -128,12 +128,7 @@ def describe(entry: dict[str, Any]) -> str:
 
 def newest_entries(run: Path, rank: int, num_bytes: int = 1 << 16) -> list[dict[str, Any]]:
     """The last lines of a rank's log, oldest first; none, if it keeps no log."""
-    try:
-        with open(run / FOLDER / f"rank-{rank}.jsonl", "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - num_bytes))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
+    lines = read_tail(run / FOLDER / f"rank-{rank}.jsonl", num_bytes).split(b"\n")
     return [entry for line in lines if (entry := _entry(line, rank))]
 
 
@@ -142,11 +137,11 @@ def ranks_with_logs(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _entries(run: Path, wanted: set[int] | None, *, follow: bool) -> Iterator[dict[str, Any]]:
+def _entries(run: Path, wanted: int | None, *, follow: bool) -> Iterator[dict[str, Any]]:
     """All lines by time, as far as clocks agree; then, with `follow`, new lines."""
     num_read: dict[int, int] = {}
     while True:
-        ranks = [rank for rank in ranks_with_logs(run) if wanted is None or rank in wanted]
+        ranks = [rank for rank in ranks_with_logs(run) if wanted in (None, rank)]
         arrived = [_new_entries(run / FOLDER / f"rank-{rank}.jsonl", rank, num_read) for rank in ranks]
         yield from heapq.merge(*arrived, key=lambda entry: entry["time"])
         if not follow:

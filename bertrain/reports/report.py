@@ -284,7 +284,7 @@ def _events(histories: Sequence[History]) -> Markup:
 def _settings(histories: Sequence[History]) -> list[Markup]:
     """The settings that all runs share, with values that are not the default marked."""
     settings = [compare.settings_of(history) for history in histories]
-    not_shared, defaults = compare.differing(settings), compare.dotted(Settings())
+    not_shared, defaults = compare.differing(settings), Settings().dotted()
     tables = []
     for section in ("run", *SECTIONS):
         rows = []

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
+from bertrain.base.files import read_tail
 from bertrain.base.formatting import few
 from bertrain.run.folder import read_starts
 from bertrain.run.sensors import throttle_reasons
@@ -170,13 +171,10 @@ def newest_samples(folder: Path) -> dict[str, dict[str, float]]:
     """The newest value of each column at the end of the telemetry files, by device."""
     found: dict[str, dict[str, float]] = {}
     for rank, path in files_of(folder):
-        names, tail = list[str](), b""
+        names = list[str]()
         with suppress(OSError), open(path, "rb") as file:
             names = _names(file.readline())
-            begin, end = file.tell(), file.seek(0, 2)
-            file.seek(max(begin, end - TAIL_BYTES))
-            tail = file.read()
-        for line in tail.decode(errors="replace").splitlines():
+        for line in read_tail(path, TAIL_BYTES).decode(errors="replace").splitlines():
             cells = line.split(",")
             if len(cells) == len(names):  # otherwise it is cut off
                 values = {name: _number(cell) for name, cell in zip(names, cells, strict=True)}

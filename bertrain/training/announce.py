@@ -126,11 +126,7 @@ def dry_run(
     needed = place.needs(settings)
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_rows(source, settings)
-    lines = [
-        f"{section}.{name} = {value}"
-        for section, fields in settings.to_dict().items()
-        for name, value in fields.items()
-    ]
+    lines = [f"{name} = {value}" for name, value in settings.dotted().items()]
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
     lines += [
         "",
