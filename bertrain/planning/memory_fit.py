@@ -121,16 +121,13 @@ def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
         budget = 0 if is_begun else largest_budget(tried, place, limit)
         return [f"--batch.token_budget {budget}"] if budget else []
 
-    ways = smaller_budget(settings)
     changes = _savings(settings, place.ranks)
-    ways += [option for option, changed in changes if place.holds(changed)]
+    ways = smaller_budget(settings) + [option for option, changed in changes if place.holds(changed)]
     if ways or not changes:
         return ways
-    smallest, options = settings, []
-    for option, _ in changes:
-        if option != "--train.activation_checkpointing selective":  # full saves more
-            smallest = next(changed for other, changed in _savings(smallest, place.ranks) if other == option)
-            options.append(option)
+    options = [option for option, _ in changes if not option.endswith("selective")]  # full saves more
+    train, optimizer = replace(settings.train, activation_checkpointing="full"), settings.optimizer
+    smallest = replace(settings, train=train, optimizer=replace(optimizer, sharded=place.ranks > 1))
     if place.holds(smallest):
         return [" ".join(options)]
     return [" ".join([*options, option]) for option in smaller_budget(smallest)]

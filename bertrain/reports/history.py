@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -104,7 +104,7 @@ def read(folder: Path, name: str) -> History:
     events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if ranks else []
     damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
     missing = [] if starts else [f"{ENVIRONMENT} is {damage}, so the machine is unknown"]
-    missing += [*_missing_lines(table), *_missing_samples(telemetry), *_missing_logs(ranks, starts)]
+    missing += _missing(table, telemetry, ranks, starts)
     return History(name, run, table, starts, read_lengths(run), telemetry, list_checkpoints(run), events, missing)
 
 
@@ -153,38 +153,33 @@ def display_names(folders: Sequence[Path]) -> list[str]:
     return [name.encode("utf-8", "replace").decode() for name in names]  # a folder's name need not be Unicode
 
 
-def _missing_lines(table: MetricsTable) -> list[str]:
-    steps, notes = table.columns["step"], []
+def _missing(
+    table: MetricsTable, telemetry: RunTelemetry, ranks: Sequence[int], starts: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Sentences on what is missing in metrics, telemetry and the logs of `ranks`."""
     if table.num_unreadable:
-        notes.append(f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read")
+        yield f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read"
+    steps = table.columns["step"]
     gaps = np.diff(steps, prepend=0)
     if lost := int(gaps[gaps > 1].sum() - (gaps > 1).sum()):
         places = few((f"{int(first):,}" for first in (steps - gaps + 1)[gaps > 1]), 5)
-        notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {places} on")
+        yield f"not in metrics.jsonl: {counted(lost, 'step')}, from step {places} on"
     if repeated := int((gaps < 1).sum()):
-        notes.append(f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown")
-    return notes
-
-
-def _missing_samples(telemetry: RunTelemetry) -> list[str]:
-    notes = list(telemetry.missing)
+        yield f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown"
+    yield from telemetry.missing
     if telemetry.num_unreadable:
-        notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read")
+        yield f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read"
     if set_back := max((device.num_set_back for device in telemetry.devices), default=0):
         times = "once" if set_back == 1 else f"{set_back:,} times"
-        notes.append(f"the clock was set back {times} between samples; plots count the time between samples")
+        yield f"the clock was set back {times} between samples; plots count the time between samples"
     longest = max(telemetry.devices, key=lambda device: device.longest_gap_s, default=None)
     if longest is not None and longest.longest_gap_s > LONG_GAP_S:
-        notes.append(f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest")
-    return notes
-
-
-def _missing_logs(ranks: list[int], starts: list[dict[str, Any]]) -> list[str]:
-    if not ranks:
-        return ["there are no logs, so warnings are unknown"]
+        yield f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest"
     world = max((int(start.get("ranks", 1)) for start in starts), default=1)
-    absent = [str(rank) for rank in range(world) if rank not in ranks]
-    return [f"there is no log of rank {few(absent, 8)}"] if absent else []
+    if not ranks:
+        yield "there are no logs, so warnings are unknown"
+    elif absent := [str(rank) for rank in range(world) if rank not in ranks]:
+        yield f"there is no log of rank {few(absent, 8)}"
 
 
 # --- computing ---------------------------------------------------------------------------------

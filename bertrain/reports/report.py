@@ -218,7 +218,7 @@ def _telemetry(histories: Sequence[History]) -> list[Markup]:
         for device in history.telemetry.devices:
             for column, track in device.tracks.items():
                 values = (track.minimum, track.mean, track.maximum)
-                yield [device.name, column, *(compact(value) if track.count else UNKNOWN for value in values)]
+                yield [device.name, column, *map(compact, values)]
 
     entries = _run_names(histories)
     if len(histories) == 1:

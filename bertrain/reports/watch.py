@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,10 +175,9 @@ def watch(run: str | Path, *, once: bool = False, every_s: float = 2.0, as_json:
     from rich.console import Console
     from rich.live import Live
 
-    with ExitStack() as stack:
-        console, live = Console(highlight=False), None
-        if not as_json and not once:
-            live = stack.enter_context(Live(console=console, auto_refresh=False))
+    console = Console(highlight=False)
+    live = None if as_json or once else Live(console=console, auto_refresh=False)
+    with live or nullcontext():
         while True:
             seen = look(run)
             if as_json:

@@ -52,7 +52,10 @@ def read_metrics(path: Path) -> MetricsTable:
         tables, num_unreadable = parse_by_halves(block, _parse_json)
         result.num_unreadable += num_unreadable if block.endswith(b"\n") else 0
         for table in tables:
-            kinds = _texts(table, "kind")
+            if "kind" not in table.column_names or not pa.types.is_string(table["kind"].type):
+                result.num_unreadable += len(table)
+                continue
+            kinds = table["kind"]
             result.num_unreadable += kinds.null_count
             _add_ranks(result.ranks, table.filter(pc.equal(kinds, RanksRecord.kind)))
             _add_others(result, table.filter(pc.is_in(kinds, pa.array([EvaluationRecord.kind, EndRecord.kind]))))
@@ -100,13 +103,6 @@ def _parse_json(block: bytes) -> pa.Table:
         raise pa.ArrowInvalid("not a JSON object")
     # A line must fit into a block of the parser.
     return pj.read_json(pa.BufferReader(block), read_options=pj.ReadOptions(block_size=2 * len(block)))
-
-
-def _texts(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of text; all null if it is absent or of another type."""
-    if name in table.column_names and pa.types.is_string(table[name].type):
-        return table[name]
-    return pa.chunked_array([pa.nulls(len(table), pa.string())])
 
 
 def _numbers(steps: pa.Table) -> pa.Table:

@@ -42,7 +42,6 @@ TAIL_BYTES = 64 << 10  # read to find the newest samples
 class Track:
     """One column of a device over time."""
 
-    count: int  # of the samples that have a value
     minimum: float
     mean: float
     maximum: float
@@ -53,11 +52,9 @@ class Track:
     def of(values: Doubles, bins: npt.NDArray[np.int64]) -> Track:
         known = np.isfinite(values)
         values, bins = values[known], bins[known]
-        if not len(values):
-            return Track(0, math.nan, math.nan, math.nan, np.full(NUM_BINS, math.nan))
         counts = np.bincount(bins, minlength=NUM_BINS)
         curve = np.bincount(bins, values, NUM_BINS) / np.where(counts, counts, math.nan)
-        return Track(len(values), float(values.min()), float(values.mean()), float(values.max()), curve)
+        return Track(float(values.min()), float(values.mean()), float(values.max()), curve)
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,12 @@ class Device:
         while seconds >= NUM_BINS * bin_s:
             bin_s *= 2
         bins = (elapsed / bin_s).astype(np.int64)
+        quantities = [name for name in samples if name not in (*NO_SENSORS, ENERGY)]
         masks = samples.get(THROTTLES, np.zeros(0))
         start = np.searchsorted(starts - START_TOLERANCE_S, times, side="right")
         return Device(
             name=name,
-            tracks={key: Track.of(column, bins) for key, column in samples.items() if key not in (*NO_SENSORS, ENERGY)},
+            tracks={key: Track.of(samples[key], bins) for key in quantities if np.isfinite(samples[key]).any()},
             reasons=Counter(why for mask in masks[np.isfinite(masks)] for why in throttle_reasons(int(mask))),
             num_samples=len(times),
             seconds=seconds,
