@@ -11,7 +11,6 @@ Letters as in bert.py: T tokens of a step, P predictions, S sequences, E hidden 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Step
 from bertrain.optim.registry import OPTIMIZERS
+from bertrain.planning.speed import fastest
 from bertrain.profiling.trace import Launch
-from bertrain.run.metrics import Stopwatch
 
 QKV, ATTENTION, ATTENTION_OUT = "query, key, value", "attention", "attention output"
 FEED_FORWARD, GELU, NORM = "feed-forward", "GELU", "dropout, residual, LayerNorm"
@@ -269,22 +268,9 @@ def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0
     if precision == "fp8":
         one, fp8_a, fp8_b = torch.ones((), device=device), a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         product = lambda: torch._scaled_mm(fp8_a, fp8_b.t(), one, one, out_dtype=dtype, use_fast_accum=True)  # noqa: E731
-    fastest_product = _fastest(product, device, seconds)
+    fastest_product = fastest(product, device, seconds)
     source = torch.empty((1 << 30) if on_gpu else (1 << 26), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    fastest_copy = _fastest(lambda: target.copy_(source), device, seconds)
+    fastest_copy = fastest(lambda: target.copy_(source), device, seconds)
     name = f"{side} x {side} x {side}, {precision}"
     return Ceilings(2 * side**3 / fastest_product, 2 * source.numel() / fastest_copy, name)
-
-
-def _fastest(action: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Seconds of the fastest repetition within `seconds`, after a warm-up."""
-    stopwatch, times = Stopwatch(device), list[float]()
-    action()
-    begin = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - begin < seconds:
-        stopwatch.start()
-        action()
-        stopwatch.mark()
-        times += stopwatch.seconds(stopwatch.lap())
-    return min(times)

@@ -17,11 +17,14 @@ import numpy as np
 from torch.distributed.distributed_c10d import Store
 
 from bertrain.base.console import PHASES, warn
+from bertrain.config.settings import LogSettings
 from bertrain.run.records import RankMeans, RanksRecord
 
 IN_A_ROW, LEAST_S = 3, 5.0
 """Log lines and seconds that a rank must be slow for before it is warned of: it may be disturbed once."""
 HOST = "bertrain/host"
+Gather = Callable[[Sequence[float]], list[list[float]]]
+"""Returns the numbers of every rank, in order."""
 
 
 def slow_ranks(times: Sequence[RankMeans], factor: float) -> dict[int, float]:
@@ -39,18 +42,8 @@ def slow_ranks(times: Sequence[RankMeans], factor: float) -> dict[int, float]:
 class RankTimes:
     """Gathers the means of every rank over each `every_steps` steps. All ranks must add the same steps."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        world: int,
-        store: Store,
-        gather: Callable[[Sequence[float]], list[list[float]]],
-        every_steps: int,
-        factor: float,
-    ) -> None:
-        """`gather` returns the numbers of every rank."""
-        self._gather, self._every_steps, self._factor = gather, every_steps, factor
+    def __init__(self, rank: int, world: int, store: Store, gather: Gather, log: LogSettings) -> None:
+        self._gather, self._every_steps, self._factor = gather, log.every_steps, log.straggler_factor
         store.set(f"{HOST}/{rank}", platform.node())
         self._hosts = [store.get(f"{HOST}/{other}").decode() for other in range(world)] if rank == 0 else []
         self._waiting: list[list[float]] = []

@@ -134,7 +134,9 @@ def _build(
         state.warm_up(loader.rehearsal(progress.step, progress.samples))
         if settings.checkpoint.enabled:
             state.make_room_for_snapshots()
-    last_step = settings.train.last_step()
+    last_step, rank_times = settings.train.last_step(), None
+    if ranks.store is not None and ranks.world > 1:
+        rank_times = RankTimes(ranks.rank, ranks.world, ranks.store, ranks.all_gather_rows, settings.log)
     metrics = Metrics(
         run.folder,
         stopwatch,
@@ -143,7 +145,7 @@ def _build(
         last_step=last_step,
         tensorboard=settings.log.tensorboard,
         is_writer=ranks.is_first,
-        rank_times=_rank_times(ranks, settings),
+        rank_times=rank_times,
         seconds_left=agenda.seconds_left,
     )
     stack.callback(metrics.close)
@@ -370,19 +372,6 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
         if sentence := plan.describe(before, budget, cost):
             session.console.say(sentence)
     return due
-
-
-def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
-    if ranks.store is None or ranks.world == 1:
-        return None
-    return RankTimes(
-        rank=ranks.rank,
-        world=ranks.world,
-        store=ranks.store,
-        gather=ranks.all_gather_rows,
-        every_steps=settings.log.every_steps,
-        factor=settings.log.straggler_factor,
-    )
 
 
 def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float]:
