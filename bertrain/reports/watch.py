@@ -25,6 +25,7 @@ from bertrain.run.progress import computed, seconds_left
 from bertrain.run.records import (
     EndRecord,
     EvaluationRecord,
+    RankMeans,
     RanksRecord,
     Record,
     StepRecord,
@@ -248,14 +249,11 @@ def _metric_text(values: dict[str, Any]) -> str:
 
 def _rank_lines(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Each rank's own time per step and its wait for the others; of many ranks, the slowest."""
-
-    def own(entry: dict[str, Any]) -> float:
-        return float(entry["seconds"]["data"] + entry["seconds"]["forward_backward"])
-
-    slowest = sorted(ranks, key=own, reverse=True)[:MAX_RANKS]
+    own = {entry["rank"]: RankMeans(**entry).own_seconds for entry in ranks}
+    slowest = sorted(ranks, key=lambda entry: own[entry["rank"]], reverse=True)[:MAX_RANKS]
     lines = []
     for entry in sorted(slowest, key=lambda entry: int(entry["rank"])):
-        times = f"{1e3 * own(entry):,.1f} ms own work  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
+        times = f"{1e3 * own[entry['rank']]:,.1f} ms own work  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
         lines.append((f"rank {entry['rank']}", f"{times}  {entry['host']}"))
     return lines + [("", f"and {len(ranks) - len(slowest):,} faster ranks")] * (len(ranks) > len(slowest))
 

@@ -192,15 +192,13 @@ class EnergyMeter:
     """Energy from a counter in joules, or else from power integrated over time."""
 
     def __init__(self) -> None:
-        self._first: float | None = None
-        self._newest = 0.0
+        self._counted: tuple[float, float] | None = None  # first and newest reading
         self._last_power: tuple[float, float] | None = None
         self._integral: float | None = None
 
     def add(self, moment: float, counter: float | None, watts: float | None) -> None:
         if counter is not None:
-            self._first = counter if self._first is None else self._first
-            self._newest = counter
+            self._counted = (self._counted or (counter,))[0], counter
         if watts is not None:
             if self._last_power is not None:
                 before, watts_before = self._last_power
@@ -209,7 +207,7 @@ class EnergyMeter:
 
     @property
     def joules(self) -> float | None:
-        return self._integral if self._first is None else self._newest - self._first
+        return self._integral if self._counted is None else self._counted[1] - self._counted[0]
 
 
 def _set_aside_other_columns(path: Path, header: str) -> None:

@@ -20,7 +20,6 @@ from bertrain.base.formatting import duration
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
-from bertrain.data.formats.source import DataSource
 from bertrain.model.sums import packed_sums
 from bertrain.optim.schedules import learning_rate
 from bertrain.optim.verdict import not_computed
@@ -115,7 +114,8 @@ def _build(
     state = TrainState.build(settings, ranks, draws=False)
     restore(state, run, resolved.weights, ranks, console, from_step)
     progress = state.progress
-    loader = _loader(resolved.data, settings, ranks)
+    on_gpu = ranks.device.type == "cuda"
+    loader = Loader(resolved.data, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
     evaluator = _evaluator(resolved, ranks)
     if ranks.is_first:
         run.write_config(run.folder)
@@ -388,11 +388,6 @@ def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Rank
     return {"joules": total.item(), "joules_per_million_tokens": 1e6 * total.item() / max(1, tokens)}
 
 
-def _loader(data: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
-    on_gpu = ranks.device.type == "cuda"
-    return Loader(data, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
-
-
 def _evaluator(resolved: ResolvedRun, ranks: parallel.Ranks) -> Evaluator | None:
     settings, data = resolved.settings, resolved.data
     if resolved.task is not None:
@@ -400,5 +395,6 @@ def _evaluator(resolved: ResolvedRun, ranks: parallel.Ranks) -> Evaluator | None
         return TaskEvaluator(resolved.task, splits, settings, data.folder, data.vocabulary) if splits else None
     if resolved.held_out is None:
         return None
-    loader = _loader(resolved.held_out, settings, ranks)
+    on_gpu = ranks.device.type == "cuda"
+    loader = Loader(resolved.held_out, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
     return HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)
