@@ -17,7 +17,7 @@ from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
-from bertrain.run.telemetry_reader import columns_of, notes_of, read_numbers
+from bertrain.run.telemetry_reader import notes_of, read_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -162,7 +162,8 @@ def read_telemetry(path: Path) -> dict[str, Floats]:
 
 def read_columns(path: Path) -> dict[str, Floats]:
     """The numbers of a CSV file by column; empty cells are NaN, truncated lines are skipped."""
-    return columns_of(read_numbers(_existing(path))[0])
+    table, _ = read_numbers(_existing(path))
+    return {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
 
 
 def _missing_of(folder: Path) -> dict[str, str]:

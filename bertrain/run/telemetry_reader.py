@@ -72,26 +72,34 @@ class Device:
     longest_gap_s: float
 
     @staticmethod
-    def of(name: str, samples: dict[str, Doubles], starts: Doubles) -> Device:
+    def of(name: str, samples: pa.Table, starts: Doubles) -> Device:
         """The samples in the order of their file; `starts` is when each start of the run began to sample."""
-        times = samples[TIME]
-        passed = np.nan_to_num(np.diff(times, prepend=times[:1]))
+
+        def numbers(column: str) -> Doubles:  # one at a time: a table may hold weeks
+            missing = np.full(len(samples), math.nan)
+            return samples[column].to_numpy() if column in samples.column_names else missing
+
+        times = numbers(TIME)
+        passed = np.diff(times, prepend=times[:1])
+        passed = np.where(np.isfinite(passed), passed, 0.0)
         elapsed = np.cumsum(np.maximum(passed, 0.0))
         seconds, bin_s = float(elapsed[-1]), 1.0
         while seconds >= NUM_BINS * bin_s:
             bin_s *= 2
         bins = (elapsed / bin_s).astype(np.int64)
-        quantities = [name for name in samples if name not in (*NO_SENSORS, ENERGY)]
-        masks = samples.get(THROTTLES, np.zeros(0))
+        quantities = [key for key in samples.column_names if key not in (*NO_SENSORS, ENERGY)]
+        masks, reasons = numbers(THROTTLES), Counter[str]()
+        for mask, count in zip(*np.unique(masks[np.isfinite(masks)], return_counts=True), strict=True):
+            reasons.update(dict.fromkeys(throttle_reasons(int(mask)), int(count)))
         start = np.searchsorted(starts - START_TOLERANCE_S, times, side="right")
         return Device(
             name=name,
-            tracks={key: Track.of(samples[key], bins) for key in quantities if np.isfinite(samples[key]).any()},
-            reasons=Counter(why for mask in masks[np.isfinite(masks)] for why in throttle_reasons(int(mask))),
+            tracks={key: Track.of(numbers(key), bins) for key in quantities if np.isfinite(numbers(key)).any()},
+            reasons=reasons,
             num_samples=len(times),
             seconds=seconds,
             bin_s=bin_s,
-            energy_j=_increase(samples.get(ENERGY, np.full(len(times), math.nan)), start),
+            energy_j=_increase(numbers(ENERGY), start),
             num_set_back=int((passed < 0).sum()),
             longest_gap_s=float(passed.max()),
         )
@@ -152,7 +160,7 @@ def read_telemetry(folder: Path) -> RunTelemetry:
             ranks.append(str(rank))
         if not sum(map(len, tables)):
             continue
-        samples = columns_of(pa.concat_tables(tables, promote_options="default"))
+        samples = pa.concat_tables(tables, promote_options="default")  # a file may lack columns of another
         began = np.sort([_number(str(start.get("started"))) for start in starts])
         devices.append(Device.of(f"rank {rank}", samples, began))
         # A GPU has a counter of its own; the counter of a CPU is the machine's.
@@ -175,11 +183,10 @@ def newest_samples(folder: Path) -> dict[str, dict[str, float]]:
         for line in read_tail(path, TAIL_BYTES).decode(errors="replace").splitlines():
             cells = line.split(",")
             if len(cells) == len(names):  # otherwise it is cut off
-                values = {name: _number(cell) for name, cell in zip(names, cells, strict=True)}
-                known = {name: value for name, value in values.items() if math.isfinite(value)}
+                values = zip(names, map(_number, cells), strict=True)
+                known = {name: value for name, value in values if name not in NO_SENSORS and math.isfinite(value)}
                 # Some sensors are read less often: an empty cell keeps the value of an earlier row.
-                sample = found.setdefault(f"rank {rank}", {})
-                sample |= {name: value for name, value in known.items() if name not in NO_SENSORS}
+                found.setdefault(f"rank {rank}", {}).update(known)
     return found
 
 
@@ -195,11 +202,6 @@ def read_numbers(path: Path) -> tuple[pa.Table, int]:
         num_unreadable += unreadable if block.endswith(b"\n") else 0
     empty = pa.schema([(name, pa.float64()) for name in names]).empty_table()
     return pa.concat_tables([empty, *tables]), num_unreadable
-
-
-def columns_of(table: pa.Table) -> dict[str, Doubles]:
-    """The columns by name; NaN for empty cells."""
-    return {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
 
 
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
