@@ -34,6 +34,16 @@ def read_text(path: Path) -> str:
         raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
 
 
+def read_tail(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a file, or all; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - num_bytes))
+            return file.read()
+    except OSError:
+        return b""
+
+
 def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
@@ -74,11 +84,14 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     path.chmod(mode)  # safetensors writes a temporary file that only the owner can read
 
 
-def sync(folder: Path) -> None:
-    """Flush the files of a folder to disk, before a rename declares them complete."""
-    for path in folder.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+def sync(folder: Path, *, files: bool = True) -> None:
+    """Flush the names in a folder to disk, and its files, before a rename declares them complete."""
+    for path in (*(folder.iterdir() if files else ()), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def refuse_occupied(out: Path) -> None:
