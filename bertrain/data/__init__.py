@@ -17,5 +17,5 @@ prepare    examples      documents to pairs or full sentences, and to rows of to
 feed       batching      steps, bins and layouts from lengths alone
            balance, stats    load of the ranks, and statistics of each policy
            assemble      the examples of a bin to a Batch
-           loader, prefetch    the steps of a run, made ahead of time
+           loader        the steps of a run, made ahead of time
 """

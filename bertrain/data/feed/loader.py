@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,6 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
 from bertrain.data.feed.balance import Balance, Sizes, weigh
 from bertrain.data.feed.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
-from bertrain.data.feed.prefetch import in_background
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
 from bertrain.data.formats.source import DataSource
@@ -23,6 +25,7 @@ from bertrain.model.batch import Batch
 EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
 EVALUATION_STEP = 1024  # examples dealt into bins together
 MOST_STEPS_AHEAD, MOST_EXAMPLES_AHEAD = 8, 4096  # that `sizes_ahead` looks at, but at least a step
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,19 @@ class Loader:
             dropout_seed=dropout_seed,
         )
         return batch.pin_memory() if self._pin_memory else batch
+
+
+def in_background(items: Iterator[Item], ahead: int) -> Iterator[Item]:
+    """The items in order, up to `ahead` of them made in advance by a thread; its exceptions are raised here."""
+    end: Any = object()
+    pool = ThreadPoolExecutor(1, "bertrain-loader")
+    try:
+        waiting = deque(pool.submit(next, items, end) for _ in range(ahead))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, items, end))
+            yield item
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def capacity_for_static_masks(
