@@ -58,22 +58,15 @@ class Windows:
         positions = flat_ranges(self.block.segment_b.astype(np.int64) + self.block.offsets[:-1], self.counts)
         window = np.repeat(np.arange(len(self.counts)), self.counts)
         left = flat_ranges(np.zeros_like(self.counts), self.counts)
-        right = self.counts[window] - 1 - left
-        score = np.minimum(left, right) + 0.01 * self.counts[window]
-        # `number` identifies each token of each question's paragraph; `owner` is its best window so far.
-        num_windows = np.bincount(self.question, minlength=1)
-        lengths = np.zeros(len(num_windows), np.int64)
+        score = np.minimum(left, self.counts[window] - 1 - left) + 0.01 * self.counts[window]
+        lengths = np.zeros(self.question.max(initial=-1) + 1, np.int64)
         lengths[self.question] = self.paragraphs.counts[self.context]
-        number = offsets_of(lengths)[self.question[window]] + self.first[window] + left
-        best, owner = np.full(lengths.sum(), -1.0), np.full(lengths.sum(), -1)
-        rank = (np.arange(len(self.question)) - offsets_of(num_windows)[self.question])[window]
-        for current in range(num_windows.max(initial=0)):
-            (candidates,) = np.nonzero(rank == current)
-            better = candidates[score[candidates] > best[number[candidates]]]
-            best[number[better]] = score[better]
-            owner[number[better]] = window[better]
+        # The same for the same token of a question's paragraph in all its windows.
+        token = offsets_of(lengths)[self.question[window]] + self.first[window] + left
+        order = np.lexsort((-score, token))  # stable: of equal scores, the first window comes first
+        is_best = np.diff(token[order], prepend=-1) > 0
         has_most = np.zeros(len(self.block.tokens), bool)
-        has_most[positions[owner[number] == window]] = True
+        has_most[positions[order[is_best]]] = True
         return has_most
 
 
