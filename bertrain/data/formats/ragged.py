@@ -32,20 +32,17 @@ class RaggedColumn:
 
     def __getitem__(self, rows: slice) -> list[npt.NDArray[Any]]:
         kind = self._kind
-        collections: dict[int, _Collection] = {}
+        collections: dict[int, dict[int, tuple[int, int]]] = {}
         lists = []
         for row, (length, address, number) in enumerate(self._references[rows].tolist(), start=rows.start):
             if not length:
                 lists.append(np.zeros(0, dtype=kind))
                 continue
-            try:
-                if address not in collections:
-                    collections[address] = _Collection(self._content, address)
-                begin, size = collections[address].find(number)
-            except ValueError as error:
-                raise ValueError(f"row {row} cannot be found: {error}") from None
+            if address not in collections:
+                collections[address] = _objects(self._content, address)
+            begin, size = collections[address].get(number, (0, 0))
             if size < length * kind.itemsize:
-                raise ValueError(f"row {row} is longer than its object")
+                raise ValueError(f"row {row} is not in its heap collection, or longer than its object")
             lists.append(self._content[begin : begin + length * kind.itemsize].view(kind))
         return lists
 
@@ -75,28 +72,18 @@ def _references_at(content: Content, offset: int | None, count: int) -> npt.NDAr
     return content[offset:end].view(REFERENCE)
 
 
-class _Collection:
-    """The collection at `address`, parsed as far as needed."""
-
-    def __init__(self, content: Content, address: int) -> None:
-        head = content[address : address + COLLECTION.size].tobytes()
-        signature, size = COLLECTION.unpack(head) if len(head) == COLLECTION.size else (b"", 0)
-        if signature != b"GCOL" or address + size > len(content):
-            raise ValueError("there is no heap collection at its address")
-        self._content = content.data  # unpacks single numbers faster than an array
-        self._found: dict[int, tuple[int, int]] = {}
-        self._place, self._end = address + COLLECTION.size, address + size
-
-    def find(self, wanted: int) -> tuple[int, int]:
-        content, found, place, end = self._content, self._found, self._place, self._end
-        while wanted not in found:
-            if place + OBJECT.size > end:
-                raise ValueError("it is not in its collection")
-            number, size = OBJECT.unpack_from(content, place)
-            place += OBJECT.size
-            if number == 0 or place + size > end:  # the free space at the end, or damage
-                raise ValueError("it is not in its collection")
-            found[number] = (place, size)
-            place += size + 7 & ~7
-        self._place = place
-        return found[wanted]
+def _objects(content: Content, address: int) -> dict[int, tuple[int, int]]:
+    """Begin and size of each object of the collection at `address`, by its number."""
+    head = content[address : address + COLLECTION.size].tobytes()
+    signature, size = COLLECTION.unpack(head) if len(head) == COLLECTION.size else (b"", 0)
+    if signature != b"GCOL" or address + size > len(content):
+        raise ValueError("there is no heap collection at its address")
+    objects, place, end = {}, address + COLLECTION.size, address + size
+    while place + OBJECT.size <= end:
+        number, size = OBJECT.unpack_from(content.data, place)
+        place += OBJECT.size
+        if number == 0 or place + size > end:  # the free space at the end, or damage
+            break
+        objects[number] = (place, size)
+        place += size + 7 & ~7
+    return objects
