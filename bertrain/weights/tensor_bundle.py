@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.base.protobuf import read_varint, wire_fields
 from bertrain.data.formats.tfrecord import masked_checksum
 from bertrain.weights.names import TENSORFLOW, TRANSPOSED_IN_TENSORFLOW, find_parameter
@@ -72,15 +73,12 @@ class Bundle:
         if entry.dtype in OTHER_TYPES.values():
             raise UserError("unsupported-tensor", f"{name} of {self.prefix} is of type {entry.dtype}, not numeric")
         end = entry.offset + entry.nbytes
-        try:
-            with open(path, "rb") as stream:
-                available = path.stat().st_size
-                if end > available:
-                    raise UserError("damaged-weights", f"{path} is truncated: {name} ends at byte {end} of {available}")
-                stream.seek(entry.offset)
-                data = stream.read(entry.nbytes)
-        except OSError as error:
-            raise UserError("unreadable-file", f"cannot read {name} in {path}: {error.strerror or error}") from None
+        with reading(f"{name} in {path}"), open(path, "rb") as stream:
+            available = path.stat().st_size
+            if end > available:
+                raise UserError("damaged-weights", f"{path} is truncated: {name} ends at byte {end} of {available}")
+            stream.seek(entry.offset)
+            data = stream.read(entry.nbytes)
         if masked_checksum(data) != entry.checksum:
             raise UserError("damaged-weights", f"{path} is damaged: the checksum of {name} is wrong; download it again")
         dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -138,10 +136,8 @@ def open_checkpoint(prefix: Path) -> OpenedWeights:
 
 def open_bundle(prefix: Path) -> Bundle:
     index = index_of(prefix)
-    try:
+    with reading(index):
         content = index.read_bytes()
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {index}: {error.strerror or error}") from None
     try:
         table = _read_table(content)
         num_shards = _parse_header(table.pop(b"", b""))

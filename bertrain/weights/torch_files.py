@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 
 _DAMAGE = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError,
@@ -26,12 +27,9 @@ _DAMAGE = (
 
 
 def load(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as stream:
-            is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles
-            size = path.stat().st_size
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), open(path, "rb") as stream:
+        is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles
+        size = path.stat().st_size
     if is_archive:
         _verify_archive(path)
     try:

@@ -289,7 +289,7 @@ def test_giant_lines(arguments: dict[str, object], tmp_path: Path) -> None:
     good = Path(_inputs(arguments)[0]).read_bytes()
     giant.write_bytes(b"bato kese\n" + b"bato " * (LONGEST_LINE // 5 + 1) + b"\n" + good)
     arguments |= {"inputs": [str(giant)], "unit_mb": 16}
-    with helpers.refused("line-too-long", f"line 2 of {giant} is 4,194,30", "--on-error skip"):
+    with helpers.refused("line-too-long", f"line 2 of {giant}", "--on-error skip"):
         prepare(**arguments)  # type: ignore[arg-type]
     manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
     assert manifest["preparation"]["text"]["lines_skipped"] == 1

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import file_digest, new_folder, write_atomically
+from bertrain.base.files import file_digest, new_folder, reading, write_atomically
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
@@ -242,11 +242,8 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _kind_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as stream:
-            first_bytes = stream.read(16)
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), open(path, "rb") as stream:
+        first_bytes = stream.read(16)
     if first_bytes.startswith(hdf5.SIGNATURE):
         return "hdf5"
     if tfrecord.is_tfrecord(first_bytes):

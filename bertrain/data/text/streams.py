@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 
 DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 """Raised by decompression of damaged or truncated input; an OSError with an errno is a failure of the machine."""
@@ -37,10 +38,8 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
 
     Read each before taking the next. `report` is called with the number of bytes of the file that have been read.
     """
-    try:
+    with reading(path):
         file = _Counted(path, report)
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     with file:
         yield from _unpack(str(path), path.name, io.BufferedReader(file, BUFFER), path)
 
