@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ from bertrain.data.formats.block import Block, concatenate
 from bertrain.data.formats.index import (
     ARRAYS,
     NAMES,
+    damaged_record,
     fingerprint_of,
     largest_word_of,
     map_array,
-    naming_records,
     path_of,
     read_index,
 )
@@ -77,28 +77,28 @@ class ForeignData:
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order; each record is read once."""
         file_of_row = np.searchsorted(self._first_row, rows, side="right") - 1
-        record_of_row = np.empty(len(rows), dtype=np.int64)
+        record = np.empty(len(rows), dtype=np.int64)  # the number of each row's record in its group
         groups: dict[tuple[int, ...], list[_Fetched]] = {}  # by the widths of their fields; decoded together
         for number in np.unique(file_of_row).tolist():
             asked = np.flatnonzero(file_of_row == number)
-            places, record_of_row[asked] = np.unique(self._places[rows[asked]], return_inverse=True)
-            fetched = _Fetched(self._paths[number], places, asked, self._fetch(self._paths[number], places))
-            groups.setdefault(fetched.widths(), []).append(fetched)
+            places, own = np.unique(self._places[rows[asked]], return_inverse=True)
+            fields = self._fetch(self._paths[number], places)
+            widths = (values.shape[1] for values in fields.values() if getattr(values, "ndim", 0) == 2)
+            group = groups.setdefault(tuple(widths), [])
+            record[asked] = own + sum(fetched.records for fetched in group)
+            group.append(_Fetched(self._paths[number], len(places), asked, fields))
         blocks, order = [], np.empty(len(rows), dtype=np.int64)
         examples_before = 0
         for group in groups.values():
             block, parts = self._decode(group)
-            first_example = np.cumsum(parts) - parts
-            records_before = 0
-            for fetched in group:
-                record = records_before + record_of_row[fetched.asked]
-                part = self._parts[rows[fetched.asked]]
-                example = first_example[record] + part
-                lengths = self.lengths[rows[fetched.asked]]
-                if not ((part < parts[record]).all() and np.array_equal(block.lengths[example], lengths)):
-                    raise UserError("changed-data", f"{fetched.path} changed after it was indexed; run again")
-                order[fetched.asked] = examples_before + example
-                records_before += len(fetched.places)
+            asked = np.concatenate([fetched.asked for fetched in group])
+            part, own = self._parts[rows[asked]], record[asked]
+            example = np.minimum((np.cumsum(parts) - parts)[own] + part, len(block) - 1)
+            is_changed = (part >= parts[own]) | (block.lengths[example] != self.lengths[rows[asked]])
+            if is_changed.any():
+                path = self._paths[file_of_row[asked[is_changed.argmax()]]]
+                raise UserError("changed-data", f"{path} changed after it was indexed; run again")
+            order[asked] = examples_before + example
             examples_before += len(block)
             blocks.append(block)
         return concatenate(blocks).take(order)
@@ -106,8 +106,10 @@ class ForeignData:
     def _fetch(self, path: Path, places: Ints) -> Fields:
         if self._kind == "hdf5":
             return hdf5.fetch(self._open(path), self._decoder, places)
-        with naming_records(path, places):
+        try:
             return tfrecord.fetch(path, self._decoder, places)
+        except BadRecord as bad:
+            raise damaged_record(path, f"the record at {places[bad.number]}", bad) from None
 
     def _decode(self, group: list[_Fetched]) -> tuple[Block, Ints]:
         """The examples of some files' records, and the number of examples of each record."""
@@ -115,7 +117,7 @@ class ForeignData:
         try:
             block, parts = DECODERS[self._decoder](fields)
         except BadRecord as bad:
-            ends = np.cumsum([len(fetched.places) for fetched in group])
+            ends = np.cumsum([fetched.records for fetched in group])
             culprit = group[int(np.searchsorted(ends, bad.number, side="right"))]
             raise UserError("changed-data", f"{culprit.path} changed after it was indexed: {bad.complaint}") from None
         largest = largest_word_of(block)
@@ -125,14 +127,10 @@ class ForeignData:
         return block, parts
 
 
-@dataclass(frozen=True)
-class _Fetched:
+class _Fetched(NamedTuple):
     """Records of one file, and the requested rows that are in them."""
 
     path: Path
-    places: Ints
+    records: int
     asked: Ints
     fields: Fields
-
-    def widths(self) -> tuple[int, ...]:
-        return tuple(values.shape[1] for values in self.fields.values() if getattr(values, "ndim", 0) == 2)

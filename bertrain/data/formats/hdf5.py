@@ -79,7 +79,6 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, in chunks: their numbers and fields."""
     with closing(OpenFile(path)) as opened:
         with _reading(path):
-            _check_datasets(path, opened.file, layout)
             count = len(opened.file[FIELDS[layout][0]])
         for first in range(0, count, RECORDS_AT_ONCE):
             numbers = np.arange(first, min(first + RECORDS_AT_ONCE, count))

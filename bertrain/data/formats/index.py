@@ -19,8 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +65,15 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
         if _is_fresh(place, stamps):
             _verify(folder, place, verify)
             return place
-    writable = [place for place in places if _is_writable(place.parent)]
-    if not writable:
+    writable = next((place for place in places if _is_writable(place.parent)), None)
+    if writable is None:
         raise UserError("unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}")
-    place = writable[0]
-    with _locked(place):
-        if not _is_fresh(place, stamps):
-            shutil.rmtree(place, ignore_errors=True)
-            with new_folder(place) as partial:
+    with _locked(writable):
+        if not _is_fresh(writable, stamps):
+            shutil.rmtree(writable, ignore_errors=True)
+            with new_folder(writable) as partial:
                 _build(folder, files, stamps, partial, note)
-    return place
+    return writable
 
 
 def verify_index(folder: Path) -> dict[str, Any] | None:
@@ -116,20 +114,14 @@ def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
     return hashlib.sha256(json.dumps([index["layout"], files, vocabulary_hash]).encode()).hexdigest()
 
 
-@dataclass
-class _Limits:
-    max_seq_length: int = 0
-    max_predictions: int = 0
-    largest_word: dict[str, Any] = field(default_factory=lambda: {"number": -1, "name": "", "row": 0})
-
-
 def _build(
     folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
 ) -> None:
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
     note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
-    limits = _Limits()
+    limits: dict[str, Any] = {"max_seq_length": 0, "max_predictions": 0}
+    limits["largest_word"] = {"number": -1, "name": "", "row": 0}
     entries = []
     with ExitStack() as stack:
         names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
@@ -152,15 +144,8 @@ def _build(
     if not sum(entry["rows"] for entry in entries):
         raise UserError("empty-data", f"the data folder {folder} contains no example")
     digests = [(f"{name}.bin", *file_digest(out / f"{name}.bin")) for name in names]
-    content = {
-        "index_version": INDEX_VERSION,
-        "layout": layout,
-        "max_seq_length": limits.max_seq_length,
-        "max_predictions": limits.max_predictions,
-        "largest_word": limits.largest_word,
-        "files": entries,
-        "arrays": [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests],
-    }
+    content = {"index_version": INDEX_VERSION, "layout": layout} | limits | {"files": entries}
+    content["arrays"] = [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests]
     write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
 
 
@@ -175,38 +160,37 @@ def _common_layout(files: list[tuple[Path, str]]) -> str:
     return next(iter(found))
 
 
-def _blocks_of(path: Path, name: str, kind: str, decoder: str, limits: _Limits) -> Iterator[tuple[Block, Ints, Ints]]:
+def _blocks_of(
+    path: Path, name: str, kind: str, decoder: str, limits: dict[str, Any]
+) -> Iterator[tuple[Block, Ints, Ints]]:
     """The examples of a file in chunks, with the place of each record and the number of its examples."""
     records_before = 0
-    scan = hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder)
-    with closing(scan):
-        while True:
-            with naming_records(path, None, records_before):
-                found = next(scan, None)
-                if found is None:
-                    return
-                places, fields = found
-                block, parts = DECODERS[decoder](fields)
+    try:
+        for places, fields in hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder):
+            block, parts = DECODERS[decoder](fields)
             _raise_limits(block, parts, fields, name, records_before, limits)
             yield block, places, parts
             records_before += len(places)
+    except BadRecord as bad:
+        raise damaged_record(path, f"row {records_before + bad.number}", bad) from None
 
 
-def _raise_limits(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, limits: _Limits) -> None:
+def _raise_limits(
+    block: Block, parts: Ints, fields: Fields, name: str, records_before: int, limits: dict[str, Any]
+) -> None:
     width = _width(fields, "input_ids", "packed_input_ids") or int(block.lengths.max(initial=0))
-    limits.max_seq_length = max(limits.max_seq_length, width)
+    limits["max_seq_length"] = max(limits["max_seq_length"], width)
+    words = [(block.tokens, block.offsets)]
     if block.masks is not None:
         most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
-        limits.max_predictions = max(limits.max_predictions, most)
+        limits["max_predictions"] = max(limits["max_predictions"], most)
+        words.append((block.masks.labels, block.masks.offsets))
     largest = largest_word_of(block)
-    if largest > limits.largest_word["number"]:
-        words, counts = [block.tokens], [block.lengths]
-        if block.masks is not None:
-            words, counts = [block.tokens, block.masks.labels], [block.lengths, block.masks.counts]
-        owners = np.concatenate([np.repeat(np.arange(len(block)), of_each) for of_each in counts])
-        example = int(owners[np.concatenate(words) == largest].min())
+    if largest > limits["largest_word"]["number"]:
+        places = [(offsets, np.flatnonzero(values == largest)[:1]) for values, offsets in words]
+        example = min(int(np.searchsorted(offsets, one, "right")[0]) - 1 for offsets, one in places if len(one))
         record = int(np.searchsorted(np.cumsum(parts), example, side="right"))
-        limits.largest_word = {"number": largest, "name": name, "row": records_before + record}
+        limits["largest_word"] = {"number": largest, "name": name, "row": records_before + record}
 
 
 def _width(fields: Fields, *names: str) -> int:
@@ -219,14 +203,8 @@ def largest_word_of(block: Block) -> int:
     return max(int(block.tokens.max(initial=-1)), int(labels.max(initial=-1)))
 
 
-@contextmanager
-def naming_records(path: Path, places: Ints | None, records_before: int = 0) -> Iterator[None]:
-    """Turn BadRecord into a UserError that names file and row."""
-    try:
-        yield
-    except BadRecord as bad:
-        where = f"row {records_before + bad.number}" if places is None else f"the record at {places[bad.number]}"
-        raise UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file") from None
+def damaged_record(path: Path, where: str, bad: BadRecord) -> UserError:
+    return UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file")
 
 
 def find_files(folder: Path) -> list[tuple[Path, str]]:
@@ -261,10 +239,8 @@ def _index_places(folder: Path) -> list[Path]:
 
 def _is_writable(folder: Path) -> bool:
     """Whether new files may be written there; root, too, respects missing write permissions."""
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("unwritable-index", f"cannot create {folder} for an index: {error.strerror}") from None
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 

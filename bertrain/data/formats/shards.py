@@ -89,8 +89,6 @@ class Shards:
     def open(folder: str | Path, *, verify: str = "hash") -> Shards:
         """Open a prepared folder; `verify` checks each file's "hash" or only its "size"."""
         folder = Path(folder)
-        if not folder.is_dir():
-            raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
         if not (folder / MANIFEST).is_file():
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
