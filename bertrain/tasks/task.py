@@ -65,23 +65,11 @@ class Split(Protocol):
 class Task(Protocol):
     """A data set to fine-tune on, opened."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def head(self) -> Head: ...
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes by class index; empty for a task without classes."""
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that compares two results; larger is better."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Messages about the files, such as rows skipped and texts truncated; reading a split adds to them."""
+    name: str
+    head: Head
+    labels: tuple[str, ...]  # names of the classes by class index; empty for a task without classes
+    main_metric: str  # the metric that compares two results; larger is better
+    notes: list[str]  # messages about the files, such as rows skipped; reading a split adds to them
 
     def training(self) -> Split: ...
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.data.formats import hdf5, tfrecord
@@ -24,55 +23,35 @@ from bertrain.data.formats.index import (
 )
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields, join
 from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 
 OPEN_FILES = 256  # HDF5 files held open at once
 
 
-class ForeignData:
+class ForeignData(DataSource):
     """A folder of HDF5 or TFRecord files (or one file), open for reading through its index."""
 
     def __init__(self, folder: Path, index: Path, vocabulary: Vocabulary) -> None:
         self.folder, self.vocabulary = folder, vocabulary
-        self._index = read_index(index)
-        self.layout: str = self._index["layout"]
+        content = read_index(index)
+        self.layout, self.num_files = content["layout"], len(content["files"])
+        self.max_seq_length, self.max_predictions = content["max_seq_length"], content["max_predictions"]
+        self.fingerprint = fingerprint_of(content, vocabulary.hash)
         self._kind, self._decoder = next(key for key, name in NAMES.items() if name == self.layout)
-        self._paths = [path_of(folder, file) for file in self._index["files"]]
-        self._first_row = np.concatenate([[0], np.cumsum([file["rows"] for file in self._index["files"]])])
+        self._paths = [path_of(folder, file) for file in content["files"]]
+        self._first_row = np.concatenate([[0], np.cumsum([file["rows"] for file in content["files"]])])
         arrays = {name: map_array(index, name) for name in ARRAYS if (index / f"{name}.bin").is_file()}
-        self.lengths: npt.NDArray[np.int32] = arrays["lengths"]
-        self.predictions: npt.NDArray[np.int32] | None = arrays.get("predictions")
+        self.lengths, self.predictions = arrays["lengths"], arrays.get("predictions")
         self._is_random, self._places, self._parts = arrays["is_random"], arrays["places"], arrays["parts"]
         self._open = lru_cache(OPEN_FILES)(hdf5.OpenFile)
-        largest, words = self._index["largest_word"], len(vocabulary.words)
+        largest, words = content["largest_word"], len(vocabulary.words)
         if largest["number"] >= words:
             raise UserError(
                 "other-vocabulary",
                 f"{path_of(folder, largest)}, row {largest['row']}, has the token id {largest['number']}, but "
                 f"the vocabulary has {words} words; give the right one with --vocab FILE (pretrain: --data.vocab)",
             )
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self._index, self.vocabulary.hash)
-
-    @property
-    def max_seq_length(self) -> int:
-        return int(self._index["max_seq_length"])
-
-    @property
-    def max_predictions(self) -> int:
-        return int(self._index["max_predictions"])
-
-    @property
-    def num_files(self) -> int:
-        return len(self._paths)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def is_random(self, rows: Ints) -> Ints:
-        return self._is_random[rows].astype(np.int64)
 
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order; each record is read once."""
