@@ -23,24 +23,8 @@ Document = list[str]
 
 LONGEST_LINE = 4 << 20  # bytes
 LONGEST_DOCUMENT = 4  # units; a longer one is cut at the end of a line, so that memory stays bounded
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "zip",
-}
-NOT_TEXT = {b"\x89HDF\r\n": "an HDF5 file", b"%PDF-": "a PDF file"}
-FOR_EXTRACT = {
-    "dump": "a MediaWiki dump in XML",
-    "wikiextractor": "output of WikiExtractor",
-    "jsonl": "JSON",
-    "json": "JSON",
-    "parquet": "a Parquet file",
-    "arrow": "an Arrow file",
-    "csv": "a table",
-    "utf-16": "text in UTF-16",
-}
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
+NOT_TEXT = (b"\x89HDF\r\n", b"%PDF-")
 DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
 EXTRACT_TRAINING = "train"
@@ -88,18 +72,16 @@ def check_readable(path: Path, *, as_reference: bool = False) -> None:
     """Refuse a file that cannot be read, or that is not plain text; the reference reads text with any bytes in it."""
     with reading(path), open(path, "rb") as file:
         head = file.read(DETECTION_BYTES)
-    for magic, name in COMPRESSED.items():
-        if head.startswith(magic):
-            raise UserError("not-text", f"{path} is compressed ({name}); read it with `bertrain data extract`")
-    for magic, name in NOT_TEXT.items():
-        if head.startswith(magic):
-            raise UserError("not-text", f"{path} is {name}, not text; leave it out")
+    if head.startswith(COMPRESSED):
+        raise UserError("not-text", f"{path} is compressed; read it with `bertrain data extract`")
     is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not as_reference
     form = "utf-16" if is_utf16 else recognize(head, path.name)
-    if form in FOR_EXTRACT:
-        raise UserError("not-text", f"{path} is {FOR_EXTRACT[form]}; read it with `bertrain data extract`")
-    if not form and not as_reference:
+    if head.startswith(NOT_TEXT) or not (form or as_reference):
         raise UserError("not-text", f"{path} is binary, not text; leave it out")
+    if form not in ("text", ""):
+        raise UserError(
+            "not-text", f"{path} is in the format {form}, not plain text; read it with `bertrain data extract`"
+        )
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
