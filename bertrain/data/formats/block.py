@@ -62,6 +62,11 @@ class Block:
         """The tokens of example i are tokens[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.lengths)
 
+    @property
+    def largest_word(self) -> int:
+        words = [self.tokens] if self.masks is None else [self.tokens, self.masks.labels]
+        return max(int(values.max(initial=-1)) for values in words)
+
     def take(self, chosen: Ints) -> Block:
         return Block(
             take_ragged(self.tokens, self.offsets, chosen),

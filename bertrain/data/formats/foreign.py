@@ -11,16 +11,7 @@ import numpy as np
 from bertrain.base.errors import UserError
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, concatenate
-from bertrain.data.formats.index import (
-    ARRAYS,
-    NAMES,
-    damaged_record,
-    fingerprint_of,
-    largest_word_of,
-    map_array,
-    path_of,
-    read_index,
-)
+from bertrain.data.formats.index import NAMES, damaged_record, fingerprint_of, map_arrays, path_of, read_index
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields, join
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
@@ -41,7 +32,7 @@ class ForeignData(DataSource):
         self._kind, self._decoder = next(key for key, name in NAMES.items() if name == self.layout)
         self._paths = [path_of(folder, file) for file in content["files"]]
         self._first_row = np.concatenate([[0], np.cumsum([file["rows"] for file in content["files"]])])
-        arrays = {name: map_array(index, name) for name in ARRAYS if (index / f"{name}.bin").is_file()}
+        arrays = map_arrays(index)
         self.lengths, self.predictions = arrays["lengths"], arrays.get("predictions")
         self._is_random, self._places, self._parts = arrays["is_random"], arrays["places"], arrays["parts"]
         self._open = lru_cache(OPEN_FILES)(hdf5.OpenFile)
@@ -99,10 +90,9 @@ class ForeignData(DataSource):
             ends = np.cumsum([fetched.records for fetched in group])
             culprit = group[int(np.searchsorted(ends, bad.number, side="right"))]
             raise UserError("changed-data", f"{culprit.path} changed after it was indexed: {bad.complaint}") from None
-        largest = largest_word_of(block)
-        if largest >= len(self.vocabulary.words):
+        if block.largest_word >= len(self.vocabulary.words):
             files = ", ".join(str(fetched.path) for fetched in group)
-            raise UserError("changed-data", f"{files} changed after it was indexed: it has the token id {largest}")
+            raise UserError("changed-data", f"{files} changed: it has the token id {block.largest_word}; run again")
         return block, parts
 
 

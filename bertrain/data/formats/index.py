@@ -43,14 +43,9 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "parts": np.int32,
 }
 BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # other files in data folders
-NAMES = {  # of layouts, by the kind of file and its decoder
-    ("hdf5", "fixed"): "hdf5-fixed",
-    ("hdf5", "varlength"): "hdf5-varlength",
-    ("hdf5", "packed"): "hdf5-packed",
-    ("hdf5", "encoded"): "hdf5-encoded",
-    ("tfrecord", "fixed"): "tfrecord",
-    ("tfrecord", "graphcore"): "tfrecord-packed",
-}
+NAMES = {("hdf5", decoder): f"hdf5-{decoder}" for decoder in hdf5.FIELDS}
+NAMES |= {("tfrecord", "fixed"): "tfrecord", ("tfrecord", "graphcore"): "tfrecord-packed"}
+"""The names of layouts by the kind of file and its decoder."""
 
 
 def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
@@ -102,7 +97,7 @@ def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -
         stamps = [_stamp(folder, path) for path, _ in find_files(folder)]
         for place in _index_places(folder):
             if _is_fresh(place, stamps) and fingerprint_of(read_index(place), vocabulary_hash) == fingerprint:
-                return map_array(place, "lengths")
+                return map_arrays(place)["lengths"]
     except UserError:  # it is not a data folder any more
         pass
     return None
@@ -185,7 +180,7 @@ def _raise_limits(
         most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
         limits["max_predictions"] = max(limits["max_predictions"], most)
         words.append((block.masks.labels, block.masks.offsets))
-    largest = largest_word_of(block)
+    largest = block.largest_word
     if largest > limits["largest_word"]["number"]:
         places = [(offsets, np.flatnonzero(values == largest)[:1]) for values, offsets in words]
         example = min(int(np.searchsorted(offsets, one, "right")[0]) - 1 for offsets, one in places if len(one))
@@ -196,11 +191,6 @@ def _raise_limits(
 def _width(fields: Fields, *names: str) -> int:
     """The width of the first of these fields that is a 2-D array; 0 where they are variable-length."""
     return next((int(fields[name].shape[1]) for name in names if getattr(fields.get(name), "ndim", 0) == 2), 0)
-
-
-def largest_word_of(block: Block) -> int:
-    labels = block.masks.labels if block.masks is not None else block.tokens[:0]
-    return max(int(block.tokens.max(initial=-1)), int(labels.max(initial=-1)))
 
 
 def damaged_record(path: Path, where: str, bad: BadRecord) -> UserError:
@@ -288,8 +278,9 @@ def read_index(place: Path) -> dict[str, Any]:
         raise UserError("damaged-index", f"the index {place} is damaged; remove it, and it will be rebuilt") from None
 
 
-def map_array(index: Path, name: str) -> npt.NDArray[Any]:
-    return np.asarray(np.memmap(index / f"{name}.bin", dtype=ARRAYS[name], mode="r"))
+def map_arrays(index: Path) -> dict[str, npt.NDArray[Any]]:
+    files = {name: index / f"{name}.bin" for name in ARRAYS}
+    return {name: np.asarray(np.memmap(file, ARRAYS[name], "r")) for name, file in files.items() if file.is_file()}
 
 
 @contextmanager
