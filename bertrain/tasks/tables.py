@@ -157,8 +157,6 @@ def _read(path: Path, reader: Callable[[Stream], Iterator[Item]]) -> Iterator[It
         for stream in open_streams(path, lambda _: None):
             yield from reader(stream)
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise UserError("unreadable-file", f"cannot read {path}: {error.strerror}") from None
         raise _damaged_table(path, error or type(error).__name__) from None
 
 

@@ -18,7 +18,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import reading
 
 DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
-"""Raised by decompression of damaged or truncated input; an OSError with an errno is a failure of the machine."""
+"""Raised by decompression of damaged or truncated input."""
 
 BUFFER = 1 << 20
 
@@ -88,7 +88,8 @@ class _Counted(io.FileIO):
         self._report = report
 
     def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer)
+        with reading(self.name):  # a failure of the machine, not damage
+            count = super().readinto(buffer)
         self._report(self.tell())
         return count
 
