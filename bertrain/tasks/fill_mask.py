@@ -32,10 +32,8 @@ def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -
     """
     weights = read_weights(source)
     if weights.vocabulary is None:
-        raise UserError(
-            "missing-vocabulary",
-            f"{source} has no vocabulary; put its vocab.txt there, or use `bertrain weights import --vocab FILE`",
-        )
+        cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
+        raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
     if weights.settings.head != "pretrain":
         raise UserError("no-pretraining-head", f"{source} is fine-tuned, without an MLM head; use its initial weights")
     model = build_model(weights)

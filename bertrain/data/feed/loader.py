@@ -248,25 +248,19 @@ def check_data(data: DataSource, settings: Settings) -> None:
     words, limit = len(data.vocabulary.words), settings.data.max_seq_length
     # Pretrained weights may have a few embeddings more than words; a task is read with the words that come with them.
     if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
-        raise UserError(
-            "vocabulary-size",
-            f"{data.folder} was prepared with a vocabulary of {words} words, but model.vocab_size is "
-            f"{settings.model.vocab_size}; prepare it with the model's vocabulary or set --model.vocab_size {words}",
-        )
+        sizes = f"{data.folder} has a vocabulary of {words} words, but model.vocab_size is {settings.model.vocab_size}"
+        cure = f"prepare it with the model's vocabulary or set --model.vocab_size {words}"
+        raise UserError("vocabulary-size", f"{sizes}; {cure}")
     longest = int(data.lengths.max())
     if longest > limit:
+        cure = f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
         raise UserError(
-            "example-too-long",
-            f"{data.folder} contains an example of {longest} tokens, more than data.max_seq_length {limit}; "
-            f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}",
+            "example-too-long", f"{data.folder} has an example of {longest} tokens, more than {limit}; {cure}"
         )
     predicts_next = settings.model.head == "pretrain" and settings.model.nsp
     if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
-        raise UserError(
-            "no-next-sentence",
-            f"{data.folder} contains examples of one segment (--full-sentences), without a next sentence to predict; "
-            "set --model.nsp false or prepare pairs",
-        )
+        cure = "set --model.nsp false or prepare pairs"
+        raise UserError("no-next-sentence", f"{data.folder} has examples of one segment (--full-sentences); {cure}")
 
 
 def training_rows(data: DataSource, settings: Settings) -> range:

@@ -38,11 +38,9 @@ class ForeignData(DataSource):
         self._open = lru_cache(OPEN_FILES)(hdf5.OpenFile)
         largest, words = content["largest_word"], len(vocabulary.words)
         if largest["number"] >= words:
-            raise UserError(
-                "other-vocabulary",
-                f"{path_of(folder, largest)}, row {largest['row']}, has the token id {largest['number']}, but "
-                f"the vocabulary has {words} words; give the right one with --vocab FILE (pretrain: --data.vocab)",
-            )
+            word = f"{path_of(folder, largest)}, row {largest['row']}, has the token id {largest['number']}"
+            cure = "give the right one with --vocab FILE (pretrain: --data.vocab)"
+            raise UserError("other-vocabulary", f"{word}, but the vocabulary has {words} words; {cure}")
 
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order; each record is read once."""

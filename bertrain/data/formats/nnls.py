@@ -34,11 +34,10 @@ def fill_rows(histogram: Ints, row_length: int, max_per_row: int) -> list[tuple[
     usable[: PADDING_LENGTH + 1] = True
     fillings = list(islice(exact_fillings(row_length, max_per_row, usable), MAX_FILLINGS + 1))
     if len(fillings) > MAX_FILLINGS:
-        raise UserError(
-            "too-many-fillings",
-            f"nnlshp enumerates all ways to fill a row, and {max_per_row} sequences in {row_length} tokens have more "
-            f"than {MAX_FILLINGS:,}; use --max-per-row 3 or fewer, or another --algorithm",
+        ways = (
+            f"{max_per_row} sequences fill {row_length} tokens in more than {MAX_FILLINGS:,} ways, which nnlshp lists"
         )
+        raise UserError("too-many-fillings", f"{ways}; use --max-per-row 3 or fewer, or another --algorithm")
     if not fillings:
         return []
     columns = np.zeros((len(fillings), max_per_row), dtype=np.int64)  # padded with length 0, which has no weight

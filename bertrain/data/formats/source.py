@@ -64,10 +64,8 @@ def open_data(
     if (folder / MANIFEST).is_file():
         shards = Shards.open(folder, verify=verify)
         if isinstance(vocab, str | Path) and vocab and Vocabulary.load(vocab).words != shards.vocabulary.words:
-            raise UserError(
-                "other-vocabulary",
-                f"{folder} has its own vocabulary, not {vocab}; leave --vocab (pretrain: --data.vocab) out",
-            )
+            cure = "leave --vocab (pretrain: --data.vocab) out"
+            raise UserError("other-vocabulary", f"{folder} has its own vocabulary, not {vocab}; {cure}")
         return shards
     index = open_index(folder, verify=verify, note=note)
     if not isinstance(vocab, Vocabulary):

@@ -79,9 +79,7 @@ def check_readable(path: Path, *, as_reference: bool = False) -> None:
     if head.startswith(NOT_TEXT) or not (form or as_reference):
         raise UserError("not-text", f"{path} is binary, not text; leave it out")
     if form not in ("text", ""):
-        raise UserError(
-            "not-text", f"{path} is in the format {form}, not plain text; read it with `bertrain data extract`"
-        )
+        raise UserError("not-text", f"{path} has the format {form}; read it with `bertrain data extract`")
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:

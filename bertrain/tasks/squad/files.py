@@ -96,10 +96,9 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
         raise UserError("no-usable-question", f"{path} has no usable question; the format of SQuAD is {JSON_FORMAT}")
     if len(labeled) > 1:
         unanswered = next(question.id for question in questions.values() if not question.answers)
+        problem = f"question {unanswered} has no answers, but others have"
         raise UserError(
-            "partly-answered",
-            f"{path}: question {unanswered} has no answers, but others have; for squad/{version}, either all questions "
-            "have answers, or none has and they are predicted",
+            "partly-answered", f"{path}: {problem}; in squad/{version}, all questions have answers, or none has"
         )
     return Collection(path, list(contexts), list(questions.values()), labeled.pop(), problems)
 
