@@ -15,7 +15,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.seeds import Words, derive
 from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
-from bertrain.data.feed.balance import Balance, Sizes, weigh
+from bertrain.data.feed.balance import Balance, Sizes, multiply_adds, per_rank
 from bertrain.data.feed.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
@@ -189,15 +189,16 @@ class Loader:
         return self._policy.deal(*sizes, capacity, self._max_seq_length)
 
     def _weigh(self, bins: list[Ints], sizes: Sizes, capacity: Capacity) -> Balance:
-        return weigh(
-            bins,
-            *sizes,
-            policy=self._policy,
-            capacity=capacity,
-            max_seq_length=self._max_seq_length,
-            model=self._settings.model,
-            ranks=self.world,
-        )
+        """The balance of a step whose bins hold these indices into its sizes."""
+        lengths, predictions = sizes
+        of_bins = []
+        for members in bins:
+            shape = self._policy.shape_of(lengths[members], predictions[members], capacity, self._max_seq_length)
+            boundaries = self._policy.lay_out(lengths[members], shape.tokens, self._max_seq_length).boundaries
+            of_bins.append((shape.tokens, int(np.square(np.diff(boundaries)).sum()), shape.predictions))
+        tokens, attention, slots = per_rank(of_bins, self.world).T
+        work = multiply_adds(self._settings.model, tokens, attention, slots)
+        return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
 
     def _read(self, rows: Ints, mask_keys: Words) -> Block:
         block = self.data.read(rows)
