@@ -115,23 +115,16 @@ def pairs_of_document(
         else:
             b_start, b_stop = a_stop, sentences[chunk_end]
             position = chunk_end
-        yield _truncate(start, a_stop, b_start, b_stop, is_random, longest, draw)
-
-
-def _truncate(
-    a_start: int, a_stop: int, b_start: int, b_stop: int, is_random: bool, longest: int, draw: random.Random
-) -> Pair:
-    """Remove tokens from the longer one, each at a random end, until both fit."""
-    a_length, b_length = a_stop - a_start, b_stop - b_start
-    while a_length + b_length > longest:
-        at_front = draw.random() < 0.5
-        if a_length > b_length:
-            a_start += at_front
-            a_length -= 1
-        else:
-            b_start += at_front
-            b_length -= 1
-    return Pair(a_start, a_start + a_length, b_start, b_start + b_length, is_random)
+        a_length, b_length = a_stop - start, b_stop - b_start
+        while a_length + b_length > longest:  # remove tokens from the longer one, each at a random end
+            at_front = draw.random() < 0.5
+            if a_length > b_length:
+                start += at_front
+                a_length -= 1
+            else:
+                b_start += at_front
+                b_length -= 1
+        yield Pair(start, start + a_length, b_start, b_start + b_length, is_random)
 
 
 def full_sentences(

@@ -9,7 +9,7 @@ per row.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import chain
@@ -34,7 +34,7 @@ Masked = tuple[Pair, list[int], list[int]]  # a pair, the positions to predict, 
 def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: Plan) -> Iterator[Block]:
     """All rows in the reference's order, a shard at a time; `folder` stores them until they are shuffled."""
     draw = random.Random(plan.seed)
-    masked = _masked_pairs(text, draw, mask_drawer(draw, vocabulary, plan), plan)
+    masked = _masked_pairs(text, vocabulary, draw, plan)
     start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
     parts = (_apply(batch, text, start, separator) for batch in in_batches(masked, EXAMPLES_AT_ONCE))
     whole = spool(parts, folder)
@@ -61,34 +61,23 @@ def _stretches(top: int) -> list[tuple[int, range]]:
     return [(width, range(min(top, (1 << width) - 2), (1 << width - 1) - 2, -1)) for width in widths]
 
 
-def mask_drawer(draw: random.Random, vocabulary: Vocabulary, plan: Plan) -> Callable[[Pair], Masked]:
-    """A function that draws the masks of a pair as the reference does: shuffle all positions, take the first."""
+def _masked_pairs(text: TokenText, vocabulary: Vocabulary, draw: random.Random, plan: Plan) -> Iterator[Masked]:
+    """All pairs with their masks, drawn as in the reference: shuffle all positions, take the first."""
     uniform, mask_id, vocab_size = draw.random, vocabulary.id_of("[MASK]"), len(vocabulary.words)
-    max_predictions, probability = plan.max_predictions, plan.masked_lm_prob
-
-    def masks(pair: Pair) -> Masked:
-        a_length, b_length = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
-        positions = [*range(1, a_length + 1), *range(a_length + 2, a_length + b_length + 2)]
-        shuffle(positions, draw)
-        chosen = positions[: min(max_predictions, max(1, round((a_length + b_length + 3) * probability)))]
-        words = [
-            mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else draw.randrange(vocab_size) for _ in chosen
-        ]
-        return pair, chosen, words
-
-    return masks
-
-
-def _masked_pairs(
-    text: TokenText, draw: random.Random, masks: Callable[[Pair], Masked], plan: Plan
-) -> Iterator[Masked]:
     order = list(range(text.num_documents))
     shuffle(order, draw)
-    for _ in range(plan.dupe_factor):
-        for index, number in enumerate(order):
-            another = partial(_mostly_another, order, index, draw)
-            for pair in pairs_of_document(text, number, draw, another, plan.max_seq_length, plan.short_seq_prob):
-                yield masks(pair)
+    for index, number in chain.from_iterable(enumerate(order) for _ in range(plan.dupe_factor)):
+        another = partial(_mostly_another, order, index, draw)
+        for pair in pairs_of_document(text, number, draw, another, plan.max_seq_length, plan.short_seq_prob):
+            a_length, b_length = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
+            positions = [*range(1, a_length + 1), *range(a_length + 2, a_length + b_length + 2)]
+            shuffle(positions, draw)
+            wanted = max(1, round((a_length + b_length + 3) * plan.masked_lm_prob))
+            chosen = positions[: min(plan.max_predictions, wanted)]
+            words = [
+                mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else draw.randrange(vocab_size) for _ in chosen
+            ]
+            yield pair, chosen, words
 
 
 def _mostly_another(order: list[int], index: int, draw: random.Random) -> int:
