@@ -8,7 +8,7 @@ text       download      files over HTTP, resumed and verified
 formats    block         examples in flat arrays, which every reader returns and every writer takes
            masking       dynamic masks; packing, nnls: sequences into rows
            shards, write    prepared folders: Arrow files with a manifest
-           layouts, hdf5, ragged, tfrecord, index, foreign    folders of other systems
+           layouts, hdf5, tfrecord, index, foreign    folders of other systems
            source        `open_data`: any of these as a DataSource
            convert, pack, inspect, verify    the commands on data folders
 prepare    examples      documents to pairs or full sentences, and to rows of tokens
