@@ -91,19 +91,14 @@ def concatenate(blocks: Sequence[Block]) -> Block:
     """Blocks end to end; all of them with masks, or none."""
     masks = [block.masks for block in blocks if block.masks is not None]
     answers = [block.answers for block in blocks if block.answers is not None]
-    joined_masks = Masks(
-        _end_to_end([one.counts for one in masks]),
-        _end_to_end([one.positions for one in masks]),
-        _end_to_end([one.labels for one in masks]),
-    )
-    return Block(
-        _end_to_end([block.tokens for block in blocks]),
-        _end_to_end([block.lengths for block in blocks]),
-        _end_to_end([block.segment_b for block in blocks]),
-        _end_to_end([block.is_random for block in blocks]),
-        joined_masks if masks else None,
-        np.concatenate(answers) if answers and len(answers) == len(blocks) else None,
-    )
+    tokens, lengths, segment_b, is_random = _columns(blocks, "tokens", "lengths", "segment_b", "is_random")
+    joined_masks = Masks(*_columns(masks, "counts", "positions", "labels")) if masks else None
+    joined_answers = np.concatenate(answers) if answers and len(answers) == len(blocks) else None
+    return Block(tokens, lengths, segment_b, is_random, joined_masks, joined_answers)
+
+
+def _columns(parts: Sequence[Block] | Sequence[Masks], *names: str) -> list[Values]:
+    return [_end_to_end([getattr(part, name) for part in parts]) for name in names]
 
 
 def offsets_of(counts: Ints) -> Ints:

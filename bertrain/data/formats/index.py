@@ -158,34 +158,31 @@ def _common_layout(files: list[tuple[Path, str]]) -> str:
 def _blocks_of(
     path: Path, name: str, kind: str, decoder: str, limits: dict[str, Any]
 ) -> Iterator[tuple[Block, Ints, Ints]]:
-    """The examples of a file in chunks, with the place of each record and the number of its examples."""
+    """The examples of a file in chunks, with the place of each record and the number of its examples.
+
+    Raises the `limits` to those of the file.
+    """
     records_before = 0
     try:
         for places, fields in hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder):
             block, parts = DECODERS[decoder](fields)
-            _raise_limits(block, parts, fields, name, records_before, limits)
+            width = _width(fields, "input_ids", "packed_input_ids") or int(block.lengths.max(initial=0))
+            limits["max_seq_length"] = max(limits["max_seq_length"], width)
+            words = [(block.tokens, block.offsets)]
+            if block.masks is not None:
+                most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
+                limits["max_predictions"] = max(limits["max_predictions"], most)
+                words.append((block.masks.labels, block.masks.offsets))
+            largest = block.largest_word
+            if largest > limits["largest_word"]["number"]:
+                found = [(offsets, np.flatnonzero(values == largest)[:1]) for values, offsets in words]
+                example = min(int(np.searchsorted(offsets, one, "right")[0]) - 1 for offsets, one in found if len(one))
+                record = records_before + int(np.searchsorted(np.cumsum(parts), example, side="right"))
+                limits["largest_word"] = {"number": largest, "name": name, "row": record}
             yield block, places, parts
             records_before += len(places)
     except BadRecord as bad:
         raise damaged_record(path, f"row {records_before + bad.number}", bad) from None
-
-
-def _raise_limits(
-    block: Block, parts: Ints, fields: Fields, name: str, records_before: int, limits: dict[str, Any]
-) -> None:
-    width = _width(fields, "input_ids", "packed_input_ids") or int(block.lengths.max(initial=0))
-    limits["max_seq_length"] = max(limits["max_seq_length"], width)
-    words = [(block.tokens, block.offsets)]
-    if block.masks is not None:
-        most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
-        limits["max_predictions"] = max(limits["max_predictions"], most)
-        words.append((block.masks.labels, block.masks.offsets))
-    largest = block.largest_word
-    if largest > limits["largest_word"]["number"]:
-        places = [(offsets, np.flatnonzero(values == largest)[:1]) for values, offsets in words]
-        example = min(int(np.searchsorted(offsets, one, "right")[0]) - 1 for offsets, one in places if len(one))
-        record = int(np.searchsorted(np.cumsum(parts), example, side="right"))
-        limits["largest_word"] = {"number": largest, "name": name, "row": records_before + record}
 
 
 def _width(fields: Fields, *names: str) -> int:

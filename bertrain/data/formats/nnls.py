@@ -34,9 +34,7 @@ def fill_rows(histogram: Ints, row_length: int, max_per_row: int) -> list[tuple[
     usable[: PADDING_LENGTH + 1] = True
     fillings = list(islice(exact_fillings(row_length, max_per_row, usable), MAX_FILLINGS + 1))
     if len(fillings) > MAX_FILLINGS:
-        ways = (
-            f"{max_per_row} sequences fill {row_length} tokens in more than {MAX_FILLINGS:,} ways, which nnlshp lists"
-        )
+        ways = f"{max_per_row} sequences fill {row_length} tokens in more than {MAX_FILLINGS:,} ways"
         raise UserError("too-many-fillings", f"{ways}; use --max-per-row 3 or fewer, or another --algorithm")
     if not fillings:
         return []
