@@ -6,7 +6,7 @@ text       download      files over HTTP, resumed and verified
            vocabulary, tokenizer, vocabulary_training    words to token ids
            processes, progress    worker pools and progress output
 formats    block         examples in flat arrays, which every reader returns and every writer takes
-           masking       dynamic masks; packing, nnls: sequences into rows
+           masking       dynamic masks; packing: sequences into rows
            shards, write    prepared folders: Arrow files with a manifest
            layouts, hdf5, tfrecord, index, foreign    folders of other systems
            source        `open_data`: any of these as a DataSource

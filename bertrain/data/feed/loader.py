@@ -79,11 +79,8 @@ class Loader:
 
     def rehearsal(self, number: int, position: int) -> Step:
         """A step of the same sizes that repeats one token; no example is read."""
-
-        def placeholders(rows: Ints, mask_keys: Words) -> Block:
-            return placeholder_block(*self._sizes(rows), self._masking.mask_id, self._settings.model)
-
-        return self._step(number, position, placeholders)
+        token, model = self._masking.mask_id, self._settings.model
+        return self._step(number, position, lambda rows, keys: placeholder_block(*self._sizes(rows), token, model))
 
     def steps(self, number: int, position: int, stop: int, *, ahead: int = 2) -> Iterator[Step]:
         """Steps `number` .. `stop` - 1 in order, up to `ahead` of them made in the background."""

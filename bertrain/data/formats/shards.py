@@ -155,8 +155,7 @@ def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
         raise UserError("missing-shard", f"the shard {path} is missing; prepare the data again")
     size = path.stat().st_size
     if size != expected["bytes"]:
-        wanted = expected["bytes"]
-        raise UserError("damaged-data", f"the shard {path} has {size} bytes, not {wanted}; prepare the data again")
+        raise UserError("damaged-data", f"the shard {path} has {size} bytes, unlike its manifest; prepare it again")
     if verify == "hash" and file_digest(path)[1] != expected["sha256"]:
         raise UserError("damaged-data", f"the shard {path} is damaged (SHA-256); prepare the data again")
 
