@@ -251,10 +251,9 @@ def check_data(data: DataSource, settings: Settings) -> None:
         raise UserError("vocabulary-size", f"{sizes}; {cure}")
     longest = int(data.lengths.max())
     if longest > limit:
+        what = f"{data.folder} has an example of {longest} tokens, more than data.max_seq_length {limit}"
         cure = f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
-        raise UserError(
-            "example-too-long", f"{data.folder} has an example of {longest} tokens, more than {limit}; {cure}"
-        )
+        raise UserError("example-too-long", f"{what}; {cure}")
     predicts_next = settings.model.head == "pretrain" and settings.model.nsp
     if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
         cure = "set --model.nsp false or prepare pairs"
