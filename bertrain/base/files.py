@@ -25,11 +25,19 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
 
 
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Raise a failure to open or read a file as an error of the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError("unreadable-file", f"cannot read {what}: {error.strerror or error}") from None
+
+
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+        with reading(path):
+            return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
 

@@ -103,10 +103,8 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
 
 
 def _open_file(path: Path) -> OpenedWeights:
-    if path.suffix == ".safetensors":
+    if path.suffix in (".safetensors", *PICKLE_SUFFIXES):
         return huggingface.open_files([path])
-    if path.suffix in PICKLE_SUFFIXES:
-        return huggingface.open_torch_file(path)
     if tensor_bundle.is_part(path):
         raise UserError("missing-parts", f"{path} is part of a TensorFlow checkpoint, but its .index is missing")
     suffixes = f".safetensors, {', '.join(PICKLE_SUFFIXES)}, or the .index of a TensorFlow checkpoint"

@@ -301,7 +301,7 @@ def test_saved_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert text_of(tmp_path / "train") == text_of(tmp_path / "out")
     with helpers.refused("damaged-input", "'sentence', 'label', 'idx'", "--text-column sentence"):
         extract([SAVED], tmp_path / "other")
-    with helpers.refused("not-text", "Arrow", "`bertrain data extract`"):
+    with helpers.refused("not-text", "arrow", "`bertrain data extract`"):
         prepare([SAVED], tmp_path / "other")
     shutil.copytree(SAVED, tmp_path / "cola", ignore=shutil.ignore_patterns("train"))
     with helpers.refused("missing-split", tmp_path / "cola", "test, validation"):
