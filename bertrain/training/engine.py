@@ -1,14 +1,16 @@
 """The engine computes a step: fused, on our kernels and CUDA graphs; compiled by torch.compile; or plain, by autograd.
 
 `choose` selects one and gives the reason. Each adds a bin's part of the gradient to the arena and applies one update to
-it, and leaves all results on the device; the loop does not know which it has. `PlainEngine` describes the methods.
+it, and leaves all results on the device; the loop does not know which it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from bertrain.base import isa
 from bertrain.base.console import warn
@@ -16,6 +18,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import SHAPES
+from bertrain.data.feed.loader import Step
 from bertrain.kernels import backend, cpu_library
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
@@ -31,11 +34,46 @@ from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.plain_engine import PlainEngine, plain_outputs
 from bertrain.training.precision import check_precision
 
-Engine = PlainEngine | FusedEngine
 Predictor = Callable[[Batch], Outputs]
 """Computes a model's outputs for a bin on its device, without dropout."""
 ENGINES = {"fused": "fused kernels", "compiled": "compiled PyTorch", "plain": "plain PyTorch"}
 MOST_TOKENS = 8 * 65_535  # rows of one launch: CUDA allows 65,535 blocks along y, and GELU's have eight rows
+
+
+class Engine(Protocol):
+    """The interface between the training loop and the computation of a step."""
+
+    uses_graphs: bool
+    """Whether CUDA graphs replay kernels. The profiler turns it off to see which operator launches which kernel."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint stores in addition to weights and moments."""
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Load the tensors of `state`, if any; called also after weights have changed in the arena."""
+
+    def begin(self, num_bins: int) -> None:
+        """Start a step of this rank's `num_bins` bins. Without bins, the rank's gradient is zero."""
+
+    def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
+        """Add one bin to the step's gradient and sums. The last bin sends the gradient to the other ranks."""
+
+    @property
+    def sums(self) -> Tensor:
+        """Packed `Sums` over the bins since `begin`."""
+
+    @property
+    def peaks(self) -> list[Tensor]:
+        """Largest magnitudes since `begin`; `update` needs their maximum over all ranks."""
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """The model's outputs for a bin on its device, without dropout; training state does not change."""
+
+    def discard_bins(self) -> None:
+        """Undo the effects of bins that no update follows."""
+
+    def update(self, rate: float) -> Tensor:
+        """Apply the gradient, if it is finite; returns a packed `Verdict`."""
 
 
 def predictor(model: Bert, settings: Settings, device: torch.device) -> Predictor:
@@ -114,7 +152,7 @@ def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
 
 def build(
     model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
-) -> Engine:
+) -> PlainEngine | FusedEngine:
     """Build the engine that `choose` selects; warns if only the model's structure rules out the kernels."""
     device = arena.values.device
     name, _ = choose(settings, device, model)

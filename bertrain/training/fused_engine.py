@@ -53,7 +53,7 @@ class FusedEngine:
     """The kernels, in bf16 or FP8. Bins of each shape run once eagerly, then as CUDA graphs.
 
     On one rank, a bin is one graph. With several, the last bin of a step is split where buckets of its gradient are
-    complete; they are sent between two graphs. See `PlainEngine` for the methods.
+    complete; they are sent between two graphs. See `engine.Engine` for the methods.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class FusedEngine:
         self._has_updated = False
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.uses_graphs = self._pool is not None
-        """Whether graphs replay kernels. The profiler turns it off to see which operator launches which kernel."""
         self._is_first_bin = True
 
     def _layers_to_pause_after(self) -> frozenset[int]:

@@ -332,9 +332,16 @@ def train_step(
     state.progress = Progress(
         step=step.number + 1, samples=step.next_position, tokens=state.progress.tokens + step.num_tokens
     )
-    own_tokens = sum(batch.num_tokens for batch in step.bins)
-    counts, marks = replace(step, bins=[]), stopwatch.lap()
-    return PendingStep(counts, settings.model, rate, engine.sums.clone(), verdict, marks, own_tokens, len(step.bins))
+    return PendingStep(
+        step=replace(step, bins=[]),
+        model=settings.model,
+        learning_rate=rate,
+        sums=engine.sums.clone(),
+        verdict=verdict,
+        marks=stopwatch.lap(),
+        own_tokens=sum(batch.num_tokens for batch in step.bins),
+        own_bins=len(step.bins),
+    )
 
 
 def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
@@ -342,8 +349,15 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
     for _ in PHASES[1:]:
         stopwatch.mark()
     state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
-    counts, nothing = replace(step, bins=[]), packed_sums(torch.nan)
-    return PendingStep(counts, settings.model, 0.0, nothing, not_computed(), stopwatch.lap(), skipped=True)
+    return PendingStep(
+        step=replace(step, bins=[]),
+        model=settings.model,
+        learning_rate=0.0,
+        sums=packed_sums(torch.nan),
+        verdict=not_computed(),
+        marks=stopwatch.lap(),
+        skipped=True,
+    )
 
 
 def _fit_to_budget(session: Session, due: Due) -> Due:

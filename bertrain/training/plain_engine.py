@@ -23,7 +23,7 @@ from bertrain.training.recompute import recompute_layers
 
 
 class PlainEngine:
-    """The specification of every engine, which all have these methods."""
+    """The specification of every engine; see `engine.Engine` for the methods."""
 
     def __init__(
         self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
@@ -31,9 +31,7 @@ class PlainEngine:
         self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
         self._exchange, self._ranks = exchange, ranks
         self.sums = packed_sums(device=arena.values.device)
-        """Packed `Sums` over the bins since `begin`."""
         self.peaks: list[Tensor] = []
-        """Largest magnitudes since `begin`; `update` needs their maximum over all ranks."""
         self.uses_graphs = False
         self._loss_scale = LossScale(self.sums.device) if settings.train.precision == "fp16" else None
         recompute_layers(model, settings.train.activation_checkpointing)
@@ -47,21 +45,17 @@ class PlainEngine:
                 )
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint stores in addition to weights and moments."""
         return {} if self._loss_scale is None else self._loss_scale.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load the tensors of `state`, if any; called also after weights have changed in the arena."""
         if self._loss_scale is not None:
             self._loss_scale.load(state)
 
     def begin(self, num_bins: int) -> None:
-        """Start a step of this rank's `num_bins` bins. Without bins, the rank's gradient is zero."""
         self._arena.gradients.zero_()
         self.sums.zero_()
 
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
-        """Add one bin to the step's gradient and sums. The last bin sends the gradient to the other ranks."""
         # Losses are divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
         device = self.sums.device
         batch = batch.without_padding() if device.type == "cpu" else batch.to(device)
@@ -79,14 +73,12 @@ class PlainEngine:
         return sums.mlm_loss / num_predictions + sums.sequence_loss / num_sequences, sums.pack()
 
     def outputs(self, batch: Batch) -> Outputs:
-        """The model's outputs for a bin on its device, without dropout; training state does not change."""
         return plain_outputs(self._model, batch, self._settings.train)
 
     def discard_bins(self) -> None:
-        """Undo the effects of bins that no update follows; here, `begin` clears everything."""
+        pass  # `begin` clears everything
 
     def update(self, rate: float) -> Tensor:
-        """Apply the gradient, if it is finite; returns a packed `Verdict`."""
         norm, factor = self._exchange.norm_and_factor()
         apply = is_finite(self.sums.sum(), norm)
         self._optimizer.step(rate, factor, apply)
