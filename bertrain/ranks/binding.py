@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bertrain.base.errors import UserError
-from bertrain.base.machine import read_or_empty as read_or_empty
+from bertrain.base.machine import read_or_empty
 
 T = TypeVar("T")
 USABLE = "BERTRAIN_CPUS"  # the processors that the ranks of this machine share, set by their launcher
