@@ -22,7 +22,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal
 
-from bertrain.base.errors import RequeueError, UserError
+from bertrain.base.errors import RequeueError, StoppedError, UserError
 from bertrain.base.files import read_tail
 from bertrain.base.units import parse_duration
 
@@ -58,7 +58,7 @@ def keep_log(run: Path, rank: int, world: int) -> Iterator[None]:
         yield
         note("info", "end", f"rank {rank} is done")
     except UserError as error:
-        note("warning" if isinstance(error, RequeueError) else "error", "stop", str(error))
+        note("warning" if isinstance(error, RequeueError | StoppedError) else "error", "stop", str(error))
         raise
     except BaseException as error:
         note("error", "failure", f"{type(error).__name__}: {error}", traceback=traceback.format_exc())

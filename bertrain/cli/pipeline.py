@@ -17,7 +17,7 @@ from bertrain.cli.options import (
     prepare_process,
     takes_settings,
 )
-from bertrain.config.choices import DocumentEnd
+from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.resolve import resolve
 
 pipeline_app = new_app()
@@ -33,7 +33,9 @@ def train(
     ],
     out: Annotated[Path, Option("--out", help="the folder to create, or to continue in")],
     overrides: Overrides,
-    budget: Annotated[str, Option(help="training time, such as 30m; preparing the text comes on top")] = "30m",
+    budget: Annotated[
+        str, Option(help="training time, such as 30m; preparing the text and --task come on top")
+    ] = "30m",
     eval_share: Annotated[str, Option("--eval", help="share of the documents to hold out, such as 5%")] = "5%",
     cased: Annotated[bool, Option("--cased", help="keep capitals and accents")] = False,
     language: Annotated[str, Option(help="for splitting sentences, such as de; auto: guessed")] = "auto",
@@ -43,6 +45,9 @@ def train(
     text_column: Annotated[str, Option(help="the field or column that holds the text")] = "text",
     encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
     document_end: Annotated[DocumentEnd, Option(help="end of a document in plain text")] = "auto",
+    on_error: Annotated[
+        OnError, Option(help="at bytes that are not in the encoding, or a damaged record: stop, or skip and count them")
+    ] = "stop",
     dry_run: Annotated[bool, Option("--dry-run", help="print what would be chosen, and stop")] = False,
 ) -> None:
     """Train a BERT on your text: one command from files to a model, a report and a Transformers folder.
@@ -64,10 +69,10 @@ def train(
     wishes: dict[str, Any] = {
         "budget": budget, "evaluation_share": parse_share(eval_share), "cased": cased, "language": language,
         "init": init or "", "size": size, "task": task, "text_column": text_column, "encoding": encoding,
-        "document_end": document_end, "overrides": overrides,
+        "document_end": document_end, "on_error": on_error, "overrides": overrides,
     }  # fmt: skip
     if dry_run:
-        print("\n".join(pipeline.dry_run(text, **wishes)))
+        print("\n".join(pipeline.dry_run(text, out, **wishes)))
         return
     print("\n".join(["", *pipeline.summary(pipeline.train(text, out, **wishes))]))
 

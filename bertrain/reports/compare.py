@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from bertrain.base.console import PHASES
-from bertrain.base.formatting import amount, compact, duration, heading_of, is_better_low, is_share, show, title_of
+from bertrain.base.formatting import (
+    BASELINE,
+    amount,
+    compact,
+    duration,
+    heading_of,
+    is_better_low,
+    is_share,
+    show,
+    title_of,
+)  # fmt: skip
 from bertrain.config.model_size import count_parameters
 from bertrain.reports.history import History, best_by_metric
 from bertrain.run.progress import seconds_left
@@ -61,7 +71,9 @@ def _best(history: History) -> tuple[str, str]:
     metric, best = history.summary.headline, history.summary.best
     if metric is None or best is None:
         return UNKNOWN, "none"
-    return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}"
+    baseline = best.metrics.get(f"{BASELINE}{metric}", best.metrics.get("constant_accuracy"))
+    beside = f"; baseline {show(metric, baseline)}" if baseline is not None else ""
+    return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}{beside}"
 
 
 def _part_of_time(history: History, name: str) -> tuple[str, str]:

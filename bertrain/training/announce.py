@@ -99,7 +99,7 @@ def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
     policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens (batch.policy {policy})"
 
 
 def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
@@ -153,4 +153,5 @@ def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     if settings.evaluate.target_accuracy:
         earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
     until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
-    return f"steps: {steps:,}, about {steps * epochs_per_step:,.1f} epochs{until}"
+    epochs = steps * epochs_per_step
+    return f"steps: {steps:,}, about {f'{epochs:,.1f}' if epochs >= 1 else f'{epochs:.1g}'} epochs{until}"

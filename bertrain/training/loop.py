@@ -31,7 +31,7 @@ from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, Sto
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
-from bertrain.run.folder import Run
+from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.run.stragglers import RankTimes
@@ -298,6 +298,8 @@ def _raise_stopped(session: Session, agreed: int) -> None:
 
 
 def _how_to_continue(folder: Path) -> str:
+    if (folder.parent / TRAIN_PLAN).is_file():
+        return "the same command continues"
     return f"continue with `bertrain resume {quote(str(folder))}`"
 
 
@@ -378,7 +380,7 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
         budget, step = agenda.settings.train.budget, session.state.progress.step
         if not due.ending and plan.last_step != before.last_step:
             speed = f"{agenda.seconds_per_step:.3g} s a step after step {step:,}"
-            is_small = abs(plan.last_step - before.last_step) < 0.1 * before.last_step
+            is_small = abs(plan.last_step - before.last_step) < 0.25 * before.last_step
             say = session.console.detail if is_small else session.console.say
             say(f"train.budget {budget}: {speed}: the run and its schedule end with step {plan.last_step:,}")
             if before.last_step == UNKNOWN_STEPS:

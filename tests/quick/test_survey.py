@@ -257,7 +257,7 @@ def test_the_text_column_is_named_only_where_it_is_obvious(tmp_path: Path) -> No
     with helpers.refused("damaged-input", "--text-column body"):
         extract([write_parquet(tmp_path / "a.parquet")], tmp_path / "out")
     (tmp_path / "a.jsonl").write_text('{"title": "a title", "name": "a name"}\n')
-    with helpers.refused("damaged-input", "'title', 'name'; give --text-column;"):
+    with helpers.refused("damaged-input", "'title', 'name'; give --text-column"):
         extract([tmp_path / "a.jsonl"], tmp_path / "out")
 
 
