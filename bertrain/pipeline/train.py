@@ -37,7 +37,8 @@ from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
-from bertrain.data.text.survey import check_language, survey
+from bertrain.data.text.languages import check_language
+from bertrain.data.text.survey import survey
 from bertrain.pipeline.card import model_card
 from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.run.folder import TRAIN_PLAN, Run
@@ -49,6 +50,14 @@ VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says 
 TASKS = ("classify",)
 SCORES = ("accuracy", f"{BASELINE}accuracy")  # of a task
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
+
+RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit:
+# {again}
+#
+# train.fits: how --budget set the length of the run. "4:90,30:84" means: after step 4 the run was to end with step 90,
+# after step 30 with step 84. The learning rate follows these ends. To train longer, delete train.fits and set
+# train.max_steps, or train.budget.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,16 +119,18 @@ def train(
     init: str | Path = "",
     size: Size = "auto",
     task: str = "",
-    text_column: str = "text",
+    text_column: str = "auto",
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
     on_error: OnError = "stop",
     overrides: Sequence[tuple[str, str]] = (),
+    nproc: int = 0,
 ) -> Trained:
     """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
 
     `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
-    `overrides` are settings that stand above what is chosen. Called again with the same arguments, it continues.
+    `overrides` are settings that stand above what is chosen. `nproc` are the ranks to start, 0: one for each GPU.
+    Called again with the same arguments, it continues.
 
     Example: bertrain.train("articles", "my-bert", budget="30m")
     """
@@ -127,16 +138,16 @@ def train(
     out = Path(out)
     _check(request, out)
     with _locked(out):
-        plan = _plan(request, out)
+        plan = _plan(request, out, nproc)
         _prepare(plan, request, out)
-        _pretrain(plan, request, out)
+        _pretrain(plan, request, out, nproc)
         _hand_over(plan, request, out)
         if task:
-            _finetune(request, out)
+            _finetune(request, out, nproc)
         return _results(out)
 
 
-def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes: Any) -> list[str]:
+def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc: int = 0, **wishes: Any) -> list[str]:
     """What `train` would choose, in lines; the text is estimated from a sample, and nothing is written."""
     from bertrain.data.text.extract import estimate
 
@@ -153,7 +164,7 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes
         on_error=request.on_error,
     )
     text = Text(counts["documents"], counts["sentences"], counts["characters"])
-    return [*said, "from a sample of the text:", *_choose(text, request).lines()]
+    return [*said, "from a sample of the text:", *_choose(text, request, nproc).lines()]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------
@@ -161,7 +172,7 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes
 
 def _request(given: dict[str, Any]) -> Request:
     """The arguments of `train`, checked; paths are absolute, so that the command may be repeated from elsewhere."""
-    values = {name: value for name, value in given.items() if name != "out"}
+    values = {name: value for name, value in given.items() if name not in ("out", "nproc")}
     inputs = values["inputs"]
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
@@ -229,7 +240,7 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
     return Plan(**kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])})
 
 
-def _plan(request: Request, out: Path) -> Plan:
+def _plan(request: Request, out: Path, nproc: int) -> Plan:
     """The plan in OUT, or a new one after the text is extracted and counted."""
     path = out / TRAIN_PLAN
     if kept := _kept_plan(request, out):
@@ -238,7 +249,7 @@ def _plan(request: Request, out: Path) -> Plan:
     description = _extract(request, out)
     counts = description["counts"]
     try:
-        plan = _choose(Text(counts["documents"], counts["sentences"], counts["characters"]), request)
+        plan = _choose(Text(counts["documents"], counts["sentences"], counts["characters"]), request, nproc)
     except UserError:
         shutil.rmtree(out / "text")  # other options may read the text otherwise
         raise
@@ -255,10 +266,10 @@ def _read_plan(path: Path) -> dict[str, Any]:
         raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
 
 
-def _choose(text: Text, request: Request) -> Plan:
+def _choose(text: Text, request: Request, nproc: int) -> Plan:
     return make_plan(
         text,
-        measure_machine(dict(request.overrides).get("train.device", "auto")),
+        measure_machine(dict(request.overrides).get("train.device", "auto"), nproc),
         budget=request.budget,
         size=request.size,
         init=request.init,
@@ -340,9 +351,9 @@ def _workers() -> int:
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-def _pretrain(plan: Plan, request: Request, out: Path) -> None:
+def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
     settings = plan.settings(out / "held-out")
-    num_ranks = _num_ranks(settings)
+    num_ranks = nproc or _num_gpus(settings.train.device)
     if num_ranks > 1:
         arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
         arguments += ["--init", request.init] if request.init else []
@@ -354,10 +365,10 @@ def _pretrain(plan: Plan, request: Request, out: Path) -> None:
     pretrain(settings, out / "data", out / "run", init=request.init)
 
 
-def _finetune(request: Request, out: Path) -> None:
+def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
     settings = request.settings(of_task=True)
-    num_ranks = _num_ranks(Run.open(out / "run").settings)
+    num_ranks = nproc or _num_gpus(Run.open(out / "run").settings.train.device)
     if num_ranks > 1:
         run = ["--run", str(out / "task"), "--init", str(out / "run")]
         given = [word for key, value in settings.items() for word in (f"--{key}", value)]
@@ -369,10 +380,11 @@ def _finetune(request: Request, out: Path) -> None:
     finetune(resolve_task(kind, settings), file, out / "task", init=str((out / "run").resolve()))
 
 
-def _num_ranks(settings: Settings) -> int:
+def _num_gpus(device: str) -> int:
+    """The GPUs that a run takes; 1 where it computes on the CPU."""
     import torch
 
-    return 1 if settings.train.device == "cpu" else max(1, torch.cuda.device_count())
+    return 1 if device == "cpu" else max(1, torch.cuda.device_count())
 
 
 def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
@@ -382,8 +394,8 @@ def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
         raise SystemExit(code)  # the ranks have said why
 
 
-def measure_machine(device: str = "auto") -> Machine:
-    """The device that a run takes, and how fast it trains, by the speed of a matrix product."""
+def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
+    """The device that a run of `nproc` ranks takes, and how fast it trains, by the speed of a matrix product."""
     import torch
 
     from bertrain.base.machine import cpu_name
@@ -395,7 +407,7 @@ def measure_machine(device: str = "auto") -> Machine:
     is_gpu = chosen.type == "cuda"
     name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
     speed = training_speed(chosen, choose_precision(Settings().train, chosen)[0])
-    return Machine(name, torch.cuda.device_count() if is_gpu else 1, speed, is_gpu)
+    return Machine(name, min(nproc or _num_gpus(device), _num_gpus(device)) if is_gpu else 1, speed, is_gpu)
 
 
 # --- what is handed over ----------------------------------------------------------------------------------------
@@ -407,11 +419,12 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.weights.export import export
 
     settings = Run.open(out / "run").settings
-    length = replace(settings.train, budget="")  # train.fits has what the budget made of the clock
+    # train.fits has what the budget made of the clock; train.max_steps would say another length
+    length = replace(settings.train, budget="", max_steps=settings.train.last_step() or settings.train.max_steps)
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
     again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
     again += f" --init {quote(request.init)}" if request.init else ""
-    write_atomically(out / "recipe.toml", f"# Repeats the run of `bertrain train`:\n# {again}\n\n{recipe}")
+    write_atomically(out / "recipe.toml", f"{RECIPE_HEAD.format(again=again)}\n{recipe}")
     report([out / "run"], out=out / "report.html")
     if not (out / "model").is_dir():
         export(out / "run", out / "model")

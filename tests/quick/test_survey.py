@@ -15,7 +15,8 @@ import pytest
 from bertrain.config.choices import DocumentEnd
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.extract import extract
-from bertrain.data.text.survey import guess_language, survey
+from bertrain.data.text.languages import guess_language
+from bertrain.data.text.survey import survey
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.data.text.vocabulary_training import train_vocabulary
 from tests import helpers
