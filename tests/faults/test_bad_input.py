@@ -90,7 +90,7 @@ def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--model.hidden", "8"], "[unknown-setting]"),
-        (["--steps", "8"], "[unknown-setting]"),
+        (["--steps", "8"], "[unknown-option]"),
         (["--evaluate.at_once", "8"], "[renamed-setting]"),
         (["--train.max_steps", "many"], "[invalid-value]"),
         (["--train.max_steps=-1"], "[out-of-range]"),
@@ -116,7 +116,7 @@ def test_wrong_settings(refused: Refused, data: Path, tmp_path: Path, arguments:
 
 def test_usage_errors_are_one_sentence_too(refused: Refused, data: Path) -> None:
     assert "see `bertrain pretrain --help`" in refused("pretrain", "bert-tiny")
-    assert "No such command 'pretain'" in refused("pretain")
+    assert "'pretrain'? See `bertrain --help` [usage]" in refused("pretain")
     assert "not one of" in refused("evaluate", data, "--data", data, "--device", "gpu")
 
 

@@ -184,7 +184,7 @@ def test_a_single_table_is_split_and_later_verbs_see_the_same_rows(mini: Miniatu
     scored = metrics_of(run)
     assert scored["examples"] == 24
     assert scored["baseline_accuracy"] < 0.6
-    assert f"(baseline {scored['baseline_accuracy']:.4g})" in done.out.splitlines()[-1]
+    assert f"(baseline {scored['baseline_accuracy']:.2%})" in done.out.splitlines()[-1]
     assert scored["accuracy"] > scored["baseline_accuracy"]
 
     steps = records(run, "step")
@@ -337,8 +337,8 @@ def test_the_table_has_scores_speed_and_the_average_of_glue() -> None:
         {"accuracy": (0.6,), "dev_mismatched/accuracy": (0.5,), SPEED: (1234.5,), SPEED_OVERALL: (1e3,)},
     )
     assert table([mrpc, mnli]).splitlines() == [
-        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071 (baseline 0.81)  accuracy 0.75 +- 0.071",
-        "glue/mnli  accuracy 0.6  dev_mismatched/accuracy 0.5  1,234 sentences/s, 1,000 overall",
+        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071 (baseline 0.81)  accuracy 75.00% +- 7.07%",
+        "glue/mnli  accuracy 60.00%  dev_mismatched/accuracy 50.00%  1,234 sentences/s, 1,000 overall",
         "average    0.675 of 2 tasks",
     ]
     assert len(table([mrpc]).splitlines()) == 1

@@ -150,7 +150,7 @@ def test_the_text_must_not_hold_the_result(tmp_path: Path) -> None:
 def test_one_bad_byte_stops_it_or_is_counted(tmp_path: Path) -> None:
     articles = write_articles(tmp_path / "articles")
     with open(articles / "00.txt", "ab") as file:
-        file.write("Ein Café .\n".encode("latin-1"))
+        file.write("Čeština .\n".encode("cp1250") + b"\x81\n")
     command = ["train", articles, "--out", tmp_path / "out", "--dry-run"]
     stopped = helpers.bertrain(*command, check=False)
     assert stopped.returncode == 2
