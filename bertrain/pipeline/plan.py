@@ -176,6 +176,10 @@ def make_plan(
         shape = f"{model.num_layers} x {model.hidden_size}, up to {count_parameters(model)[0] / 1e6:.1f} M parameters"
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
         choices.insert(3, Choice("vocabulary", f"up to {vocabulary:,}", f"word pieces, from the text; for size {size}"))
+        reads = tokens / count_parameters(model)[1]
+        if reads < FEW_TOKENS and not lengths:
+            few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")
+            choices.append(few)
     overrides |= given
     choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
@@ -210,20 +214,15 @@ def _choose_size(
         parameters = count_parameters(settings.model)[1]
         return parameters, machine.tokens_in(seconds, settings) / parameters
 
-    def warned(name: Size, why: str) -> tuple[Size, str]:
-        reads = measure(name)[1]
-        few = f"; it reads only {reads:.1g} tokens per parameter and will learn little: give a longer --budget"
-        return name, why + (few if reads < FEW_TOKENS else "")
-
     if size != "auto":
-        return warned(size, "--size")
+        return size, "--size"
     chosen, why = SIZES[0], "the smallest"
     for name in SIZES[1:]:
         parameters, reads = measure(name)
         if reads < TOKENS_PER_PARAMETER:
-            return warned(chosen, f"{name} would read {reads:.1g} tokens per parameter, not {TOKENS_PER_PARAMETER}")
+            return chosen, f"{name} would read {reads:.1g} tokens per parameter, not {TOKENS_PER_PARAMETER}"
         if parameters > PARAMETERS_PER_TOKEN * text.tokens:
-            return warned(chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters per token of the text")
+            return chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters per token of the text"
         chosen, why = name, f"fits {duration(seconds)} and {text.tokens / 1e6:,.1f} M tokens of text"
     return chosen, why
 

@@ -164,7 +164,7 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
         on_error=request.on_error,
     )
     text = Text(counts["documents"], counts["sentences"], counts["characters"])
-    return [*said, "from a sample of the text:", *_choose(text, request, nproc).lines()]
+    return [*said, "chosen, from a sample of the text:", *_choose(text, request, nproc).lines()]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------
