@@ -121,6 +121,7 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         ({"init": "x", "size": "tiny"}, "conflicting-options"),
         ({"budget": "soon"}, "invalid-duration"),
         ({"language": "xx"}, "unknown-language"),
+        ({"overrides": (("train.epochs", "0"),)}, "no-length"),
         ({"init": "nowhere"}, "missing-weights"),
         ({"overrides": (("optimizer.learning_rat", "1"),)}, "unknown-setting"),
         ({"overrides": (("optimizer.learning_rate", "abc"),)}, "invalid-value"),

@@ -316,8 +316,7 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
     try:
         with open_columns(stream.path) as (schema, read):
             if text_column not in schema.names:
-                sample = next(read(schema.names, 20), None)
-                rows = [] if sample is None else sample.slice(0, 20).to_pylist()
+                rows = first_rows(stream, "parquet")
                 yield Problem(stream.name, no_column("column", text_column, schema.names, rows))
                 return
             kind = schema.field(text_column).type
