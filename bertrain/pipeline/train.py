@@ -385,9 +385,8 @@ def summary(made: Trained) -> list[str]:
         scores = ", ".join(f"{title_of(name)} {value:.1%}" for name, value in found.items())
         lines.append(f"task:     {scores} (always the same answer), on held-out rows; {made.folder / 'task'}")
         if len(found) == 2 and found[SCORES[0]] <= found[SCORES[1]]:
-            lines.append(
-                "warning:  the task's model is no better than one answer for every text; try `bertrain finetune` with --epochs 10"
-            )
+            cure = "try `bertrain finetune` with --epochs 10"
+            lines.append(f"warning:  the task's model is no better than one answer for every text; {cure}")
     lines += [
         f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}",
         f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')",
