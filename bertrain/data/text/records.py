@@ -133,7 +133,9 @@ def recognize(beginning: bytes, name: str) -> str:
         return "dump"
     if head.startswith(b"<doc "):
         return "wikiextractor"
-    if ending in ("jsonl", "ndjson") or (head.startswith(b"{") and _is_json_object(content)):
+    if ending in ("jsonl", "ndjson") or (
+        head.startswith(b"{") and _json_object(content.split(b"\n", 1)[0]) is not None
+    ):
         return "jsonl"
     if _BEGINS_JSON.match(head) or (ending == "json" and head.startswith((b"[", b"{"))):
         return "json" if head.startswith(b"[") or b"\n" in content else "jsonl"  # one line, longer than `beginning`
@@ -142,11 +144,12 @@ def recognize(beginning: bytes, name: str) -> str:
     return "csv" if ending in ("csv", "tsv", "tab") else "text"
 
 
-def _is_json_object(head: bytes) -> bool:
+def _json_object(line: bytes | Problem) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
-    except ValueError:
-        return False
+        row = json.loads(line) if isinstance(line, bytes) else None
+        return row if isinstance(row, dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _pages(stream: Stream) -> Iterator[Record | Problem]:
@@ -381,8 +384,7 @@ def first_rows(stream: Stream, form: str, count: int = 20) -> list[dict[str, Any
             sample = next(read(schema.names, count), None)
             return [] if sample is None else sample.slice(0, count).to_pylist()
     if form == "jsonl":
-        lines = islice((line for _, line in numbered_lines(stream) if isinstance(line, bytes) and line.strip()), count)
-        return [row for row in map(json.loads, lines) if isinstance(row, dict)]
+        return [row for _, line in islice(numbered_lines(stream), count) if (row := _json_object(line)) is not None]
     return []
 
 
