@@ -94,6 +94,6 @@ def evaluation_text(result: dict[str, float]) -> str:
         return "  ".join(f"{name} {show_brief(name, value)}{beside.get(name, '')}" for name, value in shown.items())
     next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
     ratio = result["mlm_accuracy"] / result["constant_accuracy"]
-    masked_words = f"masked words {result['mlm_accuracy']:.2%}  behind [MASK] {result['hidden_accuracy']:.2%}"
+    masked_words = f"masked words {result['mlm_accuracy']:.2%}  at [MASK] {result['hidden_accuracy']:.2%}"
     baseline = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
     return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}\n  masked words: {baseline}"
