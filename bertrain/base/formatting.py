@@ -52,9 +52,9 @@ def show(metric: str, value: float | None) -> str:
     return f"{value:.2%}" if is_share(metric) else f"{value:.4f}"
 
 
-def show_brief(metric: str, value: float) -> str:
-    """A share in percent, anything else in four digits."""
-    return f"{value:.2%}" if is_share(metric) else f"{value:.4g}"
+def show_brief(metric: str, value: float, digits: int = 4) -> str:
+    """A share in percent, anything else in so many digits."""
+    return f"{value:.2%}" if is_share(metric) else f"{value:.{digits}g}"
 
 
 def compact(value: float) -> str:

@@ -79,7 +79,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         scores = [name for name in outcome.metrics if not name.rpartition("/")[2].startswith(NO_SCORES)]
         shown = [
             f"{name} {show_brief(name, outcome.mean(name))}"
-            + (f" +- {show_brief(name, outcome.deviation(name))}" if seeds else "")
+            + (f" +- {show_brief(name, outcome.deviation(name), 2)}" if seeds else "")
             + (
                 f" (baseline {show_brief(name, outcome.mean(BASELINE + name))})"
                 if BASELINE + name in outcome.metrics

@@ -138,7 +138,7 @@ def test_several_seeds_have_a_mean_and_a_deviation(mini: Miniature, tmp_path: Pa
     before = {path: path.read_bytes() for path in run.glob("seed-*/checkpoints/*/*")}
     again = command_line(*words)
     assert "(3 seeds)" in again.out
-    assert f"accuracy {statistics.fmean(values):.4g} +- {statistics.stdev(values):.2g}" in again.out
+    assert f"accuracy {statistics.fmean(values):.2%} +- {statistics.stdev(values):.2%}" in again.out
     assert {path: path.read_bytes() for path in run.glob("seed-*/checkpoints/*/*")} == before, "nothing is redone"
 
 
