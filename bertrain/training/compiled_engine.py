@@ -35,7 +35,7 @@ NO_HOST_NUMBERS: dict[str, Any] = {
 def why_not_compiled(settings: Settings, device: torch.device) -> str:
     """The reason why the compiled engine cannot run on this device; empty if it can."""
     if device.type == "cpu" and settings.train.kernels != "compiled":
-        return "on a CPU, torch.compile takes minutes and gains nothing"
+        return "torch.compile takes minutes to start on a CPU"
     if not (shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")):
         return "torch.compile needs a C compiler: put gcc or clang on the PATH"
     if is_nvidia(device) and torch.cuda.get_device_capability(device) < (7, 0):
