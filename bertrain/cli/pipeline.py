@@ -8,12 +8,15 @@ from typing import Annotated, Any, get_args
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
     OVERRIDES,
     InitialWeights,
     Overrides,
+    is_launched,
     new_app,
     prepare_process,
+    start_ranks,
     takes_settings,
 )
 from bertrain.config.choices import DocumentEnd
@@ -42,6 +45,7 @@ def train(
     text_column: Annotated[str, Option(help="the field or column that holds the text")] = "text",
     encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
     document_end: Annotated[DocumentEnd, Option(help="end of a document in plain text")] = "auto",
+    nproc: Annotated[int, Option(min=0, help="ranks to start on this machine; 0: one for each GPU")] = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print what would be chosen, and stop")] = False,
 ) -> None:
     """Train a BERT on your text: one command from files to a model, a report and a Transformers folder.
@@ -66,7 +70,12 @@ def train(
     if dry_run:
         print("\n".join(pipeline.dry_run(text, **wishes)))
         return
-    print("\n".join(["", *pipeline.summary(pipeline.train(text, out, **wishes))]))
+    if is_launched():
+        pipeline.check(text, **wishes)
+        start_ranks(max(1, nproc), runs=[out / "run"], data=text)
+    made = pipeline.train(text, out, nproc=nproc, **wishes)
+    if is_first_rank():
+        print("\n".join(["", *pipeline.summary(made)]))
 
 
 def parse_share(text: str) -> float:

@@ -161,6 +161,12 @@ class BatchSettings:
         0, "policy exchange: ranks that share examples, a divisor of all; 0: all", min=0, experimental=True
     )
     packing: StepPacking = setting(PACKING, "policy packed: longest or shortest pack first", experimental=True)
+    shares: str = setting(
+        "",
+        "examples of each quarter of the lengths, such as 6 3 2 5: so many of them in every 16 examples of a step, "
+        "each quarter in an order of its own; empty: lengths as they come",
+        experimental=True,
+    )
     auto: bool = changeable(
         False, "set token_budget to the largest that fits into memory, at most a rank's share of a step"
     )

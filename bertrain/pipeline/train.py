@@ -22,8 +22,9 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -32,6 +33,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import duration
+from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.units import parse_duration
 from bertrain.config.choices import DocumentEnd
 from bertrain.config.model_size import count_parameters
@@ -99,24 +101,35 @@ def train(
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
     overrides: Sequence[tuple[str, str]] = (),
+    nproc: int = 0,
 ) -> Trained:
     """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
 
     `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
-    `overrides` are settings that stand above what is chosen. Called again with the same arguments, it continues.
+    `overrides` are settings that stand above what is chosen. `nproc` ranks train on this machine; 0: one for each GPU.
+    Called again with the same arguments, it continues. Called by ranks, the first one prepares the text for all.
 
     Example: bertrain.train("articles", "my-bert", budget="30m")
     """
     request = _request(locals())
     out = Path(out)
-    with _locked(out):
-        plan = _plan(request, out)
-        _prepare(plan, request, out)
-        _pretrain(plan, request, out)
-        _hand_over(plan, request, out)
+    with _locked(out) if is_first_rank() else nullcontext():
+        if is_first_rank():
+            plan = _plan(request, out, nproc)
+            _prepare(plan, request, out)
+        else:
+            plan = _wait_for_plan(out)
+        _pretrain(plan, request, out, nproc)
+        if is_first_rank():
+            _hand_over(plan, request, out)
         if task:
-            _finetune(request, out)
+            _finetune(request, out, nproc)
         return _results(out)
+
+
+def check(inputs: str | Path | Iterable[str | Path], **wishes: Any) -> None:
+    """Refuse wrong arguments of `train`, and text that cannot be read, before a job is submitted."""
+    _survey(_request({"inputs": inputs, **wishes}))
 
 
 def dry_run(inputs: str | Path | Iterable[str | Path], **wishes: Any) -> list[str]:
@@ -133,7 +146,7 @@ def dry_run(inputs: str | Path | Iterable[str | Path], **wishes: Any) -> list[st
 
 def _request(given: dict[str, Any]) -> Request:
     """The arguments of `train`, checked; paths are absolute, so that the command may be repeated from elsewhere."""
-    values = {name: value for name, value in given.items() if name != "out"}
+    values = {name: value for name, value in given.items() if name not in ("out", "nproc")}
     inputs = values["inputs"]
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
@@ -156,25 +169,24 @@ def _request(given: dict[str, Any]) -> Request:
     return request
 
 
-def _plan(request: Request, out: Path) -> Plan:
+def _plan(request: Request, out: Path, nproc: int) -> Plan:
     """The plan in OUT, or a new one after the text is extracted and counted."""
     path = out / PLAN
     if path.is_file():
-        kept = _read_plan(path)
-        then, now = kept["request"], json.loads(json.dumps(asdict(request)))
+        kept, plan = _read_plan(path)
+        then, now = kept, json.loads(json.dumps(asdict(request)))
         if then != now:
             name = next(key for key in now if then.get(key) != now[key])
             raise UserError(
                 "other-request",
                 f"{out} was begun with {name} {then.get(name)}, not {now[name]}; repeat that, or choose another --out",
             )
-        plan = Plan(**kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])})
         print(f"{out}: continuing, with the choices in {path}")
         return plan
     description = _extract(request, out)
     counts = description["counts"]
     try:
-        plan = _choose(Text(counts["documents"], counts["sentences"], counts["characters"]), request)
+        plan = _choose(Text(counts["documents"], counts["sentences"], counts["characters"]), request, nproc)
     except UserError:
         shutil.rmtree(out / "text")  # other options may read the text otherwise
         raise
@@ -183,18 +195,28 @@ def _plan(request: Request, out: Path) -> Plan:
     return plan
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def _read_plan(path: Path) -> tuple[dict[str, Any], Plan]:
+    """The request and the plan of an earlier start."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        return content
-    except ValueError:
+        kept = json.loads(path.read_text())
+        return kept["request"], Plan(
+            **kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])}
+        )
+    except (ValueError, KeyError, TypeError):
         raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
 
 
-def _choose(text: Text, request: Request) -> Plan:
+def _wait_for_plan(out: Path) -> Plan:
+    """The plan, once the first rank has made it and prepared the data; if that fails, the launcher ends this rank."""
+    while not all((out / name).exists() for name in (PLAN, "data", "held-out")):
+        time.sleep(0.5)
+    return _read_plan(out / PLAN)[1]
+
+
+def _choose(text: Text, request: Request, nproc: int = 0) -> Plan:
     return make_plan(
         text,
-        measure_machine(dict(request.overrides).get("train.device", "auto")),
+        measure_machine(dict(request.overrides).get("train.device", "auto"), nproc),
         budget=request.budget,
         size=request.size,
         init=request.init,
@@ -281,9 +303,9 @@ def _workers() -> int:
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-def _pretrain(plan: Plan, request: Request, out: Path) -> None:
+def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
     settings = plan.settings(out / "held-out")
-    num_ranks = _num_ranks(settings)
+    num_ranks = _num_ranks(settings, nproc)
     if num_ranks > 1:
         arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
         arguments += ["--init", request.init] if request.init else []
@@ -296,9 +318,9 @@ def _pretrain(plan: Plan, request: Request, out: Path) -> None:
         pretrain(settings, out / "data", out / "run", init=request.init)
 
 
-def _finetune(request: Request, out: Path) -> None:
+def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
-    num_ranks = _num_ranks(Run.open(out / "run").settings)
+    num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
         run = ["--run", str(out / "task"), "--init", str(out / "run")]
         _run_ranks(num_ranks, ["finetune", kind, "--data", file, *run])
@@ -310,10 +332,13 @@ def _finetune(request: Request, out: Path) -> None:
         finetune(resolve_task(kind), file, out / "task", init=str((out / "run").resolve()))
 
 
-def _num_ranks(settings: Settings) -> int:
+def _num_ranks(settings: Settings, nproc: int) -> int:
+    """How many ranks to start; 1: this process trains, alone or as one of several ranks."""
     import torch
 
-    return 1 if settings.train.device == "cpu" else max(1, torch.cuda.device_count())
+    if under_launcher() or settings.train.device == "cpu":
+        return 1 if under_launcher() else max(1, nproc)
+    return nproc or max(1, torch.cuda.device_count())
 
 
 def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
@@ -332,20 +357,21 @@ def _continued_by_the_same_command() -> Iterator[None]:
         raise
 
 
-def measure_machine(device: str = "auto") -> Machine:
-    """The device that a run takes, and how fast it trains, by the speed of a matrix product."""
+def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
+    """The devices that a run takes, and how fast one trains, by the speed of a matrix product."""
     import torch
 
     from bertrain.base.machine import cpu_name
     from bertrain.planning.speed import training_speed
-    from bertrain.ranks.parallel import choose_device
+    from bertrain.ranks.parallel import choose_device, count_ranks
     from bertrain.training.precision import choose_precision
 
     chosen, _ = choose_device(device)
     is_gpu = chosen.type == "cuda"
     name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
     speed = training_speed(chosen, choose_precision(Settings().train, chosen)[0])
-    return Machine(name, torch.cuda.device_count() if is_gpu else 1, speed, is_gpu)
+    local = (nproc or torch.cuda.device_count()) if is_gpu else 1  # ranks on a CPU share what was measured
+    return Machine(name, count_ranks() if under_launcher() else local, speed, is_gpu)
 
 
 # --- what is handed over ----------------------------------------------------------------------------------------

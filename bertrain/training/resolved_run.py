@@ -92,12 +92,14 @@ def resolve_run(
     init: str = "",
     ranks: Ranks | None = None,
     world: int = 1,
+    here: bool = True,
     same_task: ResolvedRun | None = None,
 ) -> ResolvedRun:
     """Resolve a start of the run in `folder`, and refuse what does not fit together. Nothing is written.
 
     Called by every rank with its `ranks`: the first one verifies hashes for all. Without `ranks`, before any are
-    started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
+    started, nothing is hashed, and `world` is their number; if they will not be started `here`, no device is
+    looked at. `same_task` is an earlier run on the same task data.
     """
     init = absolute(init)
     begun = Run.open(folder) if folder is not None and Run.exists(folder) else None
@@ -113,9 +115,11 @@ def resolve_run(
         task = same_task.task if same_task and is_same else registry.open_task(settings, Path(data), vocabulary)
         assert task is not None
         settings = fit_to_task(settings, task, begun, weights, world=world)
-    settings, notes = resolve_auto(settings, begun)
-    device, _ = parallel.choose_device(settings.train.device)
-    engine.choose(settings, device)
+    notes: list[str] = []
+    if here or begun is not None:
+        settings, notes = resolve_auto(settings, begun)
+    if here:
+        engine.choose(settings, parallel.choose_device(settings.train.device)[0])
     resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
     settings = resolved.settings
     check_data(resolved.data, settings)

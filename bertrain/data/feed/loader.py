@@ -10,10 +10,19 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import Words, derive
+from bertrain.base.units import parse_shares
 from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
 from bertrain.data.feed.balance import Balance, Sizes, weigh
-from bertrain.data.feed.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
+from bertrain.data.feed.batching import (
+    Capacity,
+    capacity_for,
+    choose_policy,
+    step_by_sequences,
+    step_by_shares,
+    step_by_tokens,
+    strata_of,
+)
 from bertrain.data.feed.prefetch import in_background
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
@@ -69,6 +78,7 @@ class Loader:
             whole_word=settings.data.whole_word,
         )
         self.capacity = self._capacity(settings.batch.token_budget)
+        self._strata: list[Ints] | None = None  # of batch.shares
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example is at `position` of the endless order."""
@@ -155,10 +165,14 @@ class Loader:
         """Epochs and rows of the step that begins at `position`."""
         batch, seed = self._settings.batch, self._settings.train.seed
         part = training_rows(self.data, self._settings)
-        if batch.sequences:
+        lengths_of_part = self.data.lengths[part.start : part.stop]
+        if shares := parse_shares(batch.shares):
+            if self._strata is None:
+                self._strata = strata_of(lengths_of_part, self._max_seq_length, shares)
+            epochs, rows = step_by_shares(position, batch.sequences, self._strata, shares, seed)
+        elif batch.sequences:
             epochs, rows = step_by_sequences(position, batch.sequences, len(part), seed)
         else:
-            lengths_of_part = self.data.lengths[part.start : part.stop]
             epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
         rows += part.start
         return epochs, rows

@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.config.choices import OnError
 from bertrain.data.text.records import recognize
 
@@ -43,6 +44,9 @@ FOR_EXTRACT = {
 DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
 EXTRACT_TRAINING = "train"
+CHECKSUMS = (".md5", ".sha1", ".sha256", ".sha512")
+HELD_OUT = ("eval", "held-out", "held_out")
+"""Names of files that no folder of training text should have."""
 
 
 class Span(NamedTuple):
@@ -62,8 +66,14 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     for entry in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
+            if sums := [path for path in inside if path.suffix in CHECKSUMS]:
+                remark(f"{entry}: {counted(len(sums), 'checksum file')} left out ({sums[0].name})")
+                inside = [path for path in inside if path not in sums]
             if not inside:
                 raise UserError("empty-input", f"the input folder {entry} contains no file")
+            held_out = [path for path in inside if path.stem in HELD_OUT]
+            if held_out and len(held_out) < len(inside):
+                raise UserError("held-out-input", f"{held_out[0]} is held-out text, by its name; give the other files")
             extracted = next((path.parent for path in inside if path.name == EXTRACT_DESCRIPTION), None)
             if extracted:
                 train = extracted / EXTRACT_TRAINING
