@@ -126,9 +126,9 @@ def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_le
     """Longest first into the emptiest bin: full bins of even token *and* attention cost.
 
     Returns the indices of each bin's examples, longest first. Starts with the fewest bins that could hold the
-    tokens; what does not fit the emptiest opens one more.
+    tokens and the examples; what does not fit the emptiest opens one more.
     """
-    least = -(-int(lengths.sum()) // capacity.tokens)
+    least = max(-(-int(lengths.sum()) // capacity.tokens), -(-len(lengths) // capacity.sequences))
     bins: list[list[int]] = [[] for _ in range(least)]
     free = [[0, number, 0] for number in range(least)]  # tokens, bin, predictions: a heap, emptiest first
     for index in np.argsort(-lengths, kind="stable").tolist():
