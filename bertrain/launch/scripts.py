@@ -233,14 +233,14 @@ def _timer(job: Job) -> list[str]:
 
 
 SLURM_REQUEUE = """\
-submit=sbatch
+submit="sbatch"
 submit_again() {
     scontrol requeue "$SLURM_JOB_ID" && note "requeued as job $SLURM_JOB_ID"
 }
 """
 
 PBS_REQUEUE = """\
-submit=qsub
+submit="qsub"
 # Submits this script again; of a job array only the task that was stopped.
 submit_again() {{
     if [ -z "${{PBS_ARRAY_INDEX:-${{BERTRAIN_ONLY:-}}}}" ]; then
