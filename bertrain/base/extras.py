@@ -9,6 +9,7 @@ from bertrain.base.errors import UserError
 
 EXTRAS = {  # module: the extra that installs it, and what needs it
     "distributed": ("dask", "preparing data on a Dask cluster"),
+    "huggingface_hub": ("hub", "downloading weights by hub:NAME"),
     "h5py": ("formats", "reading and writing HDF5"),
     "matplotlib": ("report", "plotting"),
     "mlperf_logging": ("mlperf", "writing and checking MLPerf's logs"),

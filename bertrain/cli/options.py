@@ -103,6 +103,8 @@ TRAINING_OPTIONS = (
     ShortOption("--quiet", "log.level", "print only warnings and the end", flag="quiet"),
     ShortOption("--verbose", "log.level", "print more about each step", flag="verbose"),
 )
+LENGTHS = ("train.max_steps", "train.epochs", "train.max_samples", "train.budget", "train.skip_steps")
+SIZED_OPTIONS = tuple(option for option in TRAINING_OPTIONS if option.setting not in LENGTHS)
 FIXED_SETTINGS = {entry["name"] for entry in describe() if entry["shapes_training"]}
 RESUME_OPTIONS = tuple(option for option in TRAINING_OPTIONS if option.setting not in FIXED_SETTINGS)
 TASK_OPTIONS = (ShortOption("--on-error", "task.on_error", "a damaged row of the data: stop or skip", "ACTION"),)
@@ -115,7 +117,11 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
         @functools.wraps(verb)
         def with_overrides(context: typer.Context, **arguments: Any) -> None:
             given = [pair for option in short_options for pair in option.settings(arguments.pop(option.name))]
-            verb(overrides=join_overrides(parse_overrides(context.args), given), **arguments)
+            words = list(context.args)
+            for name in [name for name, value in arguments.items() if isinstance(value, list)]:
+                arguments[name], taken = split_settings(arguments[name])
+                words += taken
+            verb(overrides=join_overrides(parse_overrides(words), given), **arguments)
 
         own = inspect.signature(verb, eval_str=True).parameters
         parameters = [
@@ -128,6 +134,17 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
         return with_overrides
 
     return decorate
+
+
+def split_settings(values: list[Any]) -> tuple[list[Any], list[str]]:
+    """The values of an argument that takes any number of words, and the settings that it took for its own."""
+    kept, taken, rest = [], [], iter(values)
+    for value in rest:
+        if str(value).startswith("--"):
+            taken += [str(value), *([] if "=" in str(value) else map(str, itertools.islice(rest, 1)))]
+        else:
+            kept.append(value)
+    return kept, taken
 
 
 def _parameter(option: ShortOption) -> inspect.Parameter:

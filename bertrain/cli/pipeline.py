@@ -11,6 +11,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
     OVERRIDES,
+    SIZED_OPTIONS,
     InitialWeights,
     Overrides,
     is_launched,
@@ -28,7 +29,7 @@ SIZES = "auto, tiny, mini, small, medium, base or large; auto: the largest that 
 
 
 @pipeline_app.command("train", context_settings=OVERRIDES)
-@takes_settings()
+@takes_settings(SIZED_OPTIONS)
 def train(
     text: Annotated[
         list[Path], Argument(metavar="TEXT...", help="files or folders: text, JSONL, Parquet, CSV, datasets, dumps")
@@ -57,6 +58,8 @@ def train(
     """
     from bertrain.pipeline.plan import Size
 
+    if not text:
+        raise UserError("missing-input", "name the files or folders of the text to train on")
     if size not in get_args(Size):
         raise UserError("invalid-value", f"--size is {size!r}; use {SIZES.partition(';')[0]}")
     prepare_process(resolve("bert-tiny", [pair for pair in overrides if pair[0].startswith("train.")]).train)

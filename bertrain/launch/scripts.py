@@ -274,15 +274,16 @@ newest_checkpoint() {
 # Each stage is a process group of its own: Ctrl-C reaches this script, which forwards it to the stage, once.
 set -m
 
-# Forwards a signal to the stage, whose ranks save and exit. The signal interrupts `wait`, which is then repeated.
-stage='' stopping='' interrupted=''
+# Forwards a signal to the stage, whose ranks save and exit.
+stage='' stopping=''
 forward_signal() {
-    interrupted=$1 stopping=$1
+    stopping=$1
     [ -z "$stage" ] || kill -s "${forward_as:-$1}" "$stage" 2> /dev/null
 }
 trap 'forward_signal USR1' USR1
 trap 'forward_signal TERM' TERM
 trap 'forward_signal INT' INT
+exec 9<> <(:) # a pipe that nobody writes to
 
 # Runs a stage (preflight or task) on every node and waits for it; sets $code to its exit code.
 run_stage() {
@@ -297,14 +298,10 @@ run_stage() {
     start_stage "$1" < /dev/null &
     stage=$!
     [ -z "$stopping" ] || forward_signal "$stopping" # received before the stage was started
+    # Bash may notice a signal that comes just before `wait` only after it: so wait for half a second at most.
+    while kill -0 "$stage" 2> /dev/null; do read -r -t 0.5 -u 9; done
     wait "$stage"
     code=$?
-    while [ -n "$interrupted" ]; do
-        interrupted=''
-        wait "$stage"
-        ended=$?
-        [ "$ended" -eq 127 ] || code=$ended # 127: the stage had ended before
-    done
     stage=''
 }
 

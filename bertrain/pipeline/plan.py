@@ -1,6 +1,6 @@
 """What `bertrain train` chooses: the size of the model and how to train it, for a text, a machine and a budget.
 
-The rules are arithmetic on a few facts, so that they can be read, tested and overridden. docs/how-to-own-text.md has
+The rules are arithmetic on a few facts, so that they can be read, tested and overridden. docs/how-to-train.md has
 them as a table.
 """
 
@@ -106,7 +106,9 @@ def make_plan(
 ) -> Plan:
     """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice."""
     refuse_too_little(text)
-    given = dict(given or {})
+    given, typed = dict(given or {}), tuple(given or {})
+    if step_sizes := {"batch.sequences", "batch.tokens"} & given.keys():  # the other one measures no step then
+        given = {"batch.sequences": "0", "batch.tokens": "0"} | given
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
     overrides = {"data.max_seq_length": length}
@@ -167,9 +169,10 @@ def make_plan(
         shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
         choices.insert(3, Choice("vocabulary", f"{vocabulary:,} word pieces", f"trained on the text, for size {size}"))
-    for key, value in given.items():
-        overrides[key] = value
-        choices.append(Choice(key, value, "as you set it"))
+    overrides |= given
+    choices += [Choice(key, given[key], "as you set it") for key in typed]
+    if step_sizes:
+        choices = [one for one in choices if one.what != "step"]
     return Plan(recipe, overrides, vocabulary, tuple(choices))
 
 

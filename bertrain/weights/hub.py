@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
 
 PREFIX = "hub:"
 FILES = ["config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*"]
@@ -17,12 +18,9 @@ def locate(source: str | Path) -> Path:
     if not str(source).startswith(PREFIX):
         return Path(source)
     name, _, revision = str(source).removeprefix(PREFIX).partition("@")
+    hub = import_extra("huggingface_hub")
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise UserError("missing-package", f"{source} needs a package: pip install huggingface_hub") from None
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+        return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=FILES))
     except Exception as error:  # its classes differ between versions of the package
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(

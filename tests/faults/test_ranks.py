@@ -99,7 +99,9 @@ def test_a_signal_to_launcher_or_rank_saves_once_and_asks_to_be_requeued(tmp_pat
     (saved,) = checkpoint.whole_checkpoints(run / "checkpoints")
     step = checkpoint.read_progress(saved).step
     name = "a signal to another rank" if to_one_rank else "SIGUSR1"
-    (line,) = launched.err.splitlines()
+    lines = [line for line in launched.err.splitlines() if not line.startswith("warning:")]  # of busy cores
+    assert len(lines) == 1, launched.err
+    (line,) = lines
     assert line.startswith(f"bertrain: stopped by {name} after step {step}, ")
     assert line.endswith(f"`bertrain resume {run}` [stopped-by-signal]")
     assert len(helpers.losses(run)) == step

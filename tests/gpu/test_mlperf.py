@@ -12,6 +12,7 @@ from bertrain.mlperf.experiment import run_experiment
 from bertrain.mlperf.show import show_logs
 from tests.miniature import make_miniature, miniature_settings
 
+pytest.importorskip("mlperf_logging")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 

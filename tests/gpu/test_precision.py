@@ -48,6 +48,7 @@ def test_narrow_products_follow_fp32(
     for run in ("fp32", precision):
         settings = helpers.tiny_settings(
             train__device="cuda",
+            train__kernels="plain",
             train__precision=run,
             train__activation_checkpointing=kept if run != "fp32" else "none",
         )

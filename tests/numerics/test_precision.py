@@ -36,7 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("golden")
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf32", marks=needs_amx), "bf16", "fp16"])
+SHORT = [pytest.param(name, marks=helpers.needs_short_floats) for name in ("bf16", "fp16")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf32", marks=needs_amx), *SHORT])
 def test_losses_are_those_that_were_noted(precision: str, folder: Path, fp32_afterwards: None) -> None:
     noted = json.loads(golden_losses.FILE.read_text())
     losses = golden_losses.losses_in(precision, folder)
@@ -115,6 +118,7 @@ def test_what_a_cpu_cannot_multiply_is_refused(
         check_precision(settings, CPU)
 
 
+@helpers.needs_short_floats
 def test_bf16_follows_fp32(tmp_path: Path) -> None:
     data = helpers.make_data(tmp_path)
     runs = {}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertrain.cli.options import split_settings
 from bertrain.config.model_size import count_parameters
 from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, make_plan
 from tests.helpers import refused
@@ -71,3 +72,16 @@ def test_single_sentences_have_no_next_one() -> None:
 def test_too_little_is_refused(text: Text, code: str) -> None:
     with refused(code):
         make_plan(text, TWO_CORES, budget="5m")
+
+
+@pytest.mark.parametrize(("name", "other"), [("batch.tokens", "sequences"), ("batch.sequences", "tokens")])
+def test_the_user_may_measure_a_step_either_way(name: str, other: str) -> None:
+    plan = make_plan(text_of(40), TWO_CORES, budget="5m", given={name: "1024"})
+    settings = plan.settings(HELD_OUT)
+    assert (getattr(settings.batch, name.removeprefix("batch.")), getattr(settings.batch, other)) == (1024, 0)
+    assert [one.what for one in plan.choices if one.what in ("step", name, f"batch.{other}")] == [name]
+
+
+def test_settings_may_stand_anywhere_among_the_texts() -> None:
+    words = ["a.txt", "--batch.tokens", "512", "b.txt", "--train.seed=3", "c.txt"]
+    assert split_settings(words) == (["a.txt", "b.txt", "c.txt"], ["--batch.tokens", "512", "--train.seed=3"])

@@ -26,7 +26,7 @@ def test_a_fresh_clone_learns_and_shows_it(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"^step .* loss ([\d.]+)", done.stdout, re.M)]
     assert losses[-1] < losses[0] - 1
     assert re.search(r"^quality: +[\d.]+% of the masked words.*: [\d.]+%$", done.stdout, re.M)
-    assert re.search(r"united \[MASK\] \.\n +\w+ ", done.stdout)
+    assert re.search(r"united \[MASK\] \.\n +\S+ [\d.]+%", done.stdout)
     for made in ("report.html", "model/model.safetensors", "model/README.md", "recipe.toml"):
         assert (clone / "runs" / "demo" / made).is_file()
     again = subprocess.run(["make", "demo"], cwd=clone, capture_output=True, text=True, check=False)

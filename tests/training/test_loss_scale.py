@@ -70,6 +70,7 @@ def step_records(run: Path) -> list[dict[str, object]]:
     return [record for record in records if record["kind"] == "step"]
 
 
+@helpers.needs_short_floats
 def test_overflows_do_not_end_a_run_and_the_scale_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if many steps had doubled it: more overflows in a row than steps may be skipped."""
     monkeypatch.setattr(loss_scale, "START", 2.0**32)
@@ -89,6 +90,7 @@ def test_overflows_do_not_end_a_run_and_the_scale_is_resumed(tmp_path: Path, mon
     assert [record["loss_scale"] for record in step_records(run)] == [record["loss_scale"] for record in records]
 
 
+@helpers.needs_short_floats
 def test_what_a_smaller_scale_does_not_mend_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_scale, "START", 4.0)
     data = helpers.make_data(tmp_path)

@@ -26,6 +26,8 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         except KeyboardInterrupt:
             for process in list(pool._processes.values()):
                 process.terminate()
+            # One may have been writing a result: now that nobody else can complete it, the pool stops waiting for it.
+            pool._result_queue._writer.close()  # type: ignore[attr-defined]
             raise
         except BrokenProcessPool:
             raise UserError(
