@@ -5,7 +5,7 @@ The main verbs of the command line are functions here, for notebooks and scripts
     import bertrain
     bertrain.prepare("articles.txt", "data", max_seq_length=128)
     bertrain.pretrain(bertrain.resolve("bert-tiny", {"train.max_steps": 200}), "data", "runs/tiny")
-    bertrain.evaluate("runs/tiny", "data")
+    bertrain.evaluate("runs/tiny", "held-out")
 
 Other functions stand in the modules of the package, such as `bertrain.weights.export.import_weights`.
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertrain.base.extras import EXTRAS, is_installed
-from bertrain.base.machine import cpu_flags, cpu_name, free_memory, total_memory
+from bertrain.base.machine import cpu_flags, cpu_name, free_memory, read_or_empty, total_memory
 
 GIB = 2**30
 
@@ -56,11 +56,8 @@ def _cores() -> Finding:
 
 
 def _cgroup_cores() -> float | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+    quota, _, period = read_or_empty(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    return int(quota) / int(period) if quota.isdigit() else None
 
 
 def _vector_units() -> Finding:

@@ -25,13 +25,31 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
 
 
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Raise a failure to open or read a file as an error of the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError("unreadable-file", f"cannot read {what}: {error.strerror or error}") from None
+
+
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+        with reading(path):
+            return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
+
+
+def read_tail(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a file, or all; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - num_bytes))
+            return file.read()
+    except OSError:
+        return b""
 
 
 def read_json(path: Path) -> Any:
@@ -74,11 +92,14 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     path.chmod(mode)  # safetensors writes a temporary file that only the owner can read
 
 
-def sync(folder: Path) -> None:
-    """Flush the files of a folder to disk, before a rename declares them complete."""
-    for path in folder.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+def sync(folder: Path, *, files: bool = True) -> None:
+    """Flush the names in a folder to disk, and its files, before a rename declares them complete."""
+    for path in (*(folder.iterdir() if files else ()), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def refuse_occupied(out: Path) -> None:

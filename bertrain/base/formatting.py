@@ -47,9 +47,9 @@ def headline_of(metrics: list[str]) -> str | None:
 
 def show(metric: str, value: float | None) -> str:
     """A share in percent, a loss in four decimals; a dash where it is not finite or not there."""
-    if is_share(metric):
-        return percent(value)
-    return "–" if value is None or value != value else f"{value:.4f}"
+    if value is None or value != value:
+        return "–"
+    return f"{value:.2%}" if is_share(metric) else f"{value:.4f}"
 
 
 def compact(value: float) -> str:
@@ -79,10 +79,6 @@ def amount(value: float, unit: str) -> str:
     return f"{rounded / scale:.3g} {prefix}{unit}"
 
 
-def times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
-
-
 def duration(seconds: float) -> str:
     """0.8 s, 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
     whole = round(seconds)
@@ -90,8 +86,3 @@ def duration(seconds: float) -> str:
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {part}"
     return f"{whole} s" if whole >= 10 else f"{f'{seconds:.1f}'.removesuffix('.0')} s"
-
-
-def percent(value: float | None) -> str:
-    """A share in hundredths of a percent; a dash where it is not finite or not there."""
-    return "–" if value is None or value != value else f"{value:.2%}"

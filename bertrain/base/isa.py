@@ -16,7 +16,7 @@ from bertrain.base.machine import cpu_flags
 Isa = Literal["avx2", "avx512", "amx"]
 Wish = Literal["auto", "avx2", "avx512", "amx"]
 
-CAPS: dict[str, dict[str, str]] = {
+CAPS: dict[Isa, dict[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "avx512": {
         "ATEN_CPU_CAPABILITY": "avx512",
@@ -24,14 +24,13 @@ CAPS: dict[str, dict[str, str]] = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX512",
     },
 }
-FLAGS = {"avx2": "avx2", "avx512": "avx512bw", "amx": "amx_tile"}
+FLAGS: dict[Isa, str] = {"amx": "amx_tile", "avx512": "avx512bw", "avx2": "avx2"}  # newest first
 ARM_VECTORS = ("sve2", "sve", "asimd")  # newest first; PyTorch uses what is there, without a cap
 
 
 def newest_of(flags: set[str]) -> Isa | None:
     """The newest of the three instruction sets that a CPU with these flags has, or None."""
-    newest_first: tuple[Isa, ...] = ("amx", "avx512", "avx2")
-    return next((name for name in newest_first if FLAGS[name] in flags), None)
+    return next((name for name, flag in FLAGS.items() if flag in flags), None)
 
 
 def usable(wish: Wish) -> Isa | None:
@@ -41,8 +40,7 @@ def usable(wish: Wish) -> Isa | None:
 
 def _capped_outside() -> Isa | None:
     """The cap that environment variables set, whoever set them."""
-    capped: tuple[Isa, ...] = ("avx2", "avx512")
-    return next((name for name in capped if CAPS[name].items() <= os.environ.items()), None)
+    return next((name for name, cap in CAPS.items() if cap.items() <= os.environ.items()), None)
 
 
 def cap_isa(wish: Wish) -> None:

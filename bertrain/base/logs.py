@@ -18,12 +18,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
-from bertrain.base.errors import RequeueError, UserError
+from bertrain.base.errors import RequeueError, StoppedError, UserError
+from bertrain.base.files import read_tail
 from bertrain.base.units import parse_duration
 
 Level = Literal["info", "warning", "error"]
@@ -58,7 +58,7 @@ def keep_log(run: Path, rank: int, world: int) -> Iterator[None]:
         yield
         note("info", "end", f"rank {rank} is done")
     except UserError as error:
-        note("warning" if isinstance(error, RequeueError) else "error", "stop", str(error))
+        note("warning" if isinstance(error, RequeueError | StoppedError) else "error", "stop", str(error))
         raise
     except BaseException as error:
         note("error", "failure", f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
@@ -113,10 +113,9 @@ def logs(
         raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
     if rank is not None and rank not in ranks:
         raise UserError("missing-log", f"{run} holds no log of rank {rank}, only of {', '.join(map(str, ranks))}")
-    wanted = {rank} if rank is not None else None
     return (
         entry
-        for entry in _entries(Path(run), wanted, follow=follow)
+        for entry in _entries(Path(run), rank, follow=follow)
         if LEVELS.get(entry["level"], 0) >= LEVELS[level] and entry["time"] >= earliest
     )
 
@@ -129,12 +128,7 @@ def describe(entry: dict[str, Any]) -> str:
 
 def newest_entries(run: Path, rank: int, num_bytes: int = 1 << 16) -> list[dict[str, Any]]:
     """The last lines of a rank's log, oldest first; none, if it keeps no log."""
-    try:
-        with open(run / FOLDER / f"rank-{rank}.jsonl", "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - num_bytes))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
+    lines = read_tail(run / FOLDER / f"rank-{rank}.jsonl", num_bytes).split(b"\n")
     return [entry for line in lines if (entry := _entry(line, rank))]
 
 
@@ -143,63 +137,33 @@ def ranks_with_logs(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _entries(run: Path, wanted: set[int] | None, *, follow: bool) -> Iterator[dict[str, Any]]:
+def _entries(run: Path, wanted: int | None, *, follow: bool) -> Iterator[dict[str, Any]]:
     """All lines by time, as far as clocks agree; then, with `follow`, new lines."""
-    open_files: dict[int, _Growing] = {}
-
-    def new_files() -> list[_Growing]:
-        ranks = [rank for rank in ranks_with_logs(run) if wanted is None or rank in wanted]
-        added = {rank: _Growing(run / FOLDER / f"rank-{rank}.jsonl", rank) for rank in ranks if rank not in open_files}
-        open_files.update(added)
-        return list(added.values())
-
-    each_rank = [chain(file.older(), file.entries()) for file in new_files()]
-    yield from heapq.merge(*each_rank, key=lambda entry: entry["time"])
-    while follow:
-        time.sleep(POLL_S)
-        new_files()
-        arrived = [file.entries() for _, file in sorted(open_files.items())]
+    num_read: dict[int, int] = {}
+    while True:
+        ranks = [rank for rank in ranks_with_logs(run) if wanted in (None, rank)]
+        arrived = [_new_entries(run / FOLDER / f"rank-{rank}.jsonl", rank, num_read) for rank in ranks]
         yield from heapq.merge(*arrived, key=lambda entry: entry["time"])
+        if not follow:
+            return
+        time.sleep(POLL_S)
 
 
-class _Growing:
-    """A rank's log that may grow, or be replaced by a new file, while it is read."""
+def _new_entries(path: Path, rank: int, num_read: dict[int, int]) -> Iterator[dict[str, Any]]:
+    """The complete lines of a rank's log, older file first, that were written since the last call.
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self._path, self._rank = path, rank
-        self._file: BinaryIO | None = None
-        self._rest = b""
-
-    def older(self) -> Iterator[dict[str, Any]]:
-        with suppress(OSError), open(f"{self._path}.1", "rb") as file:
-            yield from filter(None, (_entry(line, self._rank) for line in file))
-
-    def entries(self) -> Iterator[dict[str, Any]]:
-        """The complete lines that were written since the last call."""
-        while True:
-            if self._file is None:
-                try:
-                    self._file = open(self._path, "rb")  # noqa: SIM115 - stays open between calls
-                except OSError:
-                    return
-            for line in self._file:
-                self._rest += line
-                if self._rest.endswith(b"\n"):
-                    whole, self._rest = self._rest, b""
-                    if entry := _entry(whole, self._rank):
+    `num_read` counts the bytes of each file by its inode, since a full file is renamed.
+    """
+    for place in (f"{path}.1", path):
+        with suppress(OSError), open(place, "rb") as file:
+            inode, size = os.fstat(file.fileno()).st_ino, file.seek(0, 2)
+            begin = num_read.get(inode, 0)
+            num_read[inode] = file.seek(begin if begin <= size else 0)  # a new file may have the inode of a deleted one
+            for line in file:
+                if line.endswith(b"\n"):
+                    num_read[inode] += len(line)
+                    if entry := _entry(line, rank):
                         yield entry
-            if self._is_newest():
-                return
-            self._file.close()
-            self._file, self._rest = None, b""
-
-    def _is_newest(self) -> bool:
-        """Whether the open file still has this name; only then may it grow."""
-        assert self._file is not None
-        try:
-            return os.fstat(self._file.fileno()).st_ino == os.stat(self._path).st_ino
-        except OSError:
-            return True  # renamed, and the next file has no line yet
 
 
 def _entry(line: bytes, rank: int) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ import platform
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ARM_CORES = {  # by implementer and part: on ARM, Linux gives no name
     "0x41 0xd07": "Cortex-A57", "0x41 0xd08": "Cortex-A72", "0x41 0xd0c": "Neoverse N1", "0x41 0xd40": "Neoverse V1",
@@ -27,6 +26,13 @@ def under_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def read_or_empty(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def total_memory() -> int | None:
     """Bytes of memory; None where Linux does not report it."""
     return _meminfo("MemTotal")
@@ -38,11 +44,8 @@ def free_memory() -> int | None:
 
 
 def _meminfo(field: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
+    lines = read_or_empty(Path("/proc/meminfo")).splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def cpu_flags() -> set[str]:
@@ -58,10 +61,7 @@ def cpu_name() -> str:
 
 def _cpuinfo(field: str) -> str:
     """A field of the first core; empty where Linux does not report it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
+    lines = read_or_empty(Path("/proc/cpuinfo")).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
@@ -71,9 +71,9 @@ SMI_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU as its driver reports it; a number that it does not report is 0."""
+    """An NVIDIA GPU as its driver reports it, in the order of SMI_FIELDS; a number that it does not report is 0."""
 
     number: int
     name: str
@@ -93,68 +93,12 @@ class GpuProcess:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs of this machine, by NVML if nvidia-ml-py is installed, else by nvidia-smi."""
-    nvml = _nvml()
-    return gpus_by_nvml(nvml) if nvml else parse_gpus(_nvidia_smi("query-gpu", *SMI_FIELDS))
+    """The NVIDIA GPUs of this machine."""
+    return parse_gpus(_nvidia_smi("query-gpu", *SMI_FIELDS))
 
 
 def gpu_processes() -> tuple[GpuProcess, ...]:
-    nvml = _nvml()
-    if not nvml:
-        return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    return tuple(
-        GpuProcess(
-            number=process.pid,
-            name=_ask(nvml, "nvmlSystemGetProcessName", process.pid) or "unknown",
-            used_mb=(process.usedGpuMemory or 0) >> 20,
-        )
-        for handle in handles
-        for process in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
-    )
-
-
-def _nvml() -> Any:
-    """The module that speaks NVML; None where it, or a driver, is not installed."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
-
-
-def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """The answer of one function of NVML; None where the driver does not give it."""
-    try:
-        return getattr(nvml, function)(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
-def gpus_by_nvml(nvml: Any) -> tuple[Gpu, ...]:
-    found = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-        rates = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-        uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        found.append(
-            Gpu(
-                number=number,
-                name=_ask(nvml, "nvmlDeviceGetName", handle) or "",
-                driver=_ask(nvml, "nvmlSystemGetDriverVersion") or "",
-                used_mb=memory.used >> 20 if memory else 0,
-                total_mb=memory.total >> 20 if memory else 0,
-                busy_percent=rates.gpu if rates else 0,
-                temperature=_ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU) or 0,
-                errors=_ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, *uncorrected) or 0,
-            )
-        )
-    return tuple(found)
+    return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
 
 
 def _nvidia_smi(query: str, *fields: str) -> str:
@@ -172,11 +116,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) == len(SMI_FIELDS):
             number, name, driver, *values = row
-            used, total, busy, temperature, errors = (int(value) if value.isdigit() else 0 for value in values)
-            found.append(
-                Gpu(number=int(number), name=name, driver=driver, used_mb=used, total_mb=total, busy_percent=busy,
-                    temperature=temperature, errors=errors)
-            )  # fmt: skip
+            numbers = (int(value) if value.isdigit() else 0 for value in values)
+            found.append(Gpu(int(number), name, driver, *numbers))
     return tuple(found)
 
 

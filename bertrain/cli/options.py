@@ -103,8 +103,7 @@ TRAINING_OPTIONS = (
     ShortOption("--quiet", "log.level", "print only warnings and the end", flag="quiet"),
     ShortOption("--verbose", "log.level", "print more about each step", flag="verbose"),
 )
-LENGTHS = ("train.max_steps", "train.epochs", "train.max_samples", "train.budget", "train.skip_steps")
-SIZED_OPTIONS = tuple(option for option in TRAINING_OPTIONS if option.setting not in LENGTHS)
+SIZED_OPTIONS = tuple(one for one in TRAINING_OPTIONS if one.setting not in ("train.budget", "train.skip_steps"))
 FIXED_SETTINGS = {entry["name"] for entry in describe() if entry["shapes_training"]}
 RESUME_OPTIONS = tuple(option for option in TRAINING_OPTIONS if option.setting not in FIXED_SETTINGS)
 TASK_OPTIONS = (ShortOption("--on-error", "task.on_error", "a damaged row of the data: stop or skip", "ACTION"),)

@@ -20,7 +20,7 @@ from bertrain.cli.options import (
     start_ranks,
     takes_settings,
 )
-from bertrain.config.choices import DocumentEnd
+from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.resolve import resolve
 
 pipeline_app = new_app()
@@ -36,7 +36,9 @@ def train(
     ],
     out: Annotated[Path, Option("--out", help="the folder to create, or to continue in")],
     overrides: Overrides,
-    budget: Annotated[str, Option(help="training time, such as 30m; preparing the text comes on top")] = "30m",
+    budget: Annotated[
+        str, Option(help="training time, such as 30m; preparing the text and --task come on top")
+    ] = "30m",
     eval_share: Annotated[str, Option("--eval", help="share of the documents to hold out, such as 5%")] = "5%",
     cased: Annotated[bool, Option("--cased", help="keep capitals and accents")] = False,
     language: Annotated[str, Option(help="for splitting sentences, such as de; auto: guessed")] = "auto",
@@ -47,6 +49,9 @@ def train(
     encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
     document_end: Annotated[DocumentEnd, Option(help="end of a document in plain text")] = "auto",
     nproc: Annotated[int, Option(min=0, help="ranks to start on this machine; 0: one for each GPU")] = 0,
+    on_error: Annotated[
+        OnError, Option(help="at bytes that are not in the encoding, or a damaged record: stop, or skip and count them")
+    ] = "stop",
     dry_run: Annotated[bool, Option("--dry-run", help="print what would be chosen, and stop")] = False,
 ) -> None:
     """Train a BERT on your text: one command from files to a model, a report and a Transformers folder.
@@ -68,13 +73,13 @@ def train(
     wishes: dict[str, Any] = {
         "budget": budget, "evaluation_share": parse_share(eval_share), "cased": cased, "language": language,
         "init": init or "", "size": size, "task": task, "text_column": text_column, "encoding": encoding,
-        "document_end": document_end, "overrides": overrides,
+        "document_end": document_end, "on_error": on_error, "overrides": overrides,
     }  # fmt: skip
     if dry_run:
-        print("\n".join(pipeline.dry_run(text, **wishes)))
+        print("\n".join(pipeline.dry_run(text, out, **wishes)))
         return
     if is_launched():
-        pipeline.check(text, **wishes)
+        pipeline.check(text, out, **wishes)
         start_ranks(max(1, nproc), runs=[out / "run"], data=text)
     made = pipeline.train(text, out, nproc=nproc, **wishes)
     if is_first_rank():

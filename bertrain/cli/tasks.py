@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -92,6 +93,8 @@ def finetune(
         for result in one.get("predictions", {}).values():
             show_predictions(result)
     print(task_results.table(outcomes))
+    if task == "classify":
+        print(f'next: bertrain predict {quote(str(places[task][0]))} "a text"')
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -164,6 +164,11 @@ class Settings:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         return {section: dataclasses.asdict(getattr(self, section)) for section in SECTIONS}
 
+    def dotted(self) -> dict[str, str]:
+        """Every setting as text, by its name such as train.max_steps."""
+        sections = self.to_dict().items()
+        return {f"{section}.{name}": str(value) for section, part in sections for name, value in part.items()}
+
 
 SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Settings).items() if name != "given"}
 

@@ -6,9 +6,9 @@ text       download      files over HTTP, resumed and verified
            vocabulary, tokenizer, vocabulary_training    words to token ids
            processes, progress    worker pools and progress output
 formats    block         examples in flat arrays, which every reader returns and every writer takes
-           masking       dynamic masks; packing, nnls: sequences into rows
+           masking       dynamic masks; packing: sequences into rows
            shards, write    prepared folders: Arrow files with a manifest
-           layouts, hdf5, ragged, tfrecord, index, foreign    folders of other systems
+           layouts, hdf5, tfrecord, index, foreign    folders of other systems
            source        `open_data`: any of these as a DataSource
            convert, pack, inspect, verify    the commands on data folders
 prepare    examples      documents to pairs or full sentences, and to rows of tokens
@@ -17,5 +17,5 @@ prepare    examples      documents to pairs or full sentences, and to rows of to
 feed       batching      steps, bins and layouts from lengths alone
            balance, stats    load of the ranks, and statistics of each policy
            assemble      the examples of a bin to a Batch
-           loader, prefetch    the steps of a run, made ahead of time
+           loader        the steps of a run, made ahead of time
 """

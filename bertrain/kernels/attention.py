@@ -26,7 +26,7 @@ from bertrain.kernels import cpu
 from bertrain.kernels.arguments import AttentionPlan, Cast, Dropout, Fp8Rows
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY, KERNEL_LOG2_E, LOG2_E, exp2, log2, reciprocal
 from bertrain.kernels.attention_pairs import drop, drop_both, drop_gradient, uses_pairs
-from bertrain.kernels.backend import jit, on_cpu, tl
+from bertrain.kernels.backend import generation, jit, on_cpu, tl
 from bertrain.kernels.fp8 import empty_rows, limit_and_scale, quantize, widen
 from bertrain.kernels.random import (
     attention_keep,
@@ -139,7 +139,7 @@ def _store(
 
 @jit
 def _peak(values):
-    return tl.max(tl.max(tl.abs(values), axis=1), axis=0)
+    return tl.max(tl.reshape(tl.abs(values), [values.numel]), axis=0)
 
 
 @jit
@@ -167,7 +167,7 @@ def _pinned(operand):
     """
     if HAS_ASSEMBLY and operand.dtype != tl.float32:
         return tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [operand], dtype=operand.dtype, is_pure=False, pack=2
+            "mov.b32 $0, $1;", "=r,r", [operand], dtype=operand.dtype, is_pure=True, pack=2
         )
     return operand
 
@@ -423,7 +423,8 @@ class _Config(NamedTuple):
 
 
 # Tuned on an H200 for heads of 64, see docs/notebook/speed.md: the register limits allow a fifth or sixth program per
-# multiprocessor. Wider heads need the registers; only tests use float32.
+# multiprocessor. Wider heads need the registers, as do GPUs whose tensor cores read their operands from registers
+# (Ampere, Ada, RTX Blackwell): there a limit would spill. Only tests use float32.
 CONFIGS = {
     "forward": _Config(64, 32, 4, 3, None),
     "query": _Config(64, 32, 4, 3, 96),
@@ -455,7 +456,8 @@ def _launch(
 def _config(qkv: Tensor, kernel: str) -> _Config:
     if qkv.dtype == torch.float32:
         return CONFIGS_FLOAT32[kernel]
-    return (CONFIGS if qkv.shape[3] <= 64 else CONFIGS_UNLIMITED)[kernel]
+    is_limited = qkv.shape[3] <= 64 and generation(qkv.device) in (9, 10)
+    return (CONFIGS if is_limited else CONFIGS_UNLIMITED)[kernel]
 
 
 @on_cpu(cpu.plan_attention)

@@ -33,7 +33,7 @@ def drop(weights, words, columns, TYPE: tl.constexpr, KEEP: tl.constexpr, PAIRS:
             abs.f16x2 bits, $3;
             set.lt.u32.f16x2 keep, bits, $5;
             and.b32 $0, pair, keep; }""",
-            "=r,f,f,r,r,r,r", [weights, words, below], dtype=tl.bfloat16, is_pure=False, pack=2,
+            "=r,f,f,r,r,r,r", [weights, words, below], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     return tl.where(attention_keep(words, columns, KEEP), weights, 0.0).to(TYPE)
 
@@ -58,7 +58,7 @@ def drop_gradient(
             lop3.b32 kept, keep, kept, dropped, 0xca;
             fma.rn.bf16x2 $0, pair, kept, zero; }""",
             "=r,f,f,f,f,f,f,r,r,r,r", [weights, gradient, delta, words, below],
-            dtype=tl.bfloat16, is_pure=False, pack=2,
+            dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     return (weights * (tl.where(attention_keep(words, columns, KEEP), gradient, 0.0) + delta)).to(TYPE)
 
@@ -87,7 +87,7 @@ def drop_both(weights, gradient, delta, words, keys, TYPE: tl.constexpr, KEEP: t
             lop3.b32 kept, keep, kept, dropped, 0xca;
             fma.rn.bf16x2 $1, pair, kept, zero; }""",
             "=&r,=r,f,f,f,f,f,f,r,r,r,r,r,r", [weights, gradient, delta, words, half, below],
-            dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=2,
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     is_kept = attention_keep(words, keys, KEEP)
     dscores = weights * (tl.where(is_kept, gradient, 0.0) + delta)

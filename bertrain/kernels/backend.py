@@ -28,7 +28,7 @@ except ImportError:  # no Triton wheel for this platform
         return function if function is not None else lambda inner: inner
 
 
-__all__ = ["INTERPRETED", "available", "jit", "num_multiprocessors", "on_cpu", "tl", "triton"]
+__all__ = ["INTERPRETED", "available", "generation", "jit", "num_multiprocessors", "on_cpu", "tl", "triton"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,6 +82,12 @@ def _cuda_available(index: int) -> tuple[bool, str]:
         return False, "triton needs a C compiler: put gcc or clang on the PATH"
     tested = "" if major == 9 else "; tested on compute capability 9.0 only"
     return True, f"triton {triton.__version__} on {name}{tested}"
+
+
+@functools.cache
+def generation(device: torch.device) -> int:
+    """The major compute capability: 8 Ampere and Ada, 9 Hopper (also without a GPU), 10 and 12 Blackwell."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
 @functools.cache

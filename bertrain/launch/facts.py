@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bertrain.base.machine import Gpu
-from bertrain.ranks.binding import read_or_empty
+from bertrain.base.machine import Gpu, read_or_empty
 
 BUSY_SHARE = 0.2
 """Of a core: a process that uses more counts as busy."""

@@ -33,7 +33,7 @@ def model_card(settings: Settings, metrics: Mapping[str, float], text: Mapping[s
             "## Training data", "",
             f"{text['documents'] - text['held_out']:,} documents, and {text['held_out']:,} held out for evaluation; "
             "exact duplicates were left out.", "",
-            "## Results on the held-out documents", "",
+            f"## Results on {metrics['examples']:,.0f} examples of the held-out documents", "",
             "| what | value |", "|---|---|", *rows, "",
             f"Trained with bertrain {bertrain.__version__}. The license of the text applies; the model repeats what it "
             "read, its mistakes and prejudices included.", "",

@@ -36,6 +36,13 @@ LONG_RUN_S = 2 * 3600
 NEIGHBOURS = ("tiny", "mini")  # sizes whose short runs would otherwise end before attention has found the neighbors
 EPOCHS_WITHOUT_DROPOUT = 20
 EVALUATIONS = 10
+FEW_TOKENS = 1.0  # for each parameter: with fewer, little but the frequencies of words is learned
+LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budget
+SETTING_OF = {
+    "step": ("batch.sequences", "batch.tokens"), "learning rate": ("optimizer.learning_rate",),
+    "dropout": ("model.hidden_dropout",), "length": ("data.max_seq_length",), "next sentence": ("model.nsp",),
+}  # fmt: skip
+"""The settings behind a choice, by its name; if the user sets one, the choice is not listed."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ def make_plan(
     """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice."""
     refuse_too_little(text)
     given, typed = dict(given or {}), tuple(given or {})
-    if step_sizes := {"batch.sequences", "batch.tokens"} & given.keys():  # the other one measures no step then
+    if not given.keys().isdisjoint(SETTING_OF["step"]):  # the other one measures no step then
         given = {"batch.sequences": "0", "batch.tokens": "0"} | given
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
@@ -124,6 +131,7 @@ def make_plan(
     has_pairs = text.sentences >= 2 * text.documents
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
     samples = tokens // max(1, chosen.data.max_seq_length)
+    lengths = [key for key in LENGTHS if key in given]
     overrides |= {
         "model.nsp": str(has_pairs).lower(),
         "model.hidden_dropout": dropout,
@@ -134,7 +142,7 @@ def make_plan(
         "optimizer.learning_rate": f"{rate:g}",
         "schedule.warmup_steps": "0",
         "schedule.warmup_share": "0.06",
-        "train.budget": budget,
+        "train.budget": "" if lengths else budget,
         "train.precision": "auto",
         "evaluate.every_samples": str(max(1, samples // EVALUATIONS)),
         "checkpoint.every_steps": "0",
@@ -147,7 +155,7 @@ def make_plan(
         overrides |= {"model.initial_heads": "neighbours", "model.initializer_range": "0.06", "model.num_heads": "4"}
     model = chosen.model
     choices = [
-        Choice("budget", budget, "time of the training itself; --budget"),
+        Choice("budget", budget, f"for the size only: {lengths[0]} is set" if lengths else "training time; --budget"),
         Choice("device", machine.name, f"{machine.flops_per_s * machine.devices / 1e9:,.0f} GFLOP/s in a quick test"),
         Choice("length", f"{length} tokens", "512 on a GPU with a budget above 2 h, else 128"),
         Choice(
@@ -170,9 +178,8 @@ def make_plan(
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
         choices.insert(3, Choice("vocabulary", f"{vocabulary:,} word pieces", f"trained on the text, for size {size}"))
     overrides |= given
+    choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
-    if step_sizes:
-        choices = [one for one in choices if one.what != "step"]
     return Plan(recipe, overrides, vocabulary, tuple(choices))
 
 
@@ -197,18 +204,27 @@ def _choose_size(
     text: Text, machine: Machine, seconds: float, size: Size, overrides: Mapping[str, str], vocabulary: int
 ) -> tuple[Size, str]:
     """The largest size that reads enough within the budget and is not too large for the text; or the one asked for."""
+
+    def measure(name: str) -> tuple[int, float]:
+        """The parameters of a size, and the tokens that it reads for each."""
+        settings = _sized(f"bert-{name}", overrides, min(vocabulary, VOCABULARIES[name]))
+        parameters = count_parameters(settings.model)[1]
+        return parameters, machine.tokens_in(seconds, settings) / parameters
+
+    def warned(name: Size, why: str) -> tuple[Size, str]:
+        reads = measure(name)[1]
+        few = f"; it reads only {reads:.1g} tokens per parameter and will learn little: give a longer --budget"
+        return name, why + (few if reads < FEW_TOKENS else "")
+
     if size != "auto":
-        return size, "--size"
+        return warned(size, "--size")
     chosen, why = SIZES[0], "the smallest"
     for name in SIZES[1:]:
-        words = min(vocabulary, VOCABULARIES[name])
-        settings = _sized(f"bert-{name}", overrides, words)
-        parameters = count_parameters(settings.model)[1]
-        read = machine.tokens_in(seconds, settings)
-        if read < TOKENS_PER_PARAMETER * parameters:
-            return chosen, f"{name} would read {read / parameters:.1f} tokens per parameter, not {TOKENS_PER_PARAMETER}"
+        parameters, reads = measure(name)
+        if reads < TOKENS_PER_PARAMETER:
+            return warned(chosen, f"{name} would read {reads:.1g} tokens per parameter, not {TOKENS_PER_PARAMETER}")
         if parameters > PARAMETERS_PER_TOKEN * text.tokens:
-            return chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters for each token of the text"
+            return warned(chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters per token of the text")
         chosen, why = name, f"fits {duration(seconds)} and {text.tokens / 1e6:,.1f} M tokens of text"
     return chosen, why
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,25 +31,26 @@ from typing import Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import duration
+from bertrain.base.formatting import BASELINE, duration
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.units import parse_duration
-from bertrain.config.choices import DocumentEnd
+from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
-from bertrain.config.resolve import to_toml
+from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
-from bertrain.data.text.survey import Survey, survey
+from bertrain.data.text.survey import check_language, survey
 from bertrain.pipeline.card import model_card
 from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
-from bertrain.run.folder import Run
+from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
-from bertrain.weights.hub import absolute
+from bertrain.weights.hub import PREFIX, absolute
 
-PLAN, LOCK = "plan.json", ".lock"
-BYTES_PER_DOCUMENT, BYTES_PER_SENTENCE = 3000, 120  # roughly, where they have not been counted yet
+LOCK = ".lock"
 VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
 TASKS = ("classify",)
+SCORES = ("accuracy", f"{BASELINE}accuracy")  # of a task
+USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,21 @@ class Request:
     text_column: str
     encoding: str
     document_end: DocumentEnd
+    on_error: OnError
     overrides: tuple[tuple[str, str], ...]
+
+    def settings(self, *, of_task: bool) -> dict[str, str]:
+        """The user's settings of the task, or all others."""
+        return {key: value for key, value in self.overrides if key.startswith("task.") == of_task}
+
+    def describe(self, field: str) -> str:
+        """One wish as it was typed, with or without its option."""
+        value = getattr(self, field)
+        if field == "overrides":
+            return " ".join(f"--{key} {item}" for key, item in value) or "no settings"
+        option = {"inputs": "TEXT", "evaluation_share": "--eval"}.get(field, f"--{field.replace('_', '-')}")
+        shown = " ".join(value) if isinstance(value, tuple) else str(value)
+        return f"{option} {shown}" if shown else f"no {option}"
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ class Trained:
     """Of the last evaluation, on held-out text."""
     task_metrics: dict[str, float]
     seconds: float
+    """Of the training, without the task's."""
 
 
 def train(
@@ -100,6 +115,7 @@ def train(
     text_column: str = "text",
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
+    on_error: OnError = "stop",
     overrides: Sequence[tuple[str, str]] = (),
     nproc: int = 0,
 ) -> Trained:
@@ -113,12 +129,13 @@ def train(
     """
     request = _request(locals())
     out = Path(out)
+    _check(request, out)
     with _locked(out) if is_first_rank() else nullcontext():
         if is_first_rank():
             plan = _plan(request, out, nproc)
             _prepare(plan, request, out)
         else:
-            plan = _wait_for_plan(out)
+            plan = _wait_for_plan(request, out)
         _pretrain(plan, request, out, nproc)
         if is_first_rank():
             _hand_over(plan, request, out)
@@ -127,18 +144,31 @@ def train(
         return _results(out)
 
 
-def check(inputs: str | Path | Iterable[str | Path], **wishes: Any) -> None:
-    """Refuse wrong arguments of `train`, and text that cannot be read, before a job is submitted."""
-    _survey(_request({"inputs": inputs, **wishes}))
+def check(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes: Any) -> None:
+    """Refuse what `train` would refuse, before a job is submitted."""
+    request = _request({"inputs": inputs, **wishes})
+    _check(request, Path(out))
+    survey(request.inputs, encoding=request.encoding, text_column=request.text_column)
 
 
-def dry_run(inputs: str | Path | Iterable[str | Path], **wishes: Any) -> list[str]:
+def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes: Any) -> list[str]:
     """What `train` would choose, in lines; the text is estimated from a sample, and nothing is written."""
-    request = _request({"inputs": inputs, "out": "", **wishes})
-    found = _survey(request)
-    documents = found.files if found.document_end == "file" else found.bytes // BYTES_PER_DOCUMENT
-    text = Text(documents, found.bytes // BYTES_PER_SENTENCE, found.bytes)
-    return [*found.sentences, "from a sample of the text:", *_choose(text, request).lines()]
+    from bertrain.data.text.extract import estimate
+
+    request = _request({"inputs": inputs, **wishes})
+    _check(request, Path(out))
+    if kept := _kept_plan(request, Path(out)):
+        return [f"{out}: to be continued, with the choices in {Path(out) / TRAIN_PLAN}", *kept.lines()]
+    said, counts = estimate(
+        request.inputs,
+        text_column=request.text_column,
+        encoding=request.encoding,
+        document_end=request.document_end,
+        language=request.language,
+        on_error=request.on_error,
+    )
+    text = Text(counts["documents"], counts["sentences"], counts["characters"])
+    return [*said, "from a sample of the text:", *_choose(text, request).lines()]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------
@@ -150,11 +180,12 @@ def _request(given: dict[str, Any]) -> Request:
     inputs = values["inputs"]
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
-    values["init"] = absolute(values.get("init", ""))
-    values["overrides"] = tuple(map(tuple, values.get("overrides", ())))
+    values["init"] = absolute(values["init"])
+    values["overrides"] = tuple(map(tuple, values["overrides"]))
     request = Request(**values)
     if not 0 < request.evaluation_share < 1:
-        raise UserError("option-out-of-range", f"--eval {request.evaluation_share:.0%} must lie between 0 and 100 %")
+        share = f"--eval is {request.evaluation_share:g}"
+        raise UserError("option-out-of-range", f"{share}; give a share above 0 and below 1, such as 0.05 or 5%")
     if not parse_duration(request.budget, "--budget"):
         raise UserError("invalid-duration", "--budget is empty; give a time such as 30m")
     if request.task:
@@ -169,20 +200,56 @@ def _request(given: dict[str, Any]) -> Request:
     return request
 
 
+def _check(request: Request, out: Path) -> None:
+    """Refuse, before anything is written, what a later stage would refuse: settings, weights and the task's table."""
+    from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
+    from bertrain.tasks.registry import open_task
+    from bertrain.training.task_settings import resolve_task
+    from bertrain.weights.source import open_source
+
+    check_language(request.language)
+    place = out.resolve()
+    for path in map(Path, request.inputs):
+        if path in (place, *place.parents):
+            raise UserError("output-in-input", f"--out {out} lies in the text {path}; choose a folder outside it")
+    resolve("bert-tiny" if request.size == "auto" else f"bert-{request.size}", request.settings(of_task=False))
+    if request.init and not request.init.startswith(PREFIX):
+        open_source(request.init, hashes=False)
+    if request.task:
+        kind, _, file = request.task.partition("=")
+        settings = resolve_task(kind, request.settings(of_task=True))
+        task = open_task(settings, Path(file), Vocabulary(SPECIAL_WORDS, lower_case=not request.cased))
+        task.training()
+        task.held_out()
+
+
+def _kept_plan(request: Request, out: Path) -> Plan | None:
+    """The plan in OUT, if there is one; refuses that of another request."""
+    path = out / TRAIN_PLAN
+    if not path.is_file():
+        return None
+    kept = _read_plan(path)
+    then = kept["request"]
+    begun = replace(
+        request,
+        **{name: value for name, value in then.items() if name not in ("inputs", "overrides")},
+        inputs=tuple(then["inputs"]),
+        overrides=tuple(map(tuple, then["overrides"])),
+    )
+    if begun != request:
+        name = next(name for name in asdict(request) if getattr(begun, name) != getattr(request, name))
+        cure = f"repeat that, or choose another --out; --init {quote(str(out / 'run'))} begins with its weights"
+        was = f"{out} was begun with {begun.describe(name)}, not with {request.describe(name)}"
+        raise UserError("other-request", f"{was}; {cure}")
+    return Plan(**kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])})
+
+
 def _plan(request: Request, out: Path, nproc: int) -> Plan:
     """The plan in OUT, or a new one after the text is extracted and counted."""
-    path = out / PLAN
-    if path.is_file():
-        kept, plan = _read_plan(path)
-        then, now = kept, json.loads(json.dumps(asdict(request)))
-        if then != now:
-            name = next(key for key in now if then.get(key) != now[key])
-            raise UserError(
-                "other-request",
-                f"{out} was begun with {name} {then.get(name)}, not {now[name]}; repeat that, or choose another --out",
-            )
+    path = out / TRAIN_PLAN
+    if kept := _kept_plan(request, out):
         print(f"{out}: continuing, with the choices in {path}")
-        return plan
+        return kept
     description = _extract(request, out)
     counts = description["counts"]
     try:
@@ -195,22 +262,21 @@ def _plan(request: Request, out: Path, nproc: int) -> Plan:
     return plan
 
 
-def _read_plan(path: Path) -> tuple[dict[str, Any], Plan]:
-    """The request and the plan of an earlier start."""
+def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        kept = json.loads(path.read_text())
-        return kept["request"], Plan(
-            **kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])}
-        )
-    except (ValueError, KeyError, TypeError):
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
+    except ValueError:
         raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
 
 
-def _wait_for_plan(out: Path) -> Plan:
+def _wait_for_plan(request: Request, out: Path) -> Plan:
     """The plan, once the first rank has made it and prepared the data; if that fails, the launcher ends this rank."""
-    while not all((out / name).exists() for name in (PLAN, "data", "held-out")):
+    while not all((out / name).exists() for name in (TRAIN_PLAN, "data", "held-out")):
         time.sleep(0.5)
-    return _read_plan(out / PLAN)[1]
+    plan = _kept_plan(request, out)
+    assert plan is not None
+    return plan
 
 
 def _choose(text: Text, request: Request, nproc: int = 0) -> Plan:
@@ -220,12 +286,8 @@ def _choose(text: Text, request: Request, nproc: int = 0) -> Plan:
         budget=request.budget,
         size=request.size,
         init=request.init,
-        given=dict(request.overrides),
+        given=request.settings(of_task=False),
     )
-
-
-def _survey(request: Request) -> Survey:
-    return survey(request.inputs, encoding=request.encoding, text_column=request.text_column)
 
 
 # --- text to examples -------------------------------------------------------------------------------------------
@@ -236,8 +298,6 @@ def _extract(request: Request, out: Path) -> dict[str, Any]:
 
     done = out / "text" / EXTRACT_DESCRIPTION
     if not done.is_file():
-        found = _survey(request)
-        language = request.language if request.language != "auto" else found.language or "en"
         try:
             extract(
                 request.inputs,
@@ -245,14 +305,15 @@ def _extract(request: Request, out: Path) -> dict[str, Any]:
                 text_column=request.text_column,
                 encoding=request.encoding,
                 document_end=request.document_end,
-                language=language,
+                language=request.language,
+                on_error=request.on_error,
                 deduplicate=True,
                 hold_out=request.evaluation_share,
                 workers=_workers(),
             )
         except UserError as error:
             if error.code == "too-little-text":  # too few documents to hold one out
-                refuse_too_little(Text(documents=1, sentences=1, characters=found.bytes))
+                refuse_too_little(Text(documents=1, sentences=1, characters=survey(request.inputs).bytes))
             raise
     description: dict[str, Any] = json.loads(done.read_text())
     counts, skipped = description["counts"], description["skipped"]
@@ -314,22 +375,22 @@ def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
         return
     from bertrain.training.start import pretrain
 
-    with _continued_by_the_same_command():
-        pretrain(settings, out / "data", out / "run", init=request.init)
+    pretrain(settings, out / "data", out / "run", init=request.init)
 
 
 def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
+    settings = request.settings(of_task=True)
     num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
         run = ["--run", str(out / "task"), "--init", str(out / "run")]
-        _run_ranks(num_ranks, ["finetune", kind, "--data", file, *run])
+        given = [word for key, value in settings.items() for word in (f"--{key}", value)]
+        _run_ranks(num_ranks, ["finetune", kind, "--data", file, *run, *given])
         return
     from bertrain.training.finetune import finetune
     from bertrain.training.task_settings import resolve_task
 
-    with _continued_by_the_same_command():
-        finetune(resolve_task(kind), file, out / "task", init=str((out / "run").resolve()))
+    finetune(resolve_task(kind, settings), file, out / "task", init=str((out / "run").resolve()))
 
 
 def _num_ranks(settings: Settings, nproc: int) -> int:
@@ -346,15 +407,6 @@ def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
 
     if code := run_ranks(num_ranks, arguments):
         raise SystemExit(code)  # the ranks have said why
-
-
-@contextmanager
-def _continued_by_the_same_command() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        error.message = re.sub("continue with `bertrain resume [^`]*`", "the same command continues", error.message)
-        raise
 
 
 def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
@@ -413,36 +465,51 @@ def _results(out: Path) -> Trained:
 
 
 def summary(made: Trained) -> list[str]:
-    """Five lines: what was made, how good it is, where it lies, how to use it, what to do next."""
+    """What was made, how good it is, where it lies, how to use it, what to do next."""
     settings = Run.open(made.run).settings
     metrics, model = made.metrics, settings.model
     shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
-    baseline = metrics["constant_accuracy"]
-    task = "".join(f", {name} {value:.3f}" for name, value in made.task_metrics.items() if name == "accuracy")
-    return [
+    learned, baseline = metrics["mlm_accuracy"], metrics["constant_accuracy"]
+    lines = [
         f"made:     a BERT of {shape}, trained for {duration(made.seconds)}",
-        f"quality:  {metrics['mlm_accuracy']:.1%} of the masked words of held-out text predicted; "
-        f"always the commonest word: {baseline:.1%}{task}",
+        f"quality:  {learned:.1%} of the masked words predicted, in {metrics['examples']:,.0f} held-out examples; "
+        f"always the commonest word: {baseline:.1%}",
+    ]
+    if learned < USEFUL * baseline:
+        lines.append("warning:  it has learned little more than which words are common; give it a longer --budget")
+    if made.task_metrics:
+        scores = ", ".join(f"{name} {value:.3f}" for name, value in made.task_metrics.items() if name in SCORES)
+        lines.append(f"task:     {scores}; {made.folder / 'task'}")
+    lines += [
         f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}",
         f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')",
-        f"next:     bertrain finetune classify --init {quote(str(made.run))} --data labels.csv --run runs/labels",
     ]
+    if made.task_metrics:
+        return [*lines, f'next:     bertrain predict {quote(str(made.folder / "task"))} "a text"']
+    finetune = f"bertrain finetune classify --init {quote(str(made.run))} --data labels.csv --run runs/labels"
+    return [*lines, f"next:     {finetune}"]
 
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """The folder OUT, made if need be, and used by this process alone."""
+    """The folder OUT, made if need be, and used by this process alone. Without a result, none is left behind."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = open(out / LOCK, "w")  # noqa: SIM115 - held until the end
     except OSError as error:
         raise UserError("unwritable-folder", f"cannot write {out}: {error.strerror or error}") from None
     with lock:
-        known = {PLAN, LOCK, "text", "vocab.txt"}
-        if not (out / PLAN).exists() and {path.name for path in out.iterdir() if path.name[0] != "."} - known:
+        known = {TRAIN_PLAN, LOCK, "text", "vocab.txt"}
+        if not (out / TRAIN_PLAN).exists() and {path.name for path in out.iterdir() if path.name[0] != "."} - known:
+            (out / LOCK).unlink()
             raise UserError("occupied-folder", f"{out} has other files; choose another --out, or remove them")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError("already-running", f"another process is training in {out}; wait for it") from None
-        yield
+        try:
+            yield
+        finally:
+            if {path.name for path in out.iterdir()} == {LOCK}:
+                (out / LOCK).unlink()
+                out.rmdir()

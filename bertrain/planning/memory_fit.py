@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from bertrain.base.errors import UserError
-from bertrain.base.machine import free_memory
+from bertrain.base.machine import free_memory, read_or_empty
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
@@ -41,10 +41,8 @@ def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
 
 def cgroup_room(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Bytes left in the tightest cgroup of this process, such as its container; None without a limit."""
-    try:
-        path = next(line.split("::", 1)[1] for line in own.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        path = "/"
+    lines = read_or_empty(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
     folder = root / path.lstrip("/")
     rooms = [_room_in(place) for place in (folder, *folder.parents) if place.is_relative_to(root)]
     return min((bytes for bytes in rooms if bytes is not None), default=None)
@@ -123,16 +121,13 @@ def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:
         budget = 0 if is_begun else largest_budget(tried, place, limit)
         return [f"--batch.token_budget {budget}"] if budget else []
 
-    ways = smaller_budget(settings)
     changes = _savings(settings, place.ranks)
-    ways += [option for option, changed in changes if place.holds(changed)]
+    ways = smaller_budget(settings) + [option for option, changed in changes if place.holds(changed)]
     if ways or not changes:
         return ways
-    smallest, options = settings, []
-    for option, _ in changes:
-        if option != "--train.activation_checkpointing selective":  # full saves more
-            smallest = next(changed for other, changed in _savings(smallest, place.ranks) if other == option)
-            options.append(option)
+    options = [option for option, _ in changes if not option.endswith("selective")]  # full saves more
+    train, optimizer = replace(settings.train, activation_checkpointing="full"), settings.optimizer
+    smallest = replace(settings, train=train, optimizer=replace(optimizer, sharded=place.ranks > 1))
     if place.holds(smallest):
         return [" ".join(options)]
     return [" ".join([*options, option]) for option in smaller_budget(smallest)]

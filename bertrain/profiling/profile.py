@@ -41,7 +41,7 @@ from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.profiling import roofline
 from bertrain.profiling import trace as kineto
-from bertrain.profiling.sets import ITERATION_COLUMNS, read_set, write_launches, write_objects, write_table
+from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, read_set, write_objects, write_table
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.profiling.variability import summarize
 from bertrain.ranks import parallel
@@ -217,7 +217,7 @@ def _measure(
             measured[roofline.IDLE] = roofline.idle_ms(step_ms, launches, plan.recorded)
         rows = roofline.roofline(roofline.required_costs(settings, size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
-        write_launches(folder / "launches.csv.gz", launches)
+        write_objects(folder / "launches.csv.gz", launches, LAUNCH_COLUMNS)
         write_objects(folder / "kernels.csv", kineto.total_by_name(launches))
         write_objects(folder / "roofline.csv", rows)
         first = runner.done - plan.recorded + 1
@@ -254,10 +254,8 @@ class StepRunner:
         self._steps, self._stopwatch = steps, stopwatch
         self.done = 0
 
-    def run(
-        self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None
-    ) -> list[tuple[int, PendingStep]]:
-        """Run the next `count` steps; returns the number of bins and the record of each, which may be pending.
+    def run(self, count: int, ranks: parallel.Ranks | None = None, kept: list[Step] | None = None) -> list[PendingStep]:
+        """Run the next `count` steps; returns their records, which may be pending.
 
         Appends the steps themselves to `kept`, if given; keeping all of them would look like a memory leak.
         """
@@ -268,8 +266,7 @@ class StepRunner:
             ranks.heartbeat.enter("data", self.done + 1)
             step = next(self._steps)
             self._stopwatch.mark()
-            record = train_step(self._state, step, self._settings, ranks, self._stopwatch)
-            taken.append((len(step.bins), record))
+            taken.append(train_step(self._state, step, self._settings, ranks, self._stopwatch))
             self.done += 1
             if kept is not None:
                 kept.append(step)
@@ -277,13 +274,13 @@ class StepRunner:
             torch.cuda.synchronize(ranks.device)
         return taken
 
-    def iteration_rows(self, taken: list[tuple[int, PendingStep]]) -> list[tuple[Any, ...]]:
-        marks = [record.marks[0] for _, record in taken] + [taken[-1][1].marks[-1]]
+    def iteration_rows(self, taken: list[PendingStep]) -> list[tuple[Any, ...]]:
+        marks = [record.marks[0] for record in taken] + [taken[-1].marks[-1]]
         rows = []
-        for (num_bins, record), started in zip(taken, self._stopwatch.moments(marks), strict=False):
+        for record, started in zip(taken, self._stopwatch.moments(marks), strict=False):
             phases = self._stopwatch.seconds(record.marks)
-            counts = (record.tokens, record.own_tokens, num_bins)
-            rows.append((record.step, f"{started:.6f}", sum(phases), *phases, *counts))
+            counts = (record.step.num_tokens, record.own_tokens, record.own_bins)
+            rows.append((record.step.number + 1, f"{started:.6f}", sum(phases), *phases, *counts))
         return rows
 
     def record(

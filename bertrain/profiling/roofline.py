@@ -11,25 +11,29 @@ Letters as in bert.py: T tokens of a step, P predictions, S sequences, E hidden 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Step
 from bertrain.optim.registry import OPTIMIZERS
+from bertrain.planning.speed import fastest
 from bertrain.profiling.trace import Launch
-from bertrain.run.metrics import Stopwatch
 
 QKV, ATTENTION, ATTENTION_OUT = "query, key, value", "attention", "attention output"
 FEED_FORWARD, GELU, NORM = "feed-forward", "GELU", "dropout, residual, LayerNorm"
 EMBEDDINGS, HEADS, OPTIMIZER = "embeddings", "heads", "clipping and optimizer"
 SUMS, CASTS, DATA, EXCHANGE, OTHER = "sums over rows", "casts and copies", "data to the device", "all-reduce", "other"
 IDLE = "idle between launches"
+Cost = npt.NDArray[np.float64]  # operations of matrix products, and bytes read from and written to memory
+Widths = tuple[int, int]  # bytes per element of a product's operands, and of an activation
+NARROW: dict[str, Widths] = {"bf16": (2, 2), "fp16": (2, 2), "fp8": (1, 2)}
 
 KERNEL_PARTS = {
     "_plan_kernel": ATTENTION, "_attention_": ATTENTION, "_backward_query": ATTENTION, "_backward_key": ATTENTION,
@@ -44,20 +48,6 @@ OPERATOR_PARTS = {
     "bmm": ATTENTION, "baddbmm": ATTENTION, "_softmax": ATTENTION, "_softmax_backward_data": ATTENTION,
     "index_select": ATTENTION, "_log_softmax": HEADS, "_log_softmax_backward_data": HEADS, "nll_loss_forward": HEADS,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Operations of matrix products, and bytes read from and written to memory."""
-
-    operations: float = 0.0
-    bytes: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.operations + other.operations, self.bytes + other.bytes)
-
-    def times(self, count: float) -> Cost:
-        return Cost(self.operations * count, self.bytes * count)
 
 
 @dataclass(frozen=True)
@@ -86,33 +76,22 @@ class StepSize:
         )
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Bytes per element of a product's operands, and of an activation."""
-
-    operand: int
-    activation: int
-
-    @staticmethod
-    def of(precision: str) -> Widths:
-        return {"bf16": Widths(2, 2), "fp16": Widths(2, 2), "fp8": Widths(1, 2)}.get(precision, Widths(4, 4))
-
-
 def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:
     """A linear layer: forward, and the gradients of its input and its weight."""
     x, y, weight = rows * inputs, rows * outputs, inputs * outputs
-    read, written = 2 * widths.operand * (x + y + weight), widths.activation * (x + y) + 4 * weight  # fp32 gradient
-    return Cost(6 * rows * weight, read + written)
+    operand, activation = widths
+    read, written = 2 * operand * (x + y + weight), activation * (x + y) + 4 * weight  # fp32 gradient
+    return np.array([6.0 * rows * weight, read + written])
 
 
 def elementwise(elements: float, tensors: int, widths: Widths) -> Cost:
     """An operation that only reads and writes `tensors` tensors of `elements` elements each."""
-    return Cost(0.0, elements * tensors * widths.activation)
+    return np.array([0.0, elements * tensors * widths[1]])
 
 
 def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dict[str, Cost]:
     """The cost of each part of a step. The fused path computes the last layer only for the rows that the heads read."""
-    model, widths = settings.model, Widths.of(settings.train.precision)
+    model, widths = settings.model, NARROW.get(settings.train.precision, (4, 4))
     width, inner, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     tokens = size.tokens
     rows = [tokens] * model.num_layers
@@ -121,28 +100,29 @@ def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dic
     all_rows = sum(rows)
 
     def over_layers(inputs: int, outputs: int) -> Cost:
-        return sum((linear(count, inputs, outputs, widths) for count in rows), Cost())
+        return np.sum([linear(count, inputs, outputs, widths) for count in rows], axis=0)
 
-    wide = Widths(widths.activation, widths.activation)  # the heads stay in 16 bits when the rest is in FP8
+    wide = widths[1], widths[1]  # the heads stay in 16 bits when the rest is in FP8
     heads = linear(size.predictions, width, width, wide) + linear(size.predictions, width, vocabulary, wide)
     heads += elementwise(size.predictions * vocabulary, 2, wide) + elementwise(size.predictions * width, 10, wide)
     if model.nsp:
         heads += linear(size.sequences, width, width, wide)
+    attention = np.array([12.0 * size.pairs * width, 0.0])
     parameters, _ = count_parameters(model)
     buffers = len(OPTIMIZERS[settings.optimizer.name].BUFFERS)
     update = 4 + 4 + 8 + 8 * buffers + (2 if is_fused else 0)  # norm; gradient; values and buffers, both ways; copy
     return {
         # Read and write a row; read two gradients and the row, write one.
         EMBEDDINGS: elementwise(tokens * width, 6, widths),
-        QKV: linear(tokens, width, 3 * width, widths).times(model.num_layers),
+        QKV: linear(tokens, width, 3 * width, widths) * model.num_layers,
         # q, k, v and the output; then these with the output's gradient, and the gradients of q, k and v.
-        ATTENTION: (Cost(12 * size.pairs * width) + elementwise(tokens * width, 12, widths)).times(model.num_layers),
+        ATTENTION: (attention + elementwise(tokens * width, 12, widths)) * model.num_layers,
         ATTENTION_OUT: over_layers(width, width),
         FEED_FORWARD: over_layers(width, inner) + over_layers(inner, width),
         NORM: elementwise(all_rows * width, 2 * 9, widths),  # 2 in, 1 out; 4 in, 2 out; twice
         GELU: elementwise(all_rows * inner, 5, widths),
         HEADS: heads,
-        OPTIMIZER: Cost(0.0, parameters * update),
+        OPTIMIZER: np.array([0.0, parameters * update]),
     }
 
 
@@ -234,14 +214,14 @@ def roofline(costs: dict[str, Cost], measured_ms: dict[str, float], ceilings: Ce
     whole = max(sum(measured_ms.values()), 1e-12)
     rows = []
     for part in dict.fromkeys([*costs, *measured_ms]):
-        cost, taken = costs.get(part, Cost()), measured_ms.get(part, 0.0)
-        of_products, of_memory = cost.operations / ceilings.operations_per_s, cost.bytes / ceilings.bytes_per_s
+        (operations, moved), taken = costs.get(part, np.zeros(2)).tolist(), measured_ms.get(part, 0.0)
+        of_products, of_memory = operations / ceilings.operations_per_s, moved / ceilings.bytes_per_s
         floor = 1e3 * max(of_products, of_memory)
         rows.append(
             Row(
                 part=part,
-                gflop=cost.operations / 1e9,
-                megabytes=cost.bytes / 1e6,
+                gflop=operations / 1e9,
+                megabytes=moved / 1e6,
                 floor_ms=floor,
                 bound_by=("products" if of_products >= of_memory else "memory") if floor else "",
                 measured_ms=taken,
@@ -288,22 +268,9 @@ def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0
     if precision == "fp8":
         one, fp8_a, fp8_b = torch.ones((), device=device), a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         product = lambda: torch._scaled_mm(fp8_a, fp8_b.t(), one, one, out_dtype=dtype, use_fast_accum=True)  # noqa: E731
-    fastest_product = _fastest(product, device, seconds)
+    fastest_product = fastest(product, device, seconds)
     source = torch.empty((1 << 30) if on_gpu else (1 << 26), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    fastest_copy = _fastest(lambda: target.copy_(source), device, seconds)
+    fastest_copy = fastest(lambda: target.copy_(source), device, seconds)
     name = f"{side} x {side} x {side}, {precision}"
     return Ceilings(2 * side**3 / fastest_product, 2 * source.numel() / fastest_copy, name)
-
-
-def _fastest(action: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Seconds of the fastest repetition within `seconds`, after a warm-up."""
-    stopwatch, times = Stopwatch(device), list[float]()
-    action()
-    begin = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - begin < seconds:
-        stopwatch.start()
-        action()
-        stopwatch.mark()
-        times += stopwatch.seconds(stopwatch.lap())
-    return min(times)

@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import numpy.typing as npt
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.profiling.trace import Launch
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
-from bertrain.run.telemetry_reader import notes_of
+from bertrain.run.telemetry_reader import notes_of, read_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -177,14 +175,8 @@ def read_telemetry(path: Path) -> dict[str, Floats]:
 
 def read_columns(path: Path) -> dict[str, Floats]:
     """The numbers of a CSV file by column; empty cells are NaN, truncated lines are skipped."""
-    with open(_existing(path), newline="", encoding="utf-8", errors="replace") as file:
-        header, *lines = [*csv.reader(file)] or [[]]  # the disk may have been full
-    rows = []
-    for cells in lines:
-        with suppress(ValueError):
-            row = [float(cell) if cell else np.nan for cell in cells]
-            rows += [row] if len(row) == len(header) else []
-    return dict(zip(header, np.array(rows, dtype=np.float64).reshape(len(rows), len(header)).T, strict=True))
+    table, _ = read_numbers(_existing(path))
+    return {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
 
 
 def _missing_of(folder: Path) -> dict[str, str]:
@@ -206,13 +198,9 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]
         writer.writerows(rows)
 
 
-def write_objects(path: Path, objects: Sequence[Any]) -> None:
-    columns = [item.name for item in fields(objects[0])] if objects else []
-    write_table(path, columns, ([getattr(one, column) for column in columns] for one in objects))
-
-
-def write_launches(path: Path, launches: Iterable[Launch]) -> None:
-    """Write one row for each launch; operators of a CPU have neither grid nor block."""
-    rows = ([getattr(one, name) for name in LAUNCH_COLUMNS] for one in launches)
-    written = (["x".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row] for row in rows)
-    write_table(path, LAUNCH_COLUMNS, written)
+def write_objects(path: Path, objects: Sequence[Any], columns: Sequence[str] = ()) -> None:
+    """Write these fields of each object, by default all; a tuple as 2x3."""
+    if objects and not columns:
+        columns = [item.name for item in fields(objects[0])]
+    rows = ([getattr(one, column) for column in columns] for one in objects)
+    write_table(path, columns, (["x".join(map(str, c)) if isinstance(c, tuple) else c for c in row] for row in rows))

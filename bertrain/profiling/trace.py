@@ -11,10 +11,13 @@ import json
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch.profiler import record_function
 
 from bertrain.ranks.watchdog import Heartbeat
 
@@ -24,6 +27,7 @@ BOTH, FORWARD, BACKWARD = "forward and backward", "forward", "backward"
 DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: attention tiles; on a CPU, embeddings
 LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the loss of the masked words
+RegionAt = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +55,28 @@ class RegionMarks(Heartbeat):
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()
-        self._heartbeat, self._open = heartbeat, None
+        self._heartbeat, self._open = heartbeat, ExitStack()
 
     def enter(self, place: str, step: int | None = None) -> None:
         self._heartbeat.enter(place, step)
         self.close()
-        self._open = open_region(REGIONS.get(place, place))
+        self._open.enter_context(record_function(REGIONS.get(place, place)))
 
     def move(self) -> None:
         self._heartbeat.move()
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
-
-
-def open_region(name: str) -> Any:
-    """Open a region; it ends when the result is exited."""
-    from torch.profiler import record_function
-
-    region = record_function(name)
-    region.__enter__()
-    return region
+        self._open.close()
 
 
 def mark_forward(model: Any) -> list[Any]:
     """Mark each forward pass of a plain model as a region; returns hooks to `remove` afterwards."""
-    opened: list[Any] = []
-    return [
-        model.register_forward_pre_hook(lambda *_: opened.append(open_region(FORWARD))),
-        model.register_forward_hook(lambda *_: opened.pop().__exit__(None, None, None)),
-    ]
+    region = ExitStack()
+
+    def begin(*_: Any) -> None:
+        region.enter_context(record_function(FORWARD))
+
+    return [model.register_forward_pre_hook(begin), model.register_forward_hook(lambda *_: region.close())]
 
 
 def read_trace(path: Path) -> dict[str, Any]:
@@ -100,31 +94,22 @@ def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
     for event in trace["traceEvents"]:
         if event.get("ph") == "X":
             by_kind[event.get("cat", "")].append(event)
-    regions = HostRegions(by_kind["user_annotation"])
+    names = (*REGIONS.values(), BOTH, FORWARD)
+    marked = [event for event in by_kind["user_annotation"] if event["name"] in names]
+    spans = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in marked)
+
+    def region_at(moment: float) -> str:
+        """The innermost region of the host at a time; empty outside all regions."""
+        begun = spans[: bisect_right(spans, moment, key=lambda span: span[0])]
+        return next((name for _, end, name in reversed(begun) if moment <= end), "")
+
     on_device = [event for kind in DEVICE_KINDS for event in by_kind[kind]]
-    found = _device_launches(on_device, by_kind, regions, base) or _operators(by_kind["cpu_op"], regions, base)
+    found = _device_launches(on_device, by_kind, region_at, base) or _operators(by_kind["cpu_op"], region_at, base)
     return _split_forward_and_backward(sorted(found, key=lambda launch: launch.start_ns))
 
 
-class HostRegions:
-    """The regions of the host, by time."""
-
-    def __init__(self, annotations: Iterable[dict[str, Any]]) -> None:
-        spans = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in annotations)
-        self._forward = [span for span in spans if span[2] == FORWARD]
-        self._others = [span for span in spans if span[2] in (*REGIONS.values(), BOTH)]
-
-    def at(self, moment: float) -> str:
-        """The innermost region at a time; empty outside all regions."""
-        for spans in (self._forward, self._others):
-            place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
-            if place >= 0 and moment <= spans[place][1]:
-                return str(spans[place][2])
-        return ""
-
-
 def _device_launches(
-    events: Sequence[dict[str, Any]], by_kind: dict[str, list[dict[str, Any]]], regions: HostRegions, base: int
+    events: Sequence[dict[str, Any]], by_kind: dict[str, list[dict[str, Any]]], region_at: RegionAt, base: int
 ) -> list[Launch]:
     on_host = (*by_kind["cuda_runtime"], *by_kind["cuda_driver"])
     calls = {event["args"].get("correlation"): event["ts"] for event in on_host}
@@ -142,7 +127,7 @@ def _device_launches(
                 stream=int(given.get("stream", -1)),
                 grid=tuple(given.get("grid", ())),
                 block=tuple(given.get("block", ())),
-                region=regions.at(calls.get(given.get("correlation"), float("-inf"))),
+                region=region_at(calls.get(given.get("correlation"), float("-inf"))),
                 operator=operator["name"] if operator else "",
                 sizes=_sizes(operator) if operator else (),
             )
@@ -150,12 +135,12 @@ def _device_launches(
     return found
 
 
-def _operators(events: Sequence[dict[str, Any]], regions: HostRegions, base: int) -> list[Launch]:
+def _operators(events: Sequence[dict[str, Any]], region_at: RegionAt, base: int) -> list[Launch]:
     """The operators of the CPU, each without the time of nested operators."""
     found = []
     for event, own in own_times(events):
         name, start = event["name"], base + round(event["ts"] * 1e3)
-        thread, region = int(event["tid"]), regions.at(event["ts"])
+        thread, region = int(event["tid"]), region_at(event["ts"])
         found.append(Launch(name, "operator", start, round(own * 1e3), thread, (), (), region, name, _sizes(event)))
     return found
 

@@ -11,10 +11,14 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import read_or_empty
 
+T = TypeVar("T")
 USABLE = "BERTRAIN_CPUS"  # the processors that the ranks of this machine share, set by their launcher
 
 
@@ -90,13 +94,6 @@ def node_of_pci_device(address: str, sys: Path = Path("/sys")) -> int | None:
     return int(text) if text.isdigit() else None  # -1 if the kernel does not know
 
 
-def read_or_empty(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
 def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | None] = ()) -> list[Binding]:
     """The cores of each rank; `gpu_nodes` are the NUMA nodes of their GPUs, if they have any.
 
@@ -110,7 +107,7 @@ def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | No
     for core in cores:
         by_node.setdefault(core.node, []).append(core)
     if not gpu_nodes and ranks < len(by_node):
-        return [Binding(tuple(part)) for part in _group_nodes(list(by_node.values()), ranks)]
+        return [Binding(tuple(chain(*nodes))) for nodes in _split(list(by_node.values()), ranks)]
     placed: dict[int, list[int]] = {node: [] for node in by_node}
     unplaced = []
     for rank in range(ranks):
@@ -133,19 +130,10 @@ def assign_cores(cores: Sequence[Core], ranks: int, gpu_nodes: Sequence[int | No
     return [bindings[rank] for rank in range(ranks)]
 
 
-def _split(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Consecutive parts of even size; with fewer cores than parts, cores are shared."""
-    total = len(cores)
-    bounds = [(part * total // parts, (part + 1) * total // parts) for part in range(parts)]
-    return [list(cores[start : max(stop, start + 1)]) for start, stop in bounds]
-
-
-def _group_nodes(nodes: Sequence[list[Core]], groups: int) -> list[list[Core]]:
-    """Whole nodes to each of fewer groups, in order."""
-    parts: list[list[Core]] = [[] for _ in range(groups)]
-    for number, cores in enumerate(nodes):
-        parts[number * groups // len(nodes)] += cores
-    return parts
+def _split(items: list[T], parts: int) -> list[list[T]]:
+    """Consecutive parts of even size, of cores or of whole nodes; with fewer items than parts, items are shared."""
+    bounds = [(part * len(items) // parts, (part + 1) * len(items) // parts) for part in range(parts)]
+    return [items[start : max(stop, start + 1)] for start, stop in bounds]
 
 
 def usable_cpus() -> list[int]:

@@ -119,6 +119,13 @@ class Ranks:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.control)
         return int(largest.item())
 
+    def all_gather_rows(self, row: Sequence[float]) -> list[list[float]]:
+        """The numbers of every rank, in order, without waiting for a GPU. All ranks must call it."""
+        rows = torch.zeros(self.world, len(row), dtype=torch.float64)
+        rows[self.rank] = torch.tensor(row)
+        dist.all_reduce(rows, group=self.control)
+        return rows.tolist()
+
     def broadcast_int(self, value: int) -> int:
         """The first rank's `value` (at least -1), on every rank; also a barrier for all ranks."""
         return self.all_max(value if self.is_first else -1)

@@ -11,11 +11,11 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import read_or_empty
 
 Allocator = Literal["auto", "jemalloc", "tcmalloc", "system"]
 OpenMP = Literal["auto", "intel", "gnu"]
@@ -38,25 +38,6 @@ VARIABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Preload:
-    """Libraries to preload, and the environment variables that they need."""
-
-    libraries: dict[str, Path] = field(default_factory=dict)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables to set; those that the user has set stay."""
-        if not self.libraries:
-            return {}
-        before = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
-        loaded = [*map(str, self.libraries.values()), *filter(None, before)]
-        variables = {"LD_PRELOAD": ":".join(loaded)}
-        for name in self.libraries:
-            variables |= {key: value for key, value in VARIABLES[name].items() if key not in os.environ}
-        return variables
-
-
 def library_folders() -> list[Path]:
     """The folders to search for shared libraries, in order: the environment's own, then the system's."""
     named = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
@@ -71,25 +52,32 @@ def find(name: str) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def choose(allocator: Allocator, openmp: OpenMP) -> Preload:
-    """The libraries to preload beside those in LD_PRELOAD; UserError if one that the settings name is missing."""
-    before, chosen = os.environ.get("LD_PRELOAD", ""), Preload()
+def choose(allocator: Allocator, openmp: OpenMP) -> dict[str, str]:
+    """The environment variables that preload libraries beside those in LD_PRELOAD; what the user has set stays.
+
+    Raises UserError if a library that the settings name is missing.
+    """
+    before, libraries = os.environ.get("LD_PRELOAD", ""), dict[str, Path]()
     if not re.search("jemalloc|tcmalloc|mimalloc", before):
         wished = {"auto": ("jemalloc", "tcmalloc"), "system": ()}.get(allocator, (allocator,))
-        chosen = _first(wished, "train.allocator", allocator)
+        libraries |= _first(wished, "train.allocator", allocator)
     if openmp == "intel" and not re.search("libi?omp", before):
-        return Preload({**chosen.libraries, **_first(("intel",), "train.openmp", openmp).libraries})
-    return chosen
+        libraries |= _first(("intel",), "train.openmp", openmp)
+    if not libraries:
+        return {}
+    loaded = [*map(str, libraries.values()), *filter(None, before.replace(" ", ":").split(":"))]
+    needed = {key: value for name in libraries for key, value in VARIABLES[name].items() if key not in os.environ}
+    return {"LD_PRELOAD": ":".join(loaded)} | needed
 
 
-def _first(wished: tuple[str, ...], setting: str, value: str) -> Preload:
+def _first(wished: tuple[str, ...], setting: str, value: str) -> dict[str, Path]:
     for name in wished:
         if place := find(name):
-            return Preload({name: place})
+            return {name: place}
     if wished and value != "auto":
         cure = f"install it (Debian's package is {PACKAGES[value]}), or use --{setting} auto"
         raise UserError("missing-library", f"{setting} {value}: {FILES[value][0]} is not installed; {cure}")
-    return Preload()
+    return {}
 
 
 def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
@@ -99,7 +87,7 @@ def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())  # torch is not imported yet
     if not is_command or not on_cpu or sys.platform != "linux":
         return
-    environment = {} if STARTED_AGAIN in os.environ else choose(allocator, openmp).environment
+    environment = {} if STARTED_AGAIN in os.environ else choose(allocator, openmp)
     if environment:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -119,9 +107,8 @@ def keep_memory() -> None:
 
 def describe() -> str:
     """The memory allocator and the OpenMP runtime that this process has loaded."""
-    try:
-        loaded = Path("/proc/self/maps").read_text()
-    except OSError:
+    loaded = read_or_empty(Path("/proc/self/maps"))
+    if not loaded:
         return "memory and threads as the system has them"
     names = ("jemalloc", "tcmalloc", "mimalloc")
     allocator = next((name for name in names if f"lib{name}" in loaded), "the C library")

@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import Store
 
 from bertrain.base.errors import EXIT_HUNG
 from bertrain.base.logs import note
+from bertrain.base.machine import read_or_empty
 
 STARTING, SAVING = "starting", "saving"
 PLACES = (
@@ -213,8 +214,5 @@ class Watchdog:
 
 def _is_sibling(process: int) -> bool:
     """Whether the launcher of this process started that one too; its number alone may have been reused."""
-    try:
-        parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError):
-        return False
-    return parent == os.getppid()
+    after_name = read_or_empty(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()  # its state, its parent, ...
+    return after_name[1:2] == [str(os.getppid())]

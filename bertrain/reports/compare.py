@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 
 from bertrain.base.console import PHASES
-from bertrain.base.formatting import amount, compact, duration, heading_of, is_better_low, is_share, show, title_of
+from bertrain.base.formatting import (
+    BASELINE,
+    amount,
+    compact,
+    duration,
+    heading_of,
+    is_better_low,
+    is_share,
+    show,
+    title_of,
+)  # fmt: skip
 from bertrain.config.model_size import count_parameters
-from bertrain.config.settings import Settings
 from bertrain.reports.history import History, best_by_metric
 from bertrain.run.progress import seconds_left
 
@@ -62,7 +71,9 @@ def _best(history: History) -> tuple[str, str]:
     metric, best = history.summary.headline, history.summary.best
     if metric is None or best is None:
         return UNKNOWN, "none"
-    return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}"
+    baseline = best.metrics.get(f"{BASELINE}{metric}", best.metrics.get("constant_accuracy"))
+    beside = f"; baseline {show(metric, baseline)}" if baseline is not None else ""
+    return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}{beside}"
 
 
 def _part_of_time(history: History, name: str) -> tuple[str, str]:
@@ -154,7 +165,7 @@ def _differences(metric: str, values: Sequence[float]) -> list[str]:
 def settings_of(history: History) -> dict[str, str]:
     run = history.run
     given = {"run.data": str(run.data), "run.data_fingerprint": run.data_fingerprint[:12], "run.init": run.init}
-    return given | dotted(run.settings)
+    return given | run.settings.dotted()
 
 
 def environment_of(history: History) -> dict[str, str]:
@@ -166,8 +177,3 @@ def differing(every: Sequence[dict[str, str]]) -> list[str]:
     """Names whose values are not the same in all, in order of appearance."""
     names = dict.fromkeys(name for one in every for name in one)
     return [name for name in names if len({one.get(name, "") for one in every}) > 1]
-
-
-def dotted(settings: Settings) -> dict[str, str]:
-    sections = settings.to_dict().items()
-    return {f"{section}.{name}": str(value) for section, part in sections for name, value in part.items()}

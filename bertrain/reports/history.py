@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,7 @@ import numpy as np
 from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low, times
+from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low
 from bertrain.data.formats.shards import MANIFEST
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, Run, read_starts
@@ -37,7 +38,7 @@ class CheckpointEntry:
     """A folder among a run's checkpoints."""
 
     name: str
-    step: int | None
+    step: int
     bytes: int
     saved_s: float  # since the epoch
     is_best: bool
@@ -103,7 +104,7 @@ def read(folder: Path, name: str) -> History:
     events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if ranks else []
     damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
     missing = [] if starts else [f"{ENVIRONMENT} is {damage}, so the machine is unknown"]
-    missing += [*_missing_lines(table), *_missing_samples(telemetry), *_missing_logs(ranks, starts)]
+    missing += _missing(table, telemetry, ranks, starts)
     return History(name, run, table, starts, read_lengths(run), telemetry, list_checkpoints(run), events, missing)
 
 
@@ -111,9 +112,9 @@ def list_checkpoints(run: Run) -> list[CheckpointEntry]:
     """The checkpoint folders of a run, oldest first; their contents are not verified."""
     best = checkpoint.read_best(run.checkpoints)
     entries = []
-    for path in sorted(run.checkpoints.glob("*step-*")):
-        kind = path.name.partition("step-")[0]
-        if not path.is_dir() or kind.startswith("."):
+    for path in run.checkpoints.glob("*step-*"):
+        found = re.fullmatch(r"(|damaged-|aside-\d+-)step-(\d+)", path.name)  # not one that is being written
+        if not found or not path.is_dir():
             continue
         try:
             files = [file.stat() for file in path.iterdir()]
@@ -121,12 +122,11 @@ def list_checkpoints(run: Run) -> list[CheckpointEntry]:
             continue
         is_whole = (path / checkpoint.MANIFEST).is_file()
         states = {"": "whole" if is_whole else "not whole", "damaged-": "damaged, passed over"}
-        digits = path.name.rpartition("step-")[2]
-        step = int(digits) if digits.isdigit() else None
+        kind, step = found[1], int(found[2])
         size, saved_s = sum(file.st_size for file in files), max((file.st_mtime for file in files), default=0.0)
-        is_best = not kind and step is not None and step == best
+        is_best = not kind and step == best
         entries.append(CheckpointEntry(path.name, step, size, saved_s, is_best, states.get(kind, "put aside")))
-    return sorted(entries, key=lambda one: (one.step or 0, one.name))
+    return sorted(entries, key=lambda one: (one.step, one.name))
 
 
 def read_lengths(run: Run) -> dict[int, int] | None:
@@ -153,37 +153,33 @@ def display_names(folders: Sequence[Path]) -> list[str]:
     return [name.encode("utf-8", "replace").decode() for name in names]  # a folder's name need not be Unicode
 
 
-def _missing_lines(table: MetricsTable) -> list[str]:
-    steps, notes = table.columns["step"], []
+def _missing(
+    table: MetricsTable, telemetry: RunTelemetry, ranks: Sequence[int], starts: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Sentences on what is missing in metrics, telemetry and the logs of `ranks`."""
     if table.num_unreadable:
-        notes.append(f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read")
+        yield f"{counted(table.num_unreadable, 'line')} of metrics.jsonl could not be read"
+    steps = table.columns["step"]
     gaps = np.diff(steps, prepend=0)
     if lost := int(gaps[gaps > 1].sum() - (gaps > 1).sum()):
         places = few((f"{int(first):,}" for first in (steps - gaps + 1)[gaps > 1]), 5)
-        notes.append(f"not in metrics.jsonl: {counted(lost, 'step')}, from step {places} on")
+        yield f"not in metrics.jsonl: {counted(lost, 'step')}, from step {places} on"
     if repeated := int((gaps < 1).sum()):
-        notes.append(f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown")
-    return notes
-
-
-def _missing_samples(telemetry: RunTelemetry) -> list[str]:
-    notes = list(telemetry.missing)
+        yield f"out of order in metrics.jsonl: {counted(repeated, 'step')}; all are shown"
+    yield from telemetry.missing
     if telemetry.num_unreadable:
-        notes.append(f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read")
+        yield f"{counted(telemetry.num_unreadable, 'line')} of telemetry could not be read"
     if set_back := max((device.num_set_back for device in telemetry.devices), default=0):
-        notes.append(f"the clock was set back {times(set_back)} between samples; plots count the time between samples")
+        times = "once" if set_back == 1 else f"{set_back:,} times"
+        yield f"the clock was set back {times} between samples; plots count the time between samples"
     longest = max(telemetry.devices, key=lambda device: device.longest_gap_s, default=None)
     if longest is not None and longest.longest_gap_s > LONG_GAP_S:
-        notes.append(f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest")
-    return notes
-
-
-def _missing_logs(ranks: list[int], starts: list[dict[str, Any]]) -> list[str]:
-    if not ranks:
-        return ["there are no logs, so warnings are unknown"]
+        yield f"{longest.name} has no telemetry for {duration(longest.longest_gap_s)} at the longest"
     world = max((int(start.get("ranks", 1)) for start in starts), default=1)
-    absent = [str(rank) for rank in range(world) if rank not in ranks]
-    return [f"there is no log of rank {few(absent, 8)}"] if absent else []
+    if not ranks:
+        yield "there are no logs, so warnings are unknown"
+    elif absent := [str(rank) for rank in range(world) if rank not in ranks]:
+        yield f"there is no log of rank {few(absent, 8)}"
 
 
 # --- computing ---------------------------------------------------------------------------------

@@ -192,7 +192,6 @@ TRACKS = {
     "power_w": ("Power", "W"),
     "sm_clock_mhz": ("Clock", "MHz"),
     "temperature_c": ("Temperature", "°C"),
-    "utilisation": ("Utilization", ""),
     "gpu_utilisation": ("GPU utilization", ""),
     "cpu_utilisation": ("CPU utilization", ""),
     "memory_used_bytes": ("GPU memory", "bytes"),
@@ -208,8 +207,7 @@ def plot_track(name: str, histories: Sequence[History]) -> Plot | None:
     for number, history in enumerate(histories):
         with_it = [device for device in history.telemetry.devices if name in device.tracks]
         for place, device in enumerate(with_it):
-            if not (track := device.tracks[name]).count:
-                continue
+            track = device.tracks[name]
             line = line_style(number if len(histories) > 1 else place)
             axes.plot(device.minutes, track.curve[: len(device.minutes)], linewidth=1.4, **line)
             whose = f"run {number + 1}, {device.name}" if len(histories) > 1 else device.name

@@ -218,7 +218,7 @@ def _telemetry(histories: Sequence[History]) -> list[Markup]:
         for device in history.telemetry.devices:
             for column, track in device.tracks.items():
                 values = (track.minimum, track.mean, track.maximum)
-                yield [device.name, column, *(compact(value) if track.count else UNKNOWN for value in values)]
+                yield [device.name, column, *map(compact, values)]
 
     entries = _run_names(histories)
     if len(histories) == 1:
@@ -263,10 +263,9 @@ def _evaluations(histories: Sequence[History]) -> Markup:
 def _checkpoints(histories: Sequence[History]) -> Markup:
     def rows(history: History) -> Iterator[list[str]]:
         for entry in history.checkpoints:
-            step = f"{entry.step:,}" if entry.step is not None else entry.name
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.saved_s))
             state = parts.best(entry.state) if entry.is_best else entry.state
-            yield [step, state, amount(entry.bytes, "B"), saved]
+            yield [f"{entry.step:,}", state, amount(entry.bytes, "B"), saved]
 
     caption, headings = "Checkpoints in the run folder; hashes are not verified", ["step", "state", "size", "saved"]
     return _table(caption, headings, histories, rows, empty="None in the run folder.")
@@ -285,7 +284,7 @@ def _events(histories: Sequence[History]) -> Markup:
 def _settings(histories: Sequence[History]) -> list[Markup]:
     """The settings that all runs share, with values that are not the default marked."""
     settings = [compare.settings_of(history) for history in histories]
-    not_shared, defaults = compare.differing(settings), compare.dotted(Settings())
+    not_shared, defaults = compare.differing(settings), Settings().dotted()
     tables = []
     for section in ("run", *SECTIONS):
         rows = []

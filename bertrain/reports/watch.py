@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from bertrain.run.progress import computed, seconds_left
 from bertrain.run.records import (
     EndRecord,
     EvaluationRecord,
+    RankMeans,
     RanksRecord,
     Record,
     StepRecord,
@@ -175,10 +176,9 @@ def watch(run: str | Path, *, once: bool = False, every_s: float = 2.0, as_json:
     from rich.console import Console
     from rich.live import Live
 
-    with ExitStack() as stack:
-        console, live = Console(highlight=False), None
-        if not as_json and not once:
-            live = stack.enter_context(Live(console=console, auto_refresh=False))
+    console = Console(highlight=False)
+    live = None if as_json or once else Live(console=console, auto_refresh=False)
+    with live or nullcontext():
         while True:
             seen = look(run)
             if as_json:
@@ -249,14 +249,11 @@ def _metric_text(values: dict[str, Any]) -> str:
 
 def _rank_lines(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Each rank's own time per step and its wait for the others; of many ranks, the slowest."""
-
-    def own(entry: dict[str, Any]) -> float:
-        return float(entry["seconds"]["data"] + entry["seconds"]["forward_backward"])
-
-    slowest = sorted(ranks, key=own, reverse=True)[:MAX_RANKS]
+    own = {entry["rank"]: RankMeans(**entry).own_seconds for entry in ranks}
+    slowest = sorted(ranks, key=lambda entry: own[entry["rank"]], reverse=True)[:MAX_RANKS]
     lines = []
     for entry in sorted(slowest, key=lambda entry: int(entry["rank"])):
-        times = f"{1e3 * own(entry):,.1f} ms own work  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
+        times = f"{1e3 * own[entry['rank']]:,.1f} ms own work  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
         lines.append((f"rank {entry['rank']}", f"{times}  {entry['host']}"))
     return lines + [("", f"and {len(ranks) - len(slowest):,} faster ranks")] * (len(ranks) > len(slowest))
 

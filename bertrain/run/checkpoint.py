@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import threading
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import file_digest, save_tensors, write_atomically
+from bertrain.base.files import file_digest, save_tensors, sync, write_atomically
 
 if TYPE_CHECKING:  # listing checkpoints does not import torch
     from torch import Tensor
@@ -112,23 +111,14 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, settings: dict[str, Any] 
         (partial / STATE).write_text(json.dumps(state, indent=1) + "\n")
         manifest = {name: dict(zip(("bytes", "sha256"), file_digest(partial / name), strict=True)) for name in FILES}
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        for path in (*partial.iterdir(), partial):
-            _sync(path)
+        sync(partial)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over at resume
         partial.rename(final)
-        _sync(folder)
+        sync(folder, files=False)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def purge(folder: Path, keep: int) -> None:
@@ -305,10 +295,3 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:
     return Snapshot(read_weights(checkpoint), read_moments(checkpoint), read_progress(checkpoint))
-
-
-def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    import torch
-
-    kind = torch.contiguous_format
-    return {name: tensor.detach().to("cpu", copy=True, memory_format=kind) for name, tensor in tensors.items()}

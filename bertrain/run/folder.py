@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import bertrain
 from bertrain.base.errors import AgreedError, UserError
-from bertrain.base.files import new_folder, write_atomically
+from bertrain.base.files import new_folder, read_text, write_atomically
 from bertrain.base.formatting import few
 from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import differing, from_dict
@@ -33,6 +33,7 @@ from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
+TRAIN_PLAN = "plan.json"  # in the folder above a run that `bertrain train` began
 SCHEMA_VERSION = 1
 ENDING_S = 20
 
@@ -71,11 +72,11 @@ class Run:
         folder = Path(folder)
         path = folder / CONFIG
         if not Run.exists(folder):
-            inside = sorted(config.parent.name for config in folder.glob(f"*/{CONFIG}"))  # of seeds, or of tasks
-            advice = f"; there are runs in its folders {few(inside)}" if inside else ""
-            raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advice}")
+            raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advise_runs(folder)}")
         try:
             content = json.loads(path.read_text())
+            if "model_type" in content:
+                raise UserError("no-run", f"{folder} is a Transformers folder; name the run that it was exported from")
             if (version := content["schema_version"]) != SCHEMA_VERSION:
                 reads = f"this version of bertrain reads {SCHEMA_VERSION}"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
@@ -218,6 +219,14 @@ def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
     if data.vocabulary.hash != expected_hash:
         cure = "prepare it with the vocab.txt of the run or the weights"
         raise AgreedError("other-vocabulary", f"{data.folder} has another vocabulary than the model's; {cure}")
+
+
+def advise_runs(folder: Path) -> str:
+    """Advice to name one of the runs in a folder: of `train`, of seeds, or of tasks; "" if it has none."""
+    inside = sorted(
+        config.parent.name for config in folder.glob(f"*/{CONFIG}") if '"schema_version"' in read_text(config)
+    )
+    return f"; name a run in it, such as {folder / inside[0]} (it has {few(inside)})" if inside else ""
 
 
 def check_free(folder: Path) -> None:

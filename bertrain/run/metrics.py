@@ -6,13 +6,13 @@ Results of steps stay on the device until they are flushed; only a flush waits f
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from math import nan
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +24,7 @@ from bertrain.base.console import PHASES, Console, evaluation_text, warn
 from bertrain.base.extras import is_installed, missing_package
 from bertrain.base.logs import note
 from bertrain.config.settings import ModelSettings
-from bertrain.data.feed.balance import Balance
+from bertrain.data.feed.loader import Step
 from bertrain.model.sums import Totals
 from bertrain.optim.verdict import Verdict
 from bertrain.run.checkpoint import Progress
@@ -86,20 +86,16 @@ class Stopwatch:
 class PendingStep:
     """A step as the training loop reports it. `sums` and `verdict` may still be computed on the device."""
 
-    step: int
-    samples: int
-    tokens: int
-    num_predictions: int
-    num_sequences: int
+    step: Step  # without its bins, whose memory is needed again
     model: ModelSettings
     learning_rate: float
     sums: Tensor  # packed `Sums` over all ranks
     verdict: Tensor  # packed `Verdict`
-    marks: list[Any] = field(default_factory=list)
-    balance: Balance | None = None  # None for a skipped step
+    marks: list[Any]
     own_tokens: int = 0  # of this rank alone
+    own_bins: int = 0
     skipped: bool = False  # by train.skip_steps
-    loop_seconds: float = nan
+    loop_seconds: float = math.nan
 
 
 class Metrics:
@@ -116,7 +112,7 @@ class Metrics:
         tensorboard: bool,
         is_writer: bool,
         rank_times: RankTimes | None = None,
-        seconds_left: Callable[[], float] = lambda: nan,
+        seconds_left: Callable[[], float] = lambda: math.nan,
     ) -> None:
         """`seconds_left` is called when the device has finished a step."""
         self._folder, self._stopwatch, self._console = folder, stopwatch, console
@@ -153,9 +149,9 @@ class Metrics:
         ends = self._stopwatch.moments([pending.marks[-1] for pending in self._pending])
         steps = [self._finish(pending, ended) for pending, ended in zip(self._pending, ends, strict=True)]
         if self._rank_times is not None:
-            for step, pending in zip(steps, self._pending, strict=True):
-                self._rank_times.note(step.step, step.seconds, pending.own_tokens)
-            self._write(*self._rank_times.arrived())
+            of_steps = zip(steps, self._pending, strict=True)
+            times = [self._rank_times.add(step.step, step.seconds, pending.own_tokens) for step, pending in of_steps]
+            self._write(*filter(None, times))
         self._pending.clear()
         left = self._seconds_left()
         if self._is_writer:
@@ -173,56 +169,48 @@ class Metrics:
             self._write(EvaluationRecord(step, samples, result))
             self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
 
-    def end(self, progress: Progress, reason: str, energy: dict[str, float | None] | None = None) -> None:
-        """Write and report why the run ended, its time in the loop over all starts, and its energy."""
+    def end(self, progress: Progress, reason: str, energy: dict[str, float]) -> None:
+        """Write and report why the run ended, its time in the loop over all starts, and its energy, if it is known."""
         if self._is_writer:
-            self._collect_last_times()
             step, samples, seconds = progress.step, progress.samples, progress.seconds
             parts = {"evaluation_seconds": progress.evaluation_seconds, "saving_seconds": progress.saving_seconds}
-            measured = {name: nan if value is None else value for name, value in (energy or {}).items()}
-            self._write(EndRecord(step, samples, reason, seconds, **parts, **measured))
+            self._write(EndRecord(step, samples, reason, seconds, **parts, **energy))
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
         """Close the files. A failure to write has been recorded already, or concerns TensorBoard's copy only."""
-        self._collect_last_times()
         for sink in (self._file, self._board):
             if sink is not None:
                 with suppress(OSError):
                     sink.close()
 
-    def _collect_last_times(self) -> None:
-        if self._rank_times is not None:
-            self._write(*self._rank_times.close())
-
     def _finish(self, record: PendingStep, ended: float) -> StepRecord:
         verdict = Verdict.unpack(record.verdict)
         phases = self._stopwatch.seconds(record.marks)
-        figures = averages(record.sums, record.num_predictions, record.num_sequences, record.model)
-        if not record.skipped:
-            self._not_finite += not verdict.applied
-        balance = record.balance
-        several = balance if balance is not None and len(balance.work) > 1 else None
+        step, balance, skipped = record.step, record.step.balance, record.skipped
+        figures = averages(record.sums, step.num_predictions, step.num_sequences, record.model)
+        self._not_finite += not (verdict.applied or skipped)
+        tokens, has_ranks = 0 if skipped else step.num_tokens, not skipped and len(balance.work) > 1
         return StepRecord(
-            step=record.step,
-            samples=record.samples,
-            tokens=record.tokens,
+            step=step.number + 1,
+            samples=step.next_position,
+            tokens=tokens,
             learning_rate=record.learning_rate,
             gradient_norm=verdict.gradient_norm,
             applied=verdict.applied,
-            skipped=record.skipped,
+            skipped=skipped,
             not_finite=self._not_finite,
             spike=self._is_spike(record, figures["loss"]),
             loss_scale=verdict.loss_scale,
-            tokens_per_s=record.tokens / max(sum(phases), 1e-9),
-            sequences_per_s=0.0 if record.skipped else record.num_sequences / max(sum(phases), 1e-9),
+            tokens_per_s=tokens / max(sum(phases), 1e-9),
+            sequences_per_s=0.0 if skipped else step.num_sequences / max(sum(phases), 1e-9),
             seconds=dict(zip(PHASES, phases, strict=True)),
             loop_seconds=record.loop_seconds,
             ended=ended,
-            idle_share=nan if balance is None else balance.idle_share,
-            padding_share=nan if balance is None else 1 - record.tokens / sum(balance.tokens),
-            rank_tokens=tuple(several.tokens) if several else None,
-            rank_attention=tuple(several.attention) if several else None,
+            idle_share=math.nan if skipped else balance.idle_share,
+            padding_share=math.nan if skipped else 1 - tokens / sum(balance.tokens),
+            rank_tokens=tuple(balance.tokens) if has_ranks else None,
+            rank_attention=tuple(balance.attention) if has_ranks else None,
             **figures,
         )
 
@@ -232,7 +220,7 @@ class Metrics:
         Only pre-training has spikes: in fine-tuning the loss of examples learned by heart is near zero, so that every
         other example would be one.
         """
-        step = record.step
+        step = record.step.number + 1
         is_spike = record.model.head == "pretrain" and self._spikes.is_spike(loss)
         if is_spike and not self._was_spike and self._is_writer:
             back = f"go back with `bertrain resume {self._folder} --from-step STEP --skip-steps {step}`"
@@ -288,10 +276,10 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     return result | ({"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy} if model.nsp else {})
 
 
-def energy_text(energy: dict[str, float | None] | None) -> str:
-    if energy is None:
+def energy_text(energy: dict[str, float]) -> str:
+    if not energy:
         return ""
-    if energy["joules"] is None:
+    if math.isnan(energy["joules"]):
         return "; energy unknown (see telemetry.json)"
     per_million = f"{energy['joules_per_million_tokens']:,.0f} J per million tokens"
     return f"; {energy['joules']:,.0f} J since the last start, {per_million}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from bertrain.base.files import replacing
+from bertrain.base.files import read_tail, replacing
 from bertrain.base.formatting import is_speed
 
 NAN = math.nan
@@ -257,17 +257,12 @@ def read_records(path: str | Path) -> list[Record]:
 
 def tails(path: str | Path, num_bytes: int = TAIL_BYTES, max_bytes: float = math.inf) -> Iterator[list[Record]]:
     """The records in the last `num_bytes` of a metrics file, then those in ever longer tails, up to `max_bytes`."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            while num_bytes <= max_bytes:
-                file.seek(max(0, size - num_bytes))
-                yield parse_lines(file.read())
-                if num_bytes >= size:
-                    return
-                num_bytes *= 4
-    except OSError:
-        return
+    while num_bytes <= max_bytes:
+        tail = read_tail(Path(path), num_bytes)
+        yield parse_lines(tail)
+        if len(tail) < num_bytes:
+            return
+        num_bytes *= 4
 
 
 def newest(records: Sequence[Record], kind: type[R]) -> R | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,9 @@ def sensors_for(device_uuid: str | None) -> Sensors:
             sensors.missing["gpu"] = "the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
         else:
             add_nvml(sensors, device_uuid, pynvml)
-    memory_pages = KernelFile("/proc/self/statm")
+    memory_pages = reader_of("/proc/self/statm")
     sensors.try_out(
-        Gauge("rss_bytes", lambda: int(memory_pages.read().split()[1]) * PAGE),
+        Gauge("rss_bytes", lambda: int(memory_pages().split()[1]) * PAGE),
         Gauge("cpu_utilisation", CpuShare().read),
     )
     return sensors
@@ -144,8 +144,8 @@ def throttle_reasons(mask: int) -> list[str]:
 
 
 def core_clock(core: int) -> Gauge:
-    kilohertz = KernelFile(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
-    return Gauge(f"core{core}_mhz", lambda: int(kilohertz.read()) / 1e3)
+    kilohertz = reader_of(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+    return Gauge(f"core{core}_mhz", lambda: int(kilohertz()) / 1e3)
 
 
 def _add_rapl(sensors: Sensors) -> None:
@@ -161,33 +161,25 @@ def _add_rapl(sensors: Sensors) -> None:
         sensors.missing["energy_j"] = f"RAPL: {sensors.missing['energy_j']}"
 
 
-class KernelFile:
-    """A small file of the kernel, kept open since opening it costs more than reading it."""
-
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
-
-    @cached_property
-    def _file(self) -> FileIO:
-        return FileIO(self._path)
-
-    def read(self) -> bytes:
-        return os.pread(self._file.fileno(), 8192, 0)
+def reader_of(path: str | Path) -> Callable[[], bytes]:
+    """Reads a small file of the kernel, which stays open since opening it costs more than reading it."""
+    opened = cache(FileIO)
+    return lambda: os.pread(opened(path).fileno(), 8192, 0)
 
 
 class Rapl:
     """Joules since the first reading; the counters wrap around after some minutes, which is corrected."""
 
     def __init__(self, packages: list[Path]) -> None:
-        self._counters = [KernelFile(package / "energy_uj") for package in packages]
-        self._limits = [KernelFile(package / "max_energy_range_uj") for package in packages]
+        self._counters = [reader_of(package / "energy_uj") for package in packages]
+        self._limits = [reader_of(package / "max_energy_range_uj") for package in packages]
         self._before: list[int] | None = None
         self._joules = 0.0
 
     def read(self) -> float:
-        counters = [int(counter.read()) for counter in self._counters]
+        counters = [int(counter()) for counter in self._counters]
         for before, after, limit in zip(self._before or counters, counters, self._limits, strict=True):
-            self._joules += ((after - before) % (int(limit.read()) + 1)) / 1e6
+            self._joules += ((after - before) % (int(limit()) + 1)) / 1e6
         self._before = counters
         return self._joules
 
@@ -196,10 +188,10 @@ class CpuShare:
     """Share of all cores' time that was busy since the last reading, over all processes."""
 
     def __init__(self, path: str | Path = "/proc/stat") -> None:
-        self._file, self._before = KernelFile(path), (0, 0)
+        self._read_file, self._before = reader_of(path), (0, 0)
 
     def read(self) -> float:
-        first_line = self._file.read().partition(b"\n")[0]
+        first_line = self._read_file().partition(b"\n")[0]
         ticks = [int(word) for word in first_line.split()[1:9]]  # guest time is included in the others
         idle, total = ticks[3] + ticks[4], sum(ticks)
         (idle_before, before), self._before = self._before, (idle, total)

@@ -20,10 +20,8 @@ from bertrain.run.records import EndRecord, EvaluationRecord, RanksRecord, StepR
 
 Floats = npt.NDArray[np.floating]
 
-BLOCK = 8 << 20  # bytes parsed at a time
-BLOCK_OF_THREAD = 1 << 20  # bytes of them that each thread parses
+BLOCK = 2 << 20  # bytes parsed at a time
 DOUBLE_PRECISION = ("step", "samples", "tokens", "ended", "loop_seconds")  # other columns are kept in single precision
-DERIVED = ("not_finite",)  # columns that follow from others, and are not kept
 
 
 @dataclass
@@ -49,48 +47,35 @@ class MetricsTable:
 
 def read_metrics(path: Path) -> MetricsTable:
     """Read a metrics file; an empty table if there is none."""
-    result, columns_of_blocks, counts = MetricsTable(), [], []
+    result, numbers = MetricsTable(), [pa.table({})]
     for block in whole_lines(path):
         tables, num_unreadable = parse_by_halves(block, _parse_json)
         result.num_unreadable += num_unreadable if block.endswith(b"\n") else 0
         for table in tables:
-            kinds = _texts(table, "kind")
+            if "kind" not in table.column_names or not pa.types.is_string(table["kind"].type):
+                result.num_unreadable += len(table)
+                continue
+            kinds = table["kind"]
             result.num_unreadable += kinds.null_count
             _add_ranks(result.ranks, table.filter(pc.equal(kinds, RanksRecord.kind)))
             _add_others(result, table.filter(pc.is_in(kinds, pa.array([EvaluationRecord.kind, EndRecord.kind]))))
             steps = table.filter(pc.equal(kinds, StepRecord.kind))
-            columns = dict(_numbers(steps))
-            if "step" in columns:
-                columns_of_blocks.append(columns)
-                counts.append(len(steps))
+            if "step" in (found := _numbers(steps)).column_names:
+                numbers.append(found)
             else:
                 result.num_unreadable += len(steps)
-    for name in list(dict.fromkeys(name for columns in columns_of_blocks for name in columns)):
-        # Blocks give up a column as it is joined, so that there are never two copies of all columns.
-        parts = [
-            columns.pop(name) if name in columns else np.full(count, np.nan, _precision(name))
-            for columns, count in zip(columns_of_blocks, counts, strict=True)
-        ]
-        result.columns[name] = np.concatenate(parts)
+    joined = pa.concat_tables(numbers, promote_options="default")  # a column that a block lacks is null there
+    result.columns = {name: joined[name].to_numpy() for name in joined.column_names}
     return result
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The file in blocks of whole lines; an unfinished last line is a block of its own."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError:
-        return
-    with file:
-        rest = b""
-        while read := file.read(BLOCK):
-            read = rest + read if rest else read
-            cut = read.rfind(b"\n") + 1
-            rest = read[cut:]
-            if cut:
-                yield read[:cut]
-        if rest:
-            yield rest
+    """The file in blocks of whole lines, none if there is no file; an unfinished last line is a block of its own."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            while lines := file.readlines(BLOCK):
+                rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
+                yield from filter(None, (b"".join(lines), rest))
 
 
 def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa.Table], int]:
@@ -116,32 +101,18 @@ def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[l
 def _parse_json(block: bytes) -> pa.Table:
     if not block.lstrip().startswith(b"{"):  # pyarrow crashes on a leading `null`
         raise pa.ArrowInvalid("not a JSON object")
-    starts = range(0, len(block), BLOCK_OF_THREAD)
-    # Whether every line fits into the block of a thread.
-    fits = all(block.find(b"\n", start, start + BLOCK_OF_THREAD) >= 0 for start in starts)
-    options = pj.ReadOptions(block_size=BLOCK_OF_THREAD if fits else max(BLOCK_OF_THREAD, 2 * len(block)))
-    return pj.read_json(pa.BufferReader(block), read_options=options)
+    # A line must fit into a block of the parser.
+    return pj.read_json(pa.BufferReader(block), read_options=pj.ReadOptions(block_size=2 * len(block)))
 
 
-def _texts(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of text; all null if it is absent or of another type."""
-    if name in table.column_names and pa.types.is_string(table[name].type):
-        return table[name]
-    return pa.chunked_array([pa.nulls(len(table), pa.string())])
-
-
-def _numbers(steps: pa.Table) -> Iterator[tuple[str, Floats]]:
+def _numbers(steps: pa.Table) -> pa.Table:
     """The columns that are numbers or booleans, those in `seconds` as `seconds.data`, ...."""
-    flat = steps.flatten()
+    flat, found = steps.flatten(), {}
     for name, column in zip(flat.column_names, flat.columns, strict=True):
         is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-        is_known = name not in DERIVED and column.null_count < len(column)
-        if is_known and (is_number or pa.types.is_boolean(column.type)):
-            yield name, pc.cast(column, pa.float64()).to_numpy().astype(_precision(name))
-
-
-def _precision(name: str) -> type[np.floating]:
-    return np.float64 if name in DOUBLE_PRECISION else np.float32
+        if column.null_count < len(column) and (is_number or pa.types.is_boolean(column.type)):
+            found[name] = column.cast(pa.float64() if name in DOUBLE_PRECISION else pa.float32(), safe=False)
+    return pa.table(found)
 
 
 def _add_others(result: MetricsTable, lines: pa.Table) -> None:

@@ -14,8 +14,7 @@ import json
 import platform
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,7 +38,6 @@ class TelemetryWriter:
     def __init__(self, folder: Path, sensors: Sensors, interval_ms: int, *, name: str = "telemetry") -> None:
         self._csv, self._json = folder / f"{name}.csv", folder / f"{name}.json"
         self._sensors, self._interval_s = sensors, interval_ms / 1e3
-        self._gauges = list(sensors.gauges)
         self._failures = dict.fromkeys(sensors.columns, 0)
         self._read_at = dict.fromkeys(sensors.columns, float("-inf"))
         self._meter = EnergyMeter()
@@ -91,7 +89,7 @@ class TelemetryWriter:
             began, busy = time.monotonic(), time.thread_time()
             flush = began - flushed >= FLUSH_EVERY_S or is_last
             flushed = began if flush else flushed
-            self._write_row(self._sample(began, with_counters=is_last), flush=flush)
+            self._write_row(self._sample(began, is_last=is_last), flush=flush)
             self._has_begun.set()
             if abs(step := clock.stepped() - offset) >= CLOCK_STEP_S:
                 self._clock_steps.append({"monotonic": time.monotonic(), "seconds": step})
@@ -104,26 +102,21 @@ class TelemetryWriter:
             pause = max(self._interval_s - (time.monotonic() - began), took / MAX_CPU_SHARE - took)
             is_last = self._ending.wait(pause)
 
-    def _sample(self, moment: float, *, with_counters: bool) -> list[float | None]:
+    def _sample(self, moment: float, *, is_last: bool) -> list[float | None]:
         """A row: two timestamps, then a value per column, None if it was not read."""
-        row: list[float | None] = [clock.now(), moment]
-        values: dict[str, float] = {}
-        for gauge in self._gauges:
-            value = None
-            if with_counters or moment - self._read_at[gauge.column] >= gauge.every_s:
-                value = self._read(gauge)
-                self._read_at[gauge.column] = moment
-            row.append(value)
-            if value is not None:
-                values[gauge.column] = value
-        self._meter.add(moment, values.get("energy_j"), values.get("power_w"))
+        stamp = clock.now()
+        values = [self._read(gauge, moment, is_last=is_last) for gauge in self._sensors.gauges]
+        by_column = dict(zip(self._sensors.columns, values, strict=True))
+        self._meter.add(moment, by_column.get("energy_j"), by_column.get("power_w"))
         self._samples += 1
-        return row
+        return [stamp, moment, *values]
 
-    def _read(self, gauge: Gauge) -> float | None:
+    def _read(self, gauge: Gauge, moment: float, *, is_last: bool) -> float | None:
         column = gauge.column
-        if self._failures[column] >= MAX_FAILURES:
+        is_due = is_last or moment - self._read_at[column] >= gauge.every_s
+        if not is_due or self._failures[column] >= MAX_FAILURES:
             return None
+        self._read_at[column] = moment
         try:
             value = gauge.read()
         except Exception as error:
@@ -199,15 +192,13 @@ class EnergyMeter:
     """Energy from a counter in joules, or else from power integrated over time."""
 
     def __init__(self) -> None:
-        self._first: float | None = None
-        self._newest = 0.0
+        self._counted: tuple[float, float] | None = None  # first and newest reading
         self._last_power: tuple[float, float] | None = None
         self._integral: float | None = None
 
     def add(self, moment: float, counter: float | None, watts: float | None) -> None:
         if counter is not None:
-            self._first = counter if self._first is None else self._first
-            self._newest = counter
+            self._counted = (self._counted or (counter,))[0], counter
         if watts is not None:
             if self._last_power is not None:
                 before, watts_before = self._last_power
@@ -216,7 +207,7 @@ class EnergyMeter:
 
     @property
     def joules(self) -> float | None:
-        return self._integral if self._first is None else self._newest - self._first
+        return self._integral if self._counted is None else self._counted[1] - self._counted[0]
 
 
 def _set_aside_other_columns(path: Path, header: str) -> None:
@@ -230,18 +221,12 @@ def _set_aside_other_columns(path: Path, header: str) -> None:
     path.rename(next(other for other in names if not other.exists()))
 
 
-@contextmanager
-def telemetry_of(folder: Path, device: Any, settings: LogSettings, *, rank: int) -> Iterator[TelemetryWriter | None]:
-    """Sample while the body runs, if log.telemetry is set. Rank N > 0 writes telemetry-N.csv."""
+def start_telemetry(folder: Path, device: Any, settings: LogSettings, rank: int) -> TelemetryWriter | None:
+    """Sample until it is stopped, if log.telemetry is set. Rank N > 0 writes telemetry-N.csv."""
     if not settings.telemetry:
-        yield None
-        return
+        return None
     name = f"telemetry-{rank}" if rank else "telemetry"
-    telemetry = TelemetryWriter(folder, device_sensors(device), settings.telemetry_ms, name=name)
-    try:
-        yield telemetry
-    finally:
-        telemetry.stop()
+    return TelemetryWriter(folder, device_sensors(device), settings.telemetry_ms, name=name)
 
 
 def device_sensors(device: Any) -> Sensors:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -138,9 +139,7 @@ def find_files(data: Path, notes: list[str], *, is_whole: bool) -> dict[str, lis
 
 
 def _is_labeled(files: Iterable[Path], columns: Columns) -> bool:
-    def select(names: list[str]) -> list[str | None]:
-        return [find_column(names, columns.label, columns.hint, required=False)]
-
-    rows = chain.from_iterable(read_table(path, select) for path in files)
+    label = partial(find_column, candidates=columns.label, required=False)
+    rows = chain.from_iterable(read_table(path, lambda names: [label(names)]) for path in files)
     readable = (row for row in rows if not isinstance(row, Problem))
     return any((row.values[0] or "").strip() for row in islice(readable, 1000))

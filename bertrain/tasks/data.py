@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.task import Split
 
 EMPTY = np.zeros(0, dtype=np.int64)
 
 
-class TaskData:
+class TaskData(DataSource):
     """A split of a task: a `DataSource` in memory."""
 
     layout = "task"
@@ -26,14 +27,11 @@ class TaskData:
 
     def __init__(self, split: Split, folder: Path, vocabulary: Vocabulary, max_seq_length: int) -> None:
         self.split, self.folder, self.vocabulary, self.max_seq_length = split, folder, vocabulary, max_seq_length
-        self.lengths: npt.NDArray[np.int32] = split.block.lengths.astype(np.int32)
-        self.predictions: npt.NDArray[np.int32] = np.zeros_like(self.lengths)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        self.lengths = split.block.lengths.astype(np.int32)
+        self.predictions, self._is_random = np.zeros_like(self.lengths), split.block.is_random
 
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]
         """SHA-256 of the vocabulary and all examples, in order."""
         digest, block = hashlib.sha256(self.vocabulary.hash.encode()), self.split.block
         for values in (block.tokens, block.lengths, block.segment_b, block.answers):
@@ -43,9 +41,4 @@ class TaskData:
 
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order, with empty masks."""
-        block = self.split.block.take(rows)
-        masks = Masks(np.zeros(len(rows), dtype=np.int64), EMPTY, EMPTY)
-        return Block(block.tokens, block.lengths, block.segment_b, block.is_random, masks, block.answers)
-
-    def is_random(self, rows: Ints) -> Ints:
-        return np.zeros(len(rows), dtype=np.int64)
+        return replace(self.split.block.take(rows), masks=Masks(np.zeros(len(rows), dtype=np.int64), EMPTY, EMPTY))

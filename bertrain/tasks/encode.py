@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertrain.data.formats.block import Block, Values, concatenate, flat_ranges, offsets_of
+from bertrain.data.formats.block import Block, Values, concatenate, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import Tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
@@ -33,7 +33,9 @@ def encode_texts(
         else:
             kept = list(truncate_pairs(lengths[0], lengths[1], max_seq_length - 3))
         num_truncated += int((np.sum(kept, axis=0) < np.sum(lengths, axis=0)).sum())
-        blocks.append(_join(vocabulary, [(*text, keep) for text, keep in zip(encoded, kept, strict=True)]))
+        parts = zip(encoded, kept, strict=True)
+        segments = [(words, offsets_of(counts)[:-1], keep) for (words, counts), keep in parts]
+        blocks.append(join_segments(vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]"), *segments))
     return concatenate(blocks), num_truncated
 
 
@@ -49,20 +51,3 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
     encoded = [tokenizer.encode_raw(text) for text in texts]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // tokenizer.dtype.itemsize
     return np.frombuffer(b"".join(encoded), tokenizer.dtype), lengths
-
-
-def _join(vocabulary: Vocabulary, parts: list[tuple[Values, Ints, Ints]]) -> Block:
-    """[CLS], then the kept tokens of each part, each followed by [SEP]."""
-    lengths = np.sum([kept + 1 for _, _, kept in parts], axis=0) + 1
-    offsets = offsets_of(lengths)
-    tokens = np.empty(offsets[-1], parts[0][0].dtype)
-    position = offsets[:-1]
-    tokens[position] = vocabulary.id_of("[CLS]")
-    position = position + 1
-    for words, counts, kept in parts:
-        tokens[flat_ranges(position, kept)] = words[flat_ranges(offsets_of(counts)[:-1], kept)]
-        position = position + kept
-        tokens[position] = vocabulary.id_of("[SEP]")
-        position = position + 1
-    segment_b = parts[0][2] + 2  # without a second text, this is the length
-    return Block(tokens, lengths, segment_b, np.zeros(len(lengths), np.uint8))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.data.feed.assemble import assemble_batch
+from bertrain.data.feed.batching import Capacity, choose_policy
+from bertrain.data.formats.block import Block, Masks
 from bertrain.data.text.tokenizer import Tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
@@ -28,10 +32,8 @@ def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -
     """
     weights = read_weights(source)
     if weights.vocabulary is None:
-        raise UserError(
-            "missing-vocabulary",
-            f"{source} has no vocabulary; put its vocab.txt there, or use `bertrain weights import --vocab FILE`",
-        )
+        cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
+        raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
     if weights.settings.head != "pretrain":
         raise UserError("no-pretraining-head", f"{source} is fine-tuned, without an MLM head; use its initial weights")
     model = build_model(weights)
@@ -63,22 +65,8 @@ def _fill(model: Bert, vocabulary: Vocabulary, sentence: str, top: int) -> list[
 
 def one_sequence(tokens: list[int], positions: list[int]) -> Batch:
     """A batch of a single sequence of one segment, with tokens to predict at `positions`."""
-    length = len(tokens)
-    return Batch(
-        input_ids=torch.tensor(tokens),
-        segment_ids=torch.zeros(length, dtype=torch.long),
-        position_ids=torch.arange(length),
-        cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
-        cls_positions=torch.tensor([0]),
-        mlm_positions=torch.tensor(positions),
-        mlm_labels=torch.full((len(positions),), IGNORED),
-        nsp_labels=torch.full((1,), IGNORED),
-        is_real=torch.ones(1, dtype=torch.bool),
-        answers=None,
-        max_seqlen=length,
-        sequence_lengths=(length,),
-        dropout_seed=0,
-        num_tokens=length,
-        num_sequences=1,
-        num_predictions=len(positions),
-    )
+    length, count = len(tokens), len(positions)
+    masks = Masks(np.array([count]), np.array(positions), np.full(count, IGNORED))
+    block = Block(np.array(tokens), np.array([length]), np.array([length]), np.array([0]), masks)
+    policy, shape = choose_policy("budget"), Capacity(length, 1, count)
+    return assemble_batch(block, policy=policy, shape=shape, max_seq_length=length, pad_id=0, dropout_seed=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def score(
     if not collection.has_answers:
         raise UserError("no-answers", f"{data} has no answers to score against")
     answers = _read_by_question(Path(predictions), "an answer text", lambda value: isinstance(value, str))
-    odds = None if null_odds is None else _read_by_question(Path(null_odds), "a finite number", _is_finite_number)
+    odds = None if null_odds is None else _read_by_question(Path(null_odds), "a finite number", _is_number)
     ids = [question.id for question in collection.questions]
     if not any(question in answers for question in ids):
         raise UserError("other-predictions", f"{predictions} answers none of the questions in {data}")
@@ -57,8 +57,5 @@ def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool])
     return content
 
 
-def _is_finite_number(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

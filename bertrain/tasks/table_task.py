@@ -207,7 +207,8 @@ class TableTask:
         """`metric_names` starts with the main metric."""
         self.settings, self.vocabulary = settings, vocabulary
         self.head: Head = head
-        self.labels, self.metric_names = labels, metric_names
+        self.name, self.labels = settings.task.name, labels
+        self.metric_names, self.main_metric = metric_names, metric_names[0]
         self.notes: list[str] = []
         self.held_out_splits: Sequence[str] = ()
         self.unlabeled_splits: Sequence[str] = ()
@@ -215,14 +216,6 @@ class TableTask:
 
     def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
         raise NotImplementedError
-
-    @property
-    def name(self) -> str:
-        return self.settings.task.name
-
-    @property
-    def main_metric(self) -> str:
-        return self.metric_names[0]
 
     def training(self) -> TableSplit:
         return self._load("train", with_labels=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
@@ -35,6 +35,10 @@ SKIP_HINT = "fix it, or skip such rows with --on-error skip"
 
 SelectColumns = Callable[[list[str]], "Sequence[str | None]"]
 """Selects columns from those of a file; raises LookupError(the missing column, a hint for the user)."""
+
+Object = dict[str, Any]
+ChooseColumns = Callable[[list[str]], list[str]]  # the columns to read, of those of a file
+Item = TypeVar("Item")
 
 
 class Row(NamedTuple):
@@ -125,15 +129,34 @@ def read_table(path: Path, select: SelectColumns, header: Sequence[str] = ()) ->
     `header` names the columns of a file whose first line has none of these names. A file without rows yields nothing;
     a file that is damaged, or lacks a column, raises UserError.
     """
-    reader = _READERS.get(format_of(path))
+    kind = format_of(path)
+    if kind in _FIELDS:
+        yield from _read(path, lambda stream: _select_fields(stream.name, _FIELDS[kind](stream), select, header))
+        return
+    columns: Sequence[str | None] = ()
+
+    def choose(names: list[str]) -> list[str]:
+        nonlocal columns
+        columns = _select(str(path), names, select)
+        return [column for column in columns if column is not None]
+
+    for place, record in read_objects(path, choose):
+        yield record if isinstance(record, Problem) else _to_row(place, record, columns)
+
+
+def read_objects(path: Path, choose: ChooseColumns) -> Iterator[tuple[str, Object | Problem]]:
+    """The rows of a file of JSON lines, Parquet or Arrow as objects, each with its place."""
+    reader = _OBJECTS.get(format_of(path))
     if reader is None:
         raise UserError("unknown-table-format", f"cannot read {path}; supported are .{', .'.join(FORMATS)}")
+    return _read(path, lambda stream: reader(stream, choose))
+
+
+def _read(path: Path, reader: Callable[[Stream], Iterator[Item]]) -> Iterator[Item]:
     try:
         for stream in open_streams(path, lambda _: None):
-            yield from reader(stream, select, header)
+            yield from reader(stream)
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise UserError("unreadable-file", f"cannot read {path}: {error.strerror}") from None
         raise _damaged_table(path, error or type(error).__name__) from None
 
 
@@ -141,10 +164,10 @@ def _damaged_table(name: object, reason: object) -> UserError:
     return UserError("damaged-table", f"{name} is damaged or truncated ({reason}); download it again")
 
 
-def _read_tsv(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
+def _tsv_rows(stream: Stream) -> Iterator[tuple[int, list[str]]]:
     lines = ((number, line.decode("utf-8", "surrogateescape")) for number, line in table_lines(stream))
     rows = ((number, text.rstrip("\n").removesuffix("\r").split("\t")) for number, text in lines)
-    return _select_fields(stream.name, ((number, row) for number, row in rows if row != [""]), select, header)
+    return ((number, row) for number, row in rows if row != [""])
 
 
 def _select_fields(
@@ -177,67 +200,49 @@ def _select_fields(
             yield Row(place, values) if all(map(_is_valid_text, values)) else Problem(place, NOT_UTF8)
 
 
-def _read_json_lines(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
-    columns: Sequence[str | None] | None = None
+def _json_rows(stream: Stream, choose: ChooseColumns) -> Iterator[tuple[str, Object | Problem]]:
+    is_first = True
     for number, line in table_lines(stream):
         place = f"line {number:,} of {stream.name}"
         if not line.strip():
             continue
-        if columns is None and line.lstrip().startswith(b"["):
+        if is_first and line.lstrip().startswith(b"["):
             raise UserError("json-array", f"{stream.name} is a JSON array; write one object per line")
         try:
             record = json.loads(line.decode())
         except UnicodeDecodeError:
-            yield Problem(place, NOT_UTF8)
-            continue
+            yield place, Problem(place, NOT_UTF8)
         except (ValueError, RecursionError) as error:
-            yield Problem(place, f"is not valid JSON ({error})")
-            continue
-        if not isinstance(record, dict):
-            yield Problem(place, "is not a JSON object")
-            continue
-        if columns is None:
-            columns = _select(stream.name, list(record), select)
-        missing = [column for column in columns if column is not None and column not in record]
-        if missing:
-            yield Problem(place, f"has no {missing[0]!r}")
+            yield place, Problem(place, f"is not valid JSON ({error})")
         else:
-            yield _to_row(place, [None if column is None else record[column] for column in columns], columns)
+            if not isinstance(record, dict):
+                yield place, Problem(place, "is not a JSON object")
+                continue
+            if is_first:
+                choose(list(record))
+                is_first = False
+            yield place, record
 
 
-def _read_columnar(stream: Stream, select: SelectColumns, header: Sequence[str]) -> Iterator[Row | Problem]:
+def _columnar_rows(stream: Stream, choose: ChooseColumns) -> Iterator[tuple[str, Object]]:
     import pyarrow as pa
 
     if stream.path is None:
         raise UserError("compressed-table", f"{stream.name} is compressed; decompress this Parquet or Arrow file")
-    place = "the start"
+    place, numbers = "the start", itertools.count(1)
     try:
         with open_columns(stream.path) as (schema, read):
-            columns = _select(str(stream.path), schema.names, select)
-            batches = read([column for column in columns if column is not None], 4096)
-            for row in _read_batches(stream.path, batches, schema, columns):
-                place = row.place
-                yield row
+            columns, classes = choose(schema.names), _class_names(schema)
+            for batch in read(columns, 4096):
+                batch.validate(full=True)
+                for record in batch.select(columns).to_pylist():
+                    for column in classes.keys() & record.keys():
+                        record[column] = _to_class_name(record[column], classes[column])
+                    place = f"row {next(numbers):,} of {stream.path}"
+                    yield place, record
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise _damaged_table(stream.name, f"after {place}: {reason}") from None
-
-
-def _read_batches(
-    path: Path, batches: Iterable[Any], schema: Any, columns: Sequence[str | None]
-) -> Iterator[Row | Problem]:
-    classes = _class_names(schema)
-    numbers = itertools.count(1)
-    for batch in batches:
-        batch.validate(full=True)
-        lists = [
-            [None] * batch.num_rows
-            if column is None
-            else _to_class_names(batch.column(column).to_pylist(), classes.get(column))
-            for column in columns
-        ]
-        for values in zip(*lists, strict=True):
-            yield _to_row(f"row {next(numbers):,} of {path}", values, columns)
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
@@ -250,12 +255,9 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
         return {}
 
 
-def _to_class_names(indices: list[Any], names: list[str] | None) -> list[Any]:
-    """Class indices as names; `datasets` writes -1 for no label."""
-    if names is None:
-        return indices
-    known = range(len(names))
-    return [None if index == -1 else names[index] if index in known else index for index in indices]
+def _to_class_name(index: Any, names: list[str]) -> Any:
+    """The name of a class index; `datasets` writes -1 for no label."""
+    return None if index == -1 else names[index] if index in range(len(names)) else index
 
 
 def _select(name: str, names: list[str], select: SelectColumns) -> Sequence[str | None]:
@@ -267,9 +269,12 @@ def _select(name: str, names: list[str], select: SelectColumns) -> Sequence[str 
         raise UserError("missing-column", f"{name} has no column {missing}; its columns are {columns}{hint}") from None
 
 
-def _to_row(place: str, values: Iterable[Any], columns: Sequence[str | None]) -> Row | Problem:
+def _to_row(place: str, record: Object, columns: Sequence[str | None]) -> Row | Problem:
     texts: list[str | None] = []
-    for value, column in zip(values, columns, strict=True):
+    for column in columns:
+        if column is not None and column not in record:
+            return Problem(place, f"has no {column!r}")
+        value = None if column is None else record[column]
         if value is None or (isinstance(value, float) and math.isnan(value)):
             texts.append(None)
         elif isinstance(value, float):
@@ -291,10 +296,9 @@ def _is_valid_text(value: str | None) -> bool:
 
 _PART = re.compile(r"(?P<stem>.+)-\d+-of-(?P<total>\d+)")  # as `datasets` numbers the parts of a large file
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_READERS: dict[str, Callable[[Stream, SelectColumns, Sequence[str]], Iterator[Row | Problem]]] = {
-    "tsv": _read_tsv,
-    "csv": lambda stream, select, header: _select_fields(stream.name, csv_rows(stream), select, header),
-    "jsonl": _read_json_lines,
-    "parquet": _read_columnar,
-    "arrow": _read_columnar,
+_FIELDS: dict[str, Callable[[Stream], Iterator[tuple[int, list[str] | Problem]]]] = {"tsv": _tsv_rows, "csv": csv_rows}
+_OBJECTS: dict[str, Callable[[Stream, ChooseColumns], Iterator[tuple[str, Object | Problem]]]] = {
+    "jsonl": _json_rows,
+    "parquet": _columnar_rows,
+    "arrow": _columnar_rows,
 }

@@ -5,19 +5,7 @@ their targets, computes the official metrics from the model's outputs, and write
 prediction see nothing else of a task.
 
 To add a task, write a class with these methods and name it in `registry.py`. For rows of one or two texts, subclass
-`TableTask` (table_task.py), which leaves this to write:
-
-    class ReviewTask(TableTask):
-        def __init__(self, settings: Settings, folder: Path, vocabulary: Vocabulary) -> None:
-            super().__init__(settings, vocabulary, "classify", ("bad", "good"), ("accuracy",))
-            self.files = {name: choose_files(folder, [name], self.notes) for name in ("train", "dev", "test")}
-            self.held_out_splits, self.unlabeled_splits = ["dev"], ["test"]
-
-        def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
-            row_format = RowFormat(Columns(("review",)), class_parser(self.labels))
-            return self.read_split(name, self.files[name], row_format, with_labels=with_labels)
-
-A task whose outputs fit no Head also needs a head in `model/heads.py`.
+`TableTask` (table_task.py), as `XnliTask` does. A task whose outputs fit no Head also needs a head in `model/heads.py`.
 """
 
 from __future__ import annotations
@@ -65,23 +53,11 @@ class Split(Protocol):
 class Task(Protocol):
     """A data set to fine-tune on, opened."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def head(self) -> Head: ...
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes by class index; empty for a task without classes."""
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that compares two results; larger is better."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Messages about the files, such as rows skipped and texts truncated; reading a split adds to them."""
+    name: str
+    head: Head
+    labels: tuple[str, ...]  # names of the classes by class index; empty for a task without classes
+    main_metric: str  # the metric that compares two results; larger is better
+    notes: list[str]  # messages about the files, such as rows skipped; reading a split adds to them
 
     def training(self) -> Split: ...
 

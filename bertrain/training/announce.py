@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -76,18 +76,16 @@ def remarks(settings: Settings, epochs_per_step: float) -> list[str]:
     return found
 
 
-def _estimate_time(settings: Settings, step: Step, world: int) -> list[str]:
+def _estimate_time(settings: Settings, step: Step, world: int) -> Iterator[str]:
     """Time of the run, from the operations of a step and the speed of a matrix product here; none under a budget."""
     speed = training_speed(parallel.choose_device(settings.train.device)[0], settings.train.precision)
     pairs = sum(step.balance.attention)
     per_step = training_flops(settings.model, step.num_tokens, step.num_predictions, pairs) / (world * speed)
     days = (settings.train.last_step() or 0) * per_step / 86400
-    found = [f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"] * (
-        days > MANY_DAYS
-    )
     if not settings.train.budget:
-        found.insert(0, f"time: about {duration(86400 * days)}, {per_step:.3g} s a step; a rough estimate")
-    return found
+        yield f"time: about {duration(86400 * days)}, {per_step:.3g} s a step; a rough estimate"
+    if days > MANY_DAYS:
+        yield f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"
 
 
 def _describe_rows(data: DataSource, settings: Settings) -> str:
@@ -101,7 +99,7 @@ def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
     policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens ({policy})"
+    return f"a step is {size}, in bins of {batch.token_budget:,} tokens (batch.policy {policy})"
 
 
 def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
@@ -126,11 +124,7 @@ def dry_run(
     needed = place.needs(settings)
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_rows(source, settings)
-    lines = [
-        f"{section}.{name} = {value}"
-        for section, fields in settings.to_dict().items()
-        for name, value in fields.items()
-    ]
+    lines = [f"{name} = {value}" for name, value in settings.dotted().items()]
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
     lines += [
         "",
@@ -159,4 +153,5 @@ def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     if settings.evaluate.target_accuracy:
         earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
     until = f"; fewer if {' or '.join(earlier)} comes first" if earlier else ""
-    return f"steps: {steps:,}, about {steps * epochs_per_step:,.1f} epochs{until}"
+    epochs = steps * epochs_per_step
+    return f"steps: {steps:,}, about {f'{epochs:,.1f}' if epochs >= 1 else f'{epochs:.1g}'} epochs{until}"

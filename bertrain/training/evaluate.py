@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -94,29 +94,13 @@ def load_predictor(run: Run, settings: Settings, which: str) -> Iterator[tuple[P
         yield predictor(model, settings, ranks.device), ranks, checkpoint.step_of(chosen)
 
 
-class Evaluator(Protocol):
-    """Evaluates a model while it trains."""
-
-    @property
-    def main_metric(self) -> str:
-        """The metric by which one result is better than another."""
-
-    num_examples: int
-    can_shrink: bool
-    """Whether it may evaluate on fewer examples."""
-
-    def shrink(self, num_examples: int) -> None:
-        """Evaluate on only so many examples from now on, if it may."""
-
-    def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
-        """All metrics; each rank computes its share. Empty if a signal to `stop` ended it on a rank."""
-
-
 class HeldOutEvaluator:
     """Evaluates on a rank's share of the held-out batches, which stay on the device if they fit."""
 
     main_metric = "mlm_accuracy"
+    """The metric by which one result is better than another."""
     can_shrink = True
+    """Whether it may evaluate on fewer examples."""
 
     def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
         self._mask_id, self._model = loader.data.vocabulary.id_of("[MASK]"), model
@@ -124,6 +108,7 @@ class HeldOutEvaluator:
         self.shrink(min(max_examples or len(loader.data), len(loader.data)))
 
     def shrink(self, num_examples: int) -> None:
+        """Evaluate on only so many examples from now on."""
         self.num_examples, self._kept, self._is_whole = num_examples, list[Batch](), False
 
     def batches(self, device: torch.device) -> Iterator[Batch]:
@@ -143,7 +128,7 @@ class HeldOutEvaluator:
 
     @torch.no_grad()
     def evaluate(self, predict: Predictor, ranks: parallel.Ranks, stop: StopSignal = NEVER) -> dict[str, float]:
-        """Averages over the whole evaluation set, each rank computing its share."""
+        """All metrics; each rank computes its share. Empty if a signal to `stop` ended it on a rank."""
         sums = packed_sums(device=ranks.device)
         counts = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         words = torch.zeros(self._model.vocab_size, dtype=torch.float64, device=ranks.device)

@@ -6,7 +6,6 @@ train_step    forward and backward over a rank's bins, all-reduce, clip, update
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
@@ -21,7 +20,6 @@ from bertrain.base.formatting import duration
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
-from bertrain.data.formats.source import DataSource
 from bertrain.model.sums import packed_sums
 from bertrain.optim.schedules import learning_rate
 from bertrain.optim.verdict import not_computed
@@ -33,14 +31,14 @@ from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, Sto
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
-from bertrain.run.folder import Run
+from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.run.stragglers import RankTimes
-from bertrain.run.telemetry import TelemetryWriter, telemetry_of
+from bertrain.run.telemetry import TelemetryWriter, start_telemetry
 from bertrain.training.agenda import Agenda, Due
 from bertrain.training.announce import announce, warn_of_warm_up
-from bertrain.training.evaluate import Evaluator, HeldOutEvaluator
+from bertrain.training.evaluate import HeldOutEvaluator
 from bertrain.training.events import Events
 from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.resolved_run import ResolvedRun
@@ -48,6 +46,7 @@ from bertrain.training.restore import restore
 from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 
+Evaluator = HeldOutEvaluator | TaskEvaluator
 SLOW_S = 10.0  # a start that takes longer says what it does
 
 
@@ -75,16 +74,6 @@ class Session:
     """Says what a start does that takes long, until its first step is done."""
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How the loop ended: the run is complete, a signal stopped it, or a rank could not write."""
-
-    reason: str = ""
-    """Why the run is complete; empty if it is not."""
-    agreed: int = GO_ON
-    """What the ranks agreed on after the last step."""
-
-
 def train(
     resolved: ResolvedRun, ranks: parallel.Ranks, *, from_step: int | None = None, events: Events | None = None
 ) -> None:
@@ -92,8 +81,8 @@ def train(
     try:
         with ExitStack() as stack:
             session = _build(resolved, ranks, stack, from_step, events or Events())
-            ending = _loop(session)
-            _finish(session, ending)
+            reason, agreed = _loop(session)
+            _finish(session, reason, agreed)
     except KeyboardInterrupt:
         if resolved.folder is None or not Run.exists(resolved.folder):
             raise
@@ -125,7 +114,8 @@ def _build(
     state = TrainState.build(settings, ranks, draws=False)
     restore(state, run, resolved.weights, ranks, console, from_step)
     progress = state.progress
-    loader = _loader(resolved.data, settings, ranks)
+    on_gpu = ranks.device.type == "cuda"
+    loader = Loader(resolved.data, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
     evaluator = _evaluator(resolved, ranks)
     if ranks.is_first:
         run.write_config(run.folder)
@@ -144,7 +134,9 @@ def _build(
         state.warm_up(loader.rehearsal(progress.step, progress.samples))
         if settings.checkpoint.enabled:
             state.make_room_for_snapshots()
-    last_step = settings.train.last_step()
+    last_step, rank_times = settings.train.last_step(), None
+    if ranks.store is not None and ranks.world > 1:
+        rank_times = RankTimes(ranks.rank, ranks.world, ranks.store, ranks.all_gather_rows, settings.log)
     metrics = Metrics(
         run.folder,
         stopwatch,
@@ -153,13 +145,15 @@ def _build(
         last_step=last_step,
         tensorboard=settings.log.tensorboard,
         is_writer=ranks.is_first,
-        rank_times=_rank_times(ranks, settings),
+        rank_times=rank_times,
         seconds_left=agenda.seconds_left,
     )
     stack.callback(metrics.close)
     console.start(progress.step, last_step)
     stack.callback(console.stop)
-    telemetry = stack.enter_context(telemetry_of(run.folder, ranks.device, settings.log, rank=ranks.rank))
+    telemetry = start_telemetry(run.folder, ranks.device, settings.log, ranks.rank)
+    if telemetry is not None:
+        stack.callback(telemetry.stop)
     stop_signal = stack.enter_context(StopSignal().listening())
     skipped = SkippedSteps(settings.train.max_skipped_steps)
     return Session(
@@ -168,23 +162,26 @@ def _build(
     )  # fmt: skip
 
 
-def _loop(session: Session) -> Ending:
-    """Step after step, until the run is complete or the ranks agree to stop."""
+def _loop(session: Session) -> tuple[str, int]:
+    """Step after step, until the run is complete or the ranks agree to stop.
+
+    Returns why the run is complete, empty if it is not, and what the ranks agreed on after the last step.
+    """
     ranks, state, agenda, metrics = session.ranks, session.state, session.agenda, session.metrics
     saver, stopwatch, events = session.saver, session.stopwatch, session.events
     heartbeat, first = ranks.heartbeat, session.resumed_at
-    ending = Ending(agenda.why_over(first))
+    reason = agenda.why_over(first)
     events.starting()
     agenda.start_clock()
     stopwatch.start()  # the first step has not waited for data while all was warmed up
-    if ending.reason and session.evaluator is not None:
+    if reason and session.evaluator is not None:
         newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
         if not ranks.broadcast_int(newest is not None and newest.step == first.step):
             _evaluate(session, session.evaluator)  # a signal ended the last one
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
     known = None if session.run.settings.train.budget else session.run.settings.train.last_step()
-    stop = first.step if ending.reason else known or UNKNOWN_STEPS
+    stop = first.step if reason else known or UNKNOWN_STEPS
     for step in session.loader.steps(first.step, first.samples, stop):
         stopwatch.mark()
         before = state.progress
@@ -203,7 +200,7 @@ def _loop(session: Session) -> Ending:
         )
         agreed = ranks.all_max(request)
         if agreed == FAIL:
-            return Ending(agreed=FAIL)
+            return "", FAIL
         if done == first.step + 1 and ranks.is_first:
             report_recovery(done)
         due = agenda.after(before, state.progress, agreed)
@@ -233,10 +230,10 @@ def _loop(session: Session) -> Ending:
             if snapshot is not None and metrics.failure is None:
                 saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
         if due.ending or due.stops:
-            return Ending(due.ending, agreed)
+            return due.ending, agreed
         heartbeat.enter("data", done + 1)
         stopwatch.start()
-    return ending
+    return reason, GO_ON
 
 
 def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
@@ -257,17 +254,17 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
     return result
 
 
-def _finish(session: Session, ending: Ending) -> None:
+def _finish(session: Session, reason: str, agreed: int) -> None:
     """Record the end of a complete run, wait for the last save, and raise if the run is not complete."""
     session.ranks.heartbeat.enter(SAVING)
-    if ending.reason:
+    if reason:
         progress = session.state.progress
         energy = _energy(session.telemetry, progress.tokens - session.resumed_at.tokens, session.ranks)
-        session.metrics.end(session.agenda.stamp(progress), ending.reason, energy)
+        session.metrics.end(session.agenda.stamp(progress), reason, energy)
     session.saver.wait()
     _raise_if_failed(session)
-    if not ending.reason and ending.agreed in (STOP, REQUEUE):
-        _raise_stopped(session, ending.agreed)
+    if not reason and agreed in (STOP, REQUEUE):
+        _raise_stopped(session, agreed)
 
 
 def _raise_if_failed(session: Session) -> None:
@@ -301,6 +298,8 @@ def _raise_stopped(session: Session, agreed: int) -> None:
 
 
 def _how_to_continue(folder: Path) -> str:
+    if (folder.parent / TRAIN_PLAN).is_file():
+        return "the same command continues"
     return f"continue with `bertrain resume {quote(str(folder))}`"
 
 
@@ -336,18 +335,14 @@ def train_step(
         step=step.number + 1, samples=step.next_position, tokens=state.progress.tokens + step.num_tokens
     )
     return PendingStep(
-        step=step.number + 1,
-        samples=step.next_position,
-        tokens=step.num_tokens,
-        num_predictions=step.num_predictions,
-        num_sequences=step.num_sequences,
+        step=replace(step, bins=[]),
         model=settings.model,
         learning_rate=rate,
         sums=engine.sums.clone(),
         verdict=verdict,
-        balance=step.balance,
         marks=stopwatch.lap(),
         own_tokens=sum(batch.num_tokens for batch in step.bins),
+        own_bins=len(step.bins),
     )
 
 
@@ -357,11 +352,7 @@ def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stop
         stopwatch.mark()
     state.progress = replace(state.progress, step=step.number + 1, samples=step.next_position)
     return PendingStep(
-        step=step.number + 1,
-        samples=step.next_position,
-        tokens=0,
-        num_predictions=step.num_predictions,
-        num_sequences=step.num_sequences,
+        step=replace(step, bins=[]),
         model=settings.model,
         learning_rate=0.0,
         sums=packed_sums(torch.nan),
@@ -389,7 +380,7 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
         budget, step = agenda.settings.train.budget, session.state.progress.step
         if not due.ending and plan.last_step != before.last_step:
             speed = f"{agenda.seconds_per_step:.3g} s a step after step {step:,}"
-            is_small = abs(plan.last_step - before.last_step) < 0.1 * before.last_step
+            is_small = abs(plan.last_step - before.last_step) < 0.25 * before.last_step
             say = session.console.detail if is_small else session.console.say
             say(f"train.budget {budget}: {speed}: the run and its schedule end with step {plan.last_step:,}")
             if before.last_step == UNKNOWN_STEPS:
@@ -399,22 +390,10 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
     return due
 
 
-def _rank_times(ranks: parallel.Ranks, settings: Settings) -> RankTimes | None:
-    if ranks.store is None or ranks.world == 1:
-        return None
-    return RankTimes(
-        rank=ranks.rank,
-        world=ranks.world,
-        store=ranks.store,
-        every_steps=settings.log.every_steps,
-        factor=settings.log.straggler_factor,
-    )
-
-
-def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float | None] | None:
-    """Energy of all ranks' devices in this start, in joules; None for each metric if a device cannot be measured."""
+def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Ranks) -> dict[str, float]:
+    """Energy of all ranks' devices in this start, in joules; NaN if one cannot be measured, none without telemetry."""
     if telemetry is None:
-        return None
+        return {}
     telemetry.stop()
     joules = telemetry.joules
     num_devices = torch.cuda.device_count() if ranks.device.type == "cuda" else 1
@@ -422,15 +401,7 @@ def _energy(telemetry: TelemetryWriter | None, tokens: int, ranks: parallel.Rank
         joules = 0.0  # another rank reports this device
     total = torch.tensor([torch.nan if joules is None else joules], dtype=torch.float64, device=ranks.device)
     ranks.all_reduce_sum(total)
-    spent = total.item()
-    if math.isnan(spent):
-        return {"joules": None, "joules_per_million_tokens": None}
-    return {"joules": spent, "joules_per_million_tokens": 1e6 * spent / max(1, tokens)}
-
-
-def _loader(data: DataSource, settings: Settings, ranks: parallel.Ranks) -> Loader:
-    on_gpu = ranks.device.type == "cuda"
-    return Loader(data, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
+    return {"joules": total.item(), "joules_per_million_tokens": 1e6 * total.item() / max(1, tokens)}
 
 
 def _evaluator(resolved: ResolvedRun, ranks: parallel.Ranks) -> Evaluator | None:
@@ -440,5 +411,6 @@ def _evaluator(resolved: ResolvedRun, ranks: parallel.Ranks) -> Evaluator | None
         return TaskEvaluator(resolved.task, splits, settings, data.folder, data.vocabulary) if splits else None
     if resolved.held_out is None:
         return None
-    loader = _loader(resolved.held_out, settings, ranks)
+    on_gpu = ranks.device.type == "cuda"
+    loader = Loader(resolved.held_out, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
     return HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)

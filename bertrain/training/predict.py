@@ -72,6 +72,8 @@ def predict(
         with _open_model(run, None, which, device, batch_size, overrides, has_files=False) as model:
             assert isinstance(model.task, TableTask)
             words = [texts] if isinstance(texts, str) else texts
+            if not all(word.strip() for word in words):
+                raise UserError("empty-text", "there is nothing to predict of an empty text")
             given = model.task.encode(words, is_pair=registry.reads_pairs(model.run.settings))
             outputs, _ = model.evaluator({given.name: given}).outputs(given, model.predict, model.ranks)
             return model.task.answers(outputs)
@@ -138,7 +140,8 @@ def _open_model(
 ) -> Iterator[_Model]:
     opened = Run.open(run)
     if not opened.settings.task.name:
-        raise UserError("no-task", f"{run} was pre-trained, not fine-tuned for a task")
+        cure = f"bertrain finetune classify --init {run} --data labels.csv --run runs/labels"
+        raise UserError("no-task", f"{run} was pre-trained, not fine-tuned for a task; fine-tune it first: {cure}")
     settings = override(opened.settings, list(overrides), also=FILE_SETTINGS)
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, batch_size=batch_size)
     folder = Path(data) if data is not None else opened.data

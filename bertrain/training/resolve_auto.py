@@ -51,7 +51,7 @@ def resolve_auto(settings: Settings, begun: Run | None = None) -> tuple[Settings
     if begun is None:
         return settings, notes
     if settings.train.seed < 0:
-        settings = with_seed(settings, begun.settings.train.seed)
+        settings = replace(settings, train=replace(settings.train, seed=begun.settings.train.seed))
     if settings.batch.auto:
         token_budget = begun.settings.batch.token_budget
         settings = memory_fit.with_budget(settings, token_budget)
@@ -83,12 +83,9 @@ def draw_seed(settings: Settings, ranks: parallel.Ranks) -> tuple[Settings, list
     """Under `train.seed -1`, settings with a seed that the first rank draws, and a note about it."""
     if settings.train.seed >= 0:
         return settings, []
-    settings = with_seed(settings, ranks.broadcast_int(secrets.randbits(SEED_BITS)))
-    return settings, [f"train.seed -1: {settings.train.seed} (drawn from the system's entropy)"]
-
-
-def with_seed(settings: Settings, seed: int) -> Settings:
-    return replace(settings, train=replace(settings.train, seed=seed))
+    seed = ranks.broadcast_int(secrets.randbits(SEED_BITS))
+    settings = replace(settings, train=replace(settings.train, seed=seed))
+    return settings, [f"train.seed -1: {seed} (drawn from the system's entropy)"]
 
 
 def place_for(settings: Settings, data: DataSource, world: int) -> memory_fit.Place:

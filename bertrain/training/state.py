@@ -16,7 +16,7 @@ from bertrain.model.initialization import initialize, uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.optim.registry import build_optimizer
 from bertrain.ranks.parallel import Ranks
-from bertrain.run.checkpoint import Progress, Snapshot, copy_to_host
+from bertrain.run.checkpoint import Progress, Snapshot
 from bertrain.training import engine
 from bertrain.training.exchange import Exchange
 
@@ -67,8 +67,8 @@ class TrainState:
             return None
         if self.ranks.device.type == "cuda":
             torch.cuda.synchronize(self.ranks.device)
-        buffers = {name: self._host[name] for name in self.optimizer.buffers}
-        moments = self.optimizer.state(buffers) | copy_to_host(self.engine.state())
+        buffers, extra = {name: self._host[name] for name in self.optimizer.buffers}, self.engine.state()
+        moments = self.optimizer.state(buffers) | {name: tensor.to("cpu", copy=True) for name, tensor in extra.items()}
         progress = replace(self.progress, updates=int(self.optimizer.num_applied.item()))
         return Snapshot(self.arena.named(self._host[WEIGHTS]), moments, progress)
 

@@ -52,6 +52,8 @@ def resolve_task(
     chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
     pairs, in_file = as_pairs(overrides), named_in(settings_file)
     given, changes = dict(pairs), [*pairs, ("task.name", name)]
+    if given.get("train.epochs") in ("0", "0.0") and not given.keys() & {"train.max_steps", "train.budget"}:
+        raise UserError("no-length", "train.epochs is 0, which leaves no length; give more, or train.max_steps")
     for alternatives, meaning in ALTERNATIVES:
         changes += _displaced(alternatives, meaning, given) or _displaced(alternatives, meaning, in_file)
     return resolve(chosen, changes, settings_file)

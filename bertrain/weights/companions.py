@@ -83,11 +83,8 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
     if rules.get("tokenize_chinese_chars") is False:
         wrong.append("tokenize_chinese_chars is false")
     if wrong and vocab is None:
-        raise UserError(
-            "other-tokenizer",
-            f"{config}: {' and '.join(wrong)}, unlike BERT; `bertrain weights import --vocab FILE` uses that "
-            "vocabulary with BERT's tokenizer",
-        )
+        cure = "`bertrain weights import --vocab FILE` uses that vocabulary with BERT's tokenizer"
+        raise UserError("other-tokenizer", f"{config}: {' and '.join(wrong)}, unlike BERT; {cure}")
     return replace(vocabulary, lower_case=lower_case)
 
 

@@ -33,6 +33,7 @@ from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_lab
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
+    Kind,
     OpenedWeights,
     StoredTensor,
     Weights,
@@ -75,19 +76,21 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def open_files(files: list[Path]) -> OpenedWeights:
+    """Open weights in one file or in several: safetensors, a state_dict, or NVIDIA's with a state_dict in it."""
     folder = files[0].parent
     origin = files[0] if len(files) == 1 and files[0].name not in (MODEL, PICKLED) else folder
     tensors: dict[str, StoredTensor] = {}
+    kind: Kind = "huggingface"
     steps = []
     for path in files:
-        found, step = _open_file(path)
+        kind, found, step = _open_file(path)
         for stored in found:
             if stored.name in tensors:
                 raise UserError("repeated-tensor", f"{folder} has the tensor {stored.name} twice")
             tensors[stored.name] = stored
         steps.append(step)
     return OpenedWeights(
-        kind="huggingface",
+        kind=kind,
         origin=str(origin),
         fingerprint=lambda: combined_digest(files),
         tensors=assign_parameters(tensors.values()),
@@ -96,34 +99,21 @@ def open_files(files: list[Path]) -> OpenedWeights:
     )
 
 
-def open_torch_file(path: Path) -> OpenedWeights:
-    """Open a file of torch.save: NVIDIA's, or a plain state_dict."""
-    content = torch_files.load(path)
-    is_nvidia = isinstance(content.get("model"), dict)
-    model = content.pop("model") if is_nvidia else content
-    others = content if is_nvidia else {}  # optimizer state, master weights, counters
-    step = others.get(GLOBAL_STEP)
-    tensors = assign_parameters(list_tensors(model, path))
-    tensors += tuple(replace(store_in_memory(name, value), is_skipped=True) for name, value in others.items())
-    return OpenedWeights(
-        kind="nvidia" if is_nvidia else "huggingface",
-        origin=str(path),
-        fingerprint=lambda: combined_digest([path]),
-        tensors=tensors,
-        global_step=step if isinstance(step, int) else None,
-    )
-
-
-def _open_file(path: Path) -> tuple[list[StoredTensor], int | None]:
-    """The tensors of a file, and the training step in its metadata."""
+def _open_file(path: Path) -> tuple[Kind, list[StoredTensor], int | None]:
+    """The format of a file, its tensors, and its training step."""
     if path.suffix != ".safetensors":
         content = torch_files.load(path)
-        model = content.get("model")
-        return list_tensors(model if isinstance(model, dict) else content, path), None
+        if not isinstance(content.get("model"), dict):
+            return "huggingface", list_tensors(content, path), None
+        tensors = list_tensors(content.pop("model"), path)
+        # Beside the model: optimizer state, master weights, counters.
+        tensors += [replace(store_in_memory(name, value), is_skipped=True) for name, value in content.items()]
+        step = content.get(GLOBAL_STEP)
+        return "nvidia", tensors, step if isinstance(step, int) else None
     try:
         with safe_open(path, framework="pt") as file:
             slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - it is no dictionary
-            step = (file.metadata() or {}).get(GLOBAL_STEP, "")
+            noted = (file.metadata() or {}).get(GLOBAL_STEP, "")
             types = [(name, tuple(part.get_shape()), part.get_dtype()) for name, part in slices]
     except (SafetensorError, OSError) as error:
         raise UserError("damaged-weights", f"cannot read the weights {path}: {error}") from None
@@ -137,7 +127,7 @@ def _open_file(path: Path) -> tuple[list[StoredTensor], int | None]:
         bits = re.search(r"\d+", dtype)  # of one value; BOOL has none in its name
         nbytes = math.prod(shape) * (int(bits[0]) if bits else 8) // 8
         tensors.append(StoredTensor(name, shape, SAFETENSORS_TYPES.get(dtype, dtype), nbytes, partial(read, name)))
-    return tensors, int(step) if step.isdecimal() else None
+    return "huggingface", tensors, int(noted) if noted.isdecimal() else None
 
 
 def list_tensors(state_dict: dict[str, Any], path: Path) -> list[StoredTensor]:

@@ -13,7 +13,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.model.bert import Bert
 from bertrain.run import checkpoint
-from bertrain.run.folder import Run
+from bertrain.run.folder import Run, advise_runs
 from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
 from bertrain.weights.hub import locate, suggest_hub
@@ -99,14 +99,12 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
         return None
     if any(tensor_bundle.is_part(file) for file in path.iterdir()):
         raise UserError("missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index")
-    raise UserError("missing-weights", f"there are no weights and no run in {path}")
+    raise UserError("missing-weights", f"there are no weights and no run in {path}{advise_runs(path)}")
 
 
 def _open_file(path: Path) -> OpenedWeights:
-    if path.suffix == ".safetensors":
+    if path.suffix in (".safetensors", *PICKLE_SUFFIXES):
         return huggingface.open_files([path])
-    if path.suffix in PICKLE_SUFFIXES:
-        return huggingface.open_torch_file(path)
     if tensor_bundle.is_part(path):
         raise UserError("missing-parts", f"{path} is part of a TensorFlow checkpoint, but its .index is missing")
     suffixes = f".safetensors, {', '.join(PICKLE_SUFFIXES)}, or the .index of a TensorFlow checkpoint"

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.base.protobuf import read_varint, wire_fields
 from bertrain.data.formats.tfrecord import masked_checksum
 from bertrain.weights.names import TENSORFLOW, TRANSPOSED_IN_TENSORFLOW, find_parameter
@@ -72,15 +73,12 @@ class Bundle:
         if entry.dtype in OTHER_TYPES.values():
             raise UserError("unsupported-tensor", f"{name} of {self.prefix} is of type {entry.dtype}, not numeric")
         end = entry.offset + entry.nbytes
-        try:
-            with open(path, "rb") as stream:
-                available = path.stat().st_size
-                if end > available:
-                    raise UserError("damaged-weights", f"{path} is truncated: {name} ends at byte {end} of {available}")
-                stream.seek(entry.offset)
-                data = stream.read(entry.nbytes)
-        except OSError as error:
-            raise UserError("unreadable-file", f"cannot read {name} in {path}: {error.strerror or error}") from None
+        with reading(f"{name} in {path}"), open(path, "rb") as stream:
+            available = path.stat().st_size
+            if end > available:
+                raise UserError("damaged-weights", f"{path} is truncated: {name} ends at byte {end} of {available}")
+            stream.seek(entry.offset)
+            data = stream.read(entry.nbytes)
         if masked_checksum(data) != entry.checksum:
             raise UserError("damaged-weights", f"{path} is damaged: the checksum of {name} is wrong; download it again")
         dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -138,10 +136,8 @@ def open_checkpoint(prefix: Path) -> OpenedWeights:
 
 def open_bundle(prefix: Path) -> Bundle:
     index = index_of(prefix)
-    try:
+    with reading(index):
         content = index.read_bytes()
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {index}: {error.strerror or error}") from None
     try:
         table = _read_table(content)
         num_shards = _parse_header(table.pop(b"", b""))
@@ -231,9 +227,9 @@ def _parse_header(message: bytes) -> int:
     """The number of data files; refuses big-endian bundles."""
     if not message:
         raise ValueError("it has no header")
-    fields = {number: (wire, content) for number, wire, content in wire_fields(message)}
-    num_shards = _integer(fields.get(1))
-    if _integer(fields.get(2)):
+    fields = _parse_fields(message)
+    num_shards = _integer(fields, 1)
+    if _integer(fields, 2):
         raise ValueError("it is big-endian, which is not supported")
     if not 0 < num_shards < 100_000:
         raise ValueError(f"it claims {num_shards} data files")
@@ -241,53 +237,46 @@ def _parse_header(message: bytes) -> int:
 
 
 def _parse_entry(key: bytes, message: bytes, num_shards: int) -> BundleEntry:
-    fields: dict[int, tuple[int, bytes]] = {}
-    shape: tuple[int, ...] = ()
-    has_slices = key[:1] == b"\0"
-    for number, wire, content in wire_fields(message):
-        if number == 2 and wire == 2:
-            shape = _parse_shape(content)
-        elif number == 7:
-            has_slices = True
-        else:
-            fields[number] = (wire, content)
+    fields = _parse_fields(message)
     name = key.decode("utf-8", "backslashreplace")
     shown = name if len(name) <= 100 else f"{name[:100]}..."
-    if has_slices:
+    if key[:1] == b"\0" or 7 in fields:
         raise ValueError(f"{shown!r} is stored in slices (a partitioned variable), which is not supported")
-    type_number, shard, offset, nbytes = (_integer(fields.get(number)) for number in (1, 3, 4, 5))
-    checksum_wire, checksum = fields.get(6, (5, b"\0\0\0\0"))
+    type_number, shard, offset, nbytes = (_integer(fields, number) for number in (1, 3, 4, 5))
+    shape, checksum = _parse_shape(fields.get(2, [b""])[-1]), fields.get(6, [bytes(4)])[-1]
     dtype = NUMPY_TYPES.get(type_number) or OTHER_TYPES.get(type_number)
     if dtype is None:
         raise ValueError(f"{shown!r} has the unknown type {type_number}")
-    if shard >= num_shards or checksum_wire != 5:
+    if shard >= num_shards or isinstance(checksum, int) or len(checksum) != 4:
         raise ValueError(f"its entry of {shown!r} is inconsistent")
     if type_number in NUMPY_TYPES and nbytes != math.prod(shape) * getattr(torch, dtype).itemsize:
         raise ValueError(f"{shown!r} of shape {shape} and type {dtype} cannot have {nbytes} bytes")
     return BundleEntry(name, dtype, shape, shard, offset, nbytes, int.from_bytes(checksum, "little"))
 
 
-def _parse_shape(message: bytes) -> tuple[int, ...]:
-    dimensions = []
-    for number, wire, content in wire_fields(message):
-        if number == 2 and wire == 2:
-            fields = {inner: (kind, value) for inner, kind, value in wire_fields(content)}
-            dimensions.append(_integer(fields.get(1)))
-        elif number == 3 and wire == 0 and _integer((wire, content)):
-            raise ValueError("a tensor has no shape")
+def _parse_shape(message: int | bytes) -> tuple[int, ...]:
+    fields = _parse_fields(message)
+    if _integer(fields, 3):
+        raise ValueError("a tensor has no shape")
+    dimensions = fields.get(2, [])
     if len(dimensions) > 254:
         raise ValueError(f"a tensor has {len(dimensions)} dimensions")
-    return tuple(dimensions)
+    return tuple(_integer(_parse_fields(dimension), 1) for dimension in dimensions)
 
 
-def _integer(field: tuple[int, bytes] | None) -> int:
+def _parse_fields(message: int | bytes) -> dict[int, list[int | bytes]]:
+    """The values of each field of a message by its number: an integer, or bytes."""
+    if isinstance(message, int):
+        raise ValueError("a field is not a message")
+    fields: dict[int, list[int | bytes]] = {}
+    for number, wire, content in wire_fields(message):
+        fields.setdefault(number, []).append(content if wire else read_varint(content, 0)[0])
+    return fields
+
+
+def _integer(fields: dict[int, list[int | bytes]], number: int) -> int:
     """A non-negative integer field; 0 if it is absent, as in protocol buffers."""
-    if field is None:
-        return 0
-    wire, content = field
-    if wire != 0:
-        raise ValueError("a field is not an integer")
-    value, _ = read_varint(content, 0)
-    if value >= 1 << 63:
-        raise ValueError("a size is negative")
+    value = fields.get(number, [0])[-1]
+    if not isinstance(value, int) or value >= 1 << 63:
+        raise ValueError("a field is not a size")
     return value

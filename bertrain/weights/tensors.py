@@ -96,11 +96,8 @@ NamedTensors = dict[ParameterSlice, tuple[str, Tensor]]  # tensors and their nam
 def load_tensors(source: OpenedWeights) -> Weights:
     """Load tensors under our names in fp32; refuses tensors of a wrong shape, naming all of them."""
     if source.settings is None:
-        raise UserError(
-            "missing-config",
-            f"{source.origin} has no bert_config.json or config.json beside it; put it there, or use "
-            "`bertrain weights import --config FILE`",
-        )
+        cure = "put it there, or use `bertrain weights import --config FILE`"
+        raise UserError("missing-config", f"{source.origin} has no bert_config.json or config.json beside it; {cure}")
     shapes = expected_shapes(source, replace(source.settings, nsp=True))
     placed: NamedTensors = {}
     left_over: list[str] = []

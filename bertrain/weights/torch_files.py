@@ -6,11 +6,9 @@ containers of these. The tensors are checked afterwards: a few bytes can describ
 
 from __future__ import annotations
 
-import lzma
 import re
 import warnings
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,13 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
-
-_DAMAGE = (
-    zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError,
-    ValueError, OSError,
-)  # fmt: skip
+from bertrain.base.files import reading
 
 
 def load(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as stream:
-            is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles
-            size = path.stat().st_size
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), open(path, "rb") as stream:
+        is_archive = stream.read(2) == b"PK"  # since PyTorch 1.6; older files are bare pickles
+        size = path.stat().st_size
     if is_archive:
         _verify_archive(path)
     try:
@@ -52,11 +43,12 @@ def _verify_archive(path: Path) -> None:
     """Verify the checksums, which torch writes but does not check."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-                raise UserError("damaged-weights", f"{path} is a compressed archive, unlike any PyTorch file")
-            damaged = archive.testzip()
-    except _DAMAGE:
+            is_compressed = sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size
+            damaged = None if is_compressed else archive.testzip()
+    except Exception:  # a damaged archive can raise almost anything
         raise UserError("damaged-weights", f"{path} is truncated or damaged; download it again") from None
+    if is_compressed:
+        raise UserError("damaged-weights", f"{path} is a compressed archive, unlike any PyTorch file")
     if damaged is not None:
         raise UserError("damaged-weights", f"{path} is damaged: the checksum of {damaged} is wrong; download it again")
 

@@ -150,7 +150,7 @@ def test_a_file_of_another_kind_is_refused_whatever_may_be_skipped(
         ("train.json", b"", "bad-json", "line 1, column 1"),
         ("train.json", b'{"id": "1", "context": "red"}', "not-squad", ".jsonl"),
         ("train.jsonl", b'{"id": "1"}\n{"id": \n', "bad-question", "question 1"),
-        ("train.jsonl", b"[]\n", "bad-question", "line 1"),
+        ("train.jsonl", b"7\n", "bad-question", "line 1"),
         ("train.parquet", b"PAR1 and then nothing PAR1", "damaged-table", "train.parquet"),
     ],
 )

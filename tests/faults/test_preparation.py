@@ -289,7 +289,7 @@ def test_giant_lines(arguments: dict[str, object], tmp_path: Path) -> None:
     good = Path(_inputs(arguments)[0]).read_bytes()
     giant.write_bytes(b"bato kese\n" + b"bato " * (LONGEST_LINE // 5 + 1) + b"\n" + good)
     arguments |= {"inputs": [str(giant)], "unit_mb": 16}
-    with helpers.refused("line-too-long", f"line 2 of {giant} is 4,194,30", "--on-error skip"):
+    with helpers.refused("line-too-long", f"line 2 of {giant}", "--on-error skip"):
         prepare(**arguments)  # type: ignore[arg-type]
     manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
     assert manifest["preparation"]["text"]["lines_skipped"] == 1
@@ -312,7 +312,7 @@ def test_what_is_no_text(arguments: dict[str, object], tmp_path: Path) -> None:
     packed = tmp_path / "text.gz"
     packed.write_bytes(gzip.compress(b"bato kese\n\nlida"))
     arguments["inputs"] = [*_inputs(arguments), str(packed)]
-    with helpers.refused("not-text", packed, "gzip"):
+    with helpers.refused("not-text", packed, "`bertrain data extract`"):
         prepare(**arguments)  # type: ignore[arg-type]
     manifest = prepare(**arguments, on_error="skip")  # type: ignore[arg-type]
     assert manifest["preparation"]["skipped_inputs"] == ["text.gz"]
@@ -322,12 +322,12 @@ def test_what_is_no_text(arguments: dict[str, object], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "named"),
     [
-        (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">', "a MediaWiki dump in XML"),
-        (b'<doc id="1" title="a">\na\n', "output of WikiExtractor"),
-        (b'{"text": "One."}\n', "JSON"),
-        (b'[{"text": "One."}]\n', "JSON"),
-        (b"PAR1\x15\x04", "a Parquet file"),
-        (b"ARROW1\0\0", "an Arrow file"),
+        (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">', "dump"),
+        (b'<doc id="1" title="a">\na\n', "wikiextractor"),
+        (b'{"text": "One."}\n', "jsonl"),
+        (b'[{"text": "One."}]\n', "json"),
+        (b"PAR1\x15\x04", "parquet"),
+        (b"ARROW1\0\0", "arrow"),
     ],
 )
 def test_other_forms_are_not_taken_for_text(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertrain.data.prepare import prepare as prepare_module
 from bertrain.data.prepare.prepare import prepare
-from bertrain.data.prepare.reference import shuffle, shuffled_head
+from bertrain.data.prepare.reference import shuffle
 from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers, plain_reference
 
@@ -123,12 +123,11 @@ def test_equal_to_the_plain_twin(
             assert (row["segment_b"], row["is_random"]) == (instance.segment_b, instance.is_random)
 
 
-@given(length=st.integers(0, 600), count=st.integers(1, 100), seed=st.integers(0, 1000))
-def test_shuffles_are_pythons_to_the_last_bit(length: int, count: int, seed: int) -> None:
-    theirs, ours, head = (random.Random(seed) for _ in range(3))
+@given(length=st.integers(0, 600), seed=st.integers(0, 1000))
+def test_shuffles_are_pythons_to_the_last_bit(length: int, seed: int) -> None:
+    theirs, ours = random.Random(seed), random.Random(seed)
     expected, made = list(range(length)), list(range(length))
     theirs.shuffle(expected)
     shuffle(made, ours)
     assert made == expected
-    assert shuffled_head(list(range(length)), count, head) == expected[:count]
-    assert ours.getstate() == theirs.getstate() == head.getstate()
+    assert ours.getstate() == theirs.getstate()

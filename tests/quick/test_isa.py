@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-
 import pytest
 
 from bertrain.base import isa, machine
@@ -84,48 +81,6 @@ def test_gpus_are_read_off_nvidia_smi() -> None:
         (12, "python", 300),
         (34, "vmd", 0),
     ]
-
-
-class Nvml:
-    """A driver of one GPU that counts no memory errors."""
-
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_TEMPERATURE_GPU = 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        answers = {
-            "nvmlDeviceGetCount": 1,
-            "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetName": "NVIDIA H200",
-            "nvmlSystemGetDriverVersion": "550.1",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5 << 20, total=7 << 20),
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=3),
-            "nvmlDeviceGetTemperature": 31,
-        }
-
-        def ask(*_: object) -> object:
-            if name not in answers:
-                raise self.NVMLError(name)
-            return answers[name]
-
-        return ask
-
-
-def test_gpus_are_read_off_nvml_and_gaps_are_zero() -> None:
-    assert machine.gpus_by_nvml(Nvml()) == (
-        machine.Gpu(
-            number=0,
-            name="NVIDIA H200",
-            driver="550.1",
-            used_mb=5,
-            total_mb=7,
-            busy_percent=3,
-            temperature=31,
-            errors=0,
-        ),
-    )
 
 
 def test_this_machine_has_memory() -> None:

@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
 from bertrain.data.formats import packing
-from bertrain.data.formats.nnls import exact_fillings, solve
 from bertrain.data.formats.pack import pack, read_lengths
-from bertrain.data.formats.packing import Algorithm, count_lengths, pack_histogram, plan_packing, sort_by_length
+from bertrain.data.formats.packing import (
+    Algorithm,
+    count_lengths,
+    exact_fillings,
+    pack_histogram,
+    plan_packing,
+    solve,
+    sort_by_length,
+)
 from bertrain.data.formats.shards import Shards
 from tests import helpers
 
@@ -154,7 +161,7 @@ def test_what_cannot_be_packed(lengths: list[int], options: dict, code: str, nam
 
 def test_least_squares_refuses_more_than_it_can_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five places in a row of 512 can be filled in 25 million ways; here the limit is lower, to be quick."""
-    monkeypatch.setattr("bertrain.data.formats.nnls.MAX_FILLINGS", 1000)
+    monkeypatch.setattr("bertrain.data.formats.packing.MAX_FILLINGS", 1000)
     with helpers.refused("too-many-fillings", "5 sequences", "40 tokens", "1,000", "--max-per-row 3"):
         helpers.packed_rows(np.arange(1, 41, dtype=np.int32), row_length=ROW, max_per_row=5, algorithm="nnlshp")
 

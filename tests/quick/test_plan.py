@@ -51,7 +51,24 @@ def test_what_the_user_sets_stands_above_every_choice() -> None:
     assert plan.recipe == "bert-mini"
     assert plan.settings(HELD_OUT).optimizer.learning_rate == 7e-4
     assert plan.settings(HELD_OUT).data.max_seq_length == 64
-    assert any("7e-4" in line for line in plan.lines())
+    assert [line.split()[:2] for line in plan.lines() if "rate" in line] == [["optimizer.learning_rate", "7e-4"]]
+
+
+@pytest.mark.parametrize("name", ["train.max_steps", "train.epochs"])
+def test_steps_or_epochs_take_the_place_of_the_budget(name: str) -> None:
+    train = make_plan(text_of(40), TWO_CORES, budget="5m", given={name: "7"}).settings(HELD_OUT).train
+    assert not train.budget
+    assert getattr(train, name.partition(".")[2]) == 7
+
+
+def test_a_model_that_reads_too_little_is_named() -> None:
+    def reason(budget: str) -> str:
+        return next(
+            one.reason for one in make_plan(text_of(40), TWO_CORES, budget=budget).choices if one.what == "size"
+        )
+
+    assert "--budget" in reason("10s")
+    assert "--budget" not in reason("2h")
 
 
 def test_every_size_has_a_recipe() -> None:

@@ -12,7 +12,7 @@ import pytest
 from bertrain.run import stream, telemetry_reader
 from bertrain.run.telemetry_reader import NUM_BINS, RunTelemetry, newest_samples, read_telemetry
 
-HEADER = "time_s,gpu,power_w,utilisation,throttle,energy_j"
+HEADER = "time,power_w,gpu_utilisation,throttle_reasons,energy_j"
 
 
 def write(folder: Path, rows: list[str], header: str = HEADER) -> Path:
@@ -21,14 +21,15 @@ def write(folder: Path, rows: list[str], header: str = HEADER) -> Path:
 
 
 def test_each_device_by_hand(tmp_path: Path) -> None:
-    rows = ["10,0,100,0.5,,1000", "10,1,50,,none,5", "11,0,300,1.0,power cap,1200", "12,0,,0.9,power cap,1350"]
+    (tmp_path / "telemetry-1.csv").write_text(f"{HEADER}\n10,50,,0,5\n")
+    rows = ["10,100,0.5,,1000", "11,300,1.0,4,1200", "12,,0.9,4,1350"]
     first, second = read_telemetry(write(tmp_path, rows)).devices
-    assert (first.name, first.num_samples, first.seconds, first.energy_j) == ("gpu 0", 3, 2.0, 350.0)
+    assert (first.name, first.num_samples, first.seconds, first.energy_j) == ("rank 0", 3, 2.0, 350.0)
     power = first.tracks["power_w"]
-    assert (power.minimum, power.mean, power.maximum, power.count) == (100.0, 200.0, 300.0, 2)
-    assert first.reasons == {"power cap": 2}
-    assert (second.name, second.energy_j, second.reasons) == ("gpu 1", 0.0, {})
-    assert second.tracks["utilisation"].count == 0
+    assert (power.minimum, power.mean, power.maximum) == (100.0, 200.0, 300.0)
+    assert first.reasons == {"the power limit": 2}
+    assert (second.name, second.energy_j, second.reasons) == ("rank 1", 0.0, {})
+    assert "gpu_utilisation" not in second.tracks
     np.testing.assert_array_equal(power.curve[:3], [100.0, 300.0, math.nan])
 
 
@@ -36,7 +37,7 @@ def test_each_device_by_hand(tmp_path: Path) -> None:
 def test_a_long_curve_is_halved_until_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(stream, "BLOCK", block)
     seconds, power = np.arange(0, 3000, 2.5), np.random.default_rng(1).uniform(100, 700, 1200).round(3)
-    rows = [f"{1.7e9 + t},0,{p},1,,{2.5 * i}" for i, (t, p) in enumerate(zip(seconds, power, strict=True))]
+    rows = [f"{1.7e9 + t},{p},1,,{2.5 * i}" for i, (t, p) in enumerate(zip(seconds, power, strict=True))]
     device = read_telemetry(write(tmp_path, rows)).devices[0]
     assert device.bin_s == 8.0
     assert len(device.minutes) == 375 <= NUM_BINS
@@ -47,7 +48,7 @@ def test_a_long_curve_is_halved_until_it_fits(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_clock_set_back_and_a_counter_begun_anew_add_nothing(tmp_path: Path) -> None:
-    rows = ["100,0,1,1,,50", "101,0,1,1,,60", "41,0,1,1,,5", "43,0,1,1,,9"]
+    rows = ["100,1,1,,50", "101,1,1,,60", "41,1,1,,5", "43,1,1,,9"]
     device = read_telemetry(write(tmp_path, rows)).devices[0]
     assert (device.seconds, device.num_set_back, device.energy_j) == (3.0, 1, 14.0)
     assert device.longest_gap_s == 2.0
@@ -69,9 +70,9 @@ def test_what_others_spent_between_two_starts_is_not_the_runs(tmp_path: Path) ->
 
 
 def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
-    write(tmp_path, ["10,0,100,1,,1", "11,0,broken,1,,2", "12,0", "13,0,300,1,,3"])
+    write(tmp_path, ["10,100,1,,1", "11,broken,1,,2", "12,0", "13,300,1,,3"])
     with open(tmp_path / "telemetry.csv", "a") as file:
-        file.write("14,0,9")  # being written
+        file.write("14,9")  # being written
     telemetry = read_telemetry(tmp_path)
     assert telemetry.num_unreadable == 2
     assert telemetry.devices[0].tracks["power_w"].mean == 200.0
@@ -119,17 +120,10 @@ def test_throttle_reasons_are_said_in_words(tmp_path: Path) -> None:
     assert device.reasons == {"the power limit": 3, "temperature (software)": 1}
 
 
-def test_one_file_may_tell_of_several_devices(tmp_path: Path) -> None:
-    (tmp_path / "telemetry-1.csv").write_text("time_s,cpu,power_w\n10,a,5\n10,b,6\n")
-    assert [device.name for device in read_telemetry(tmp_path).devices] == ["rank 1 cpu a", "rank 1 cpu b"]
-    assert newest_samples(tmp_path) == {"rank 1 cpu a": {"power_w": 5.0}, "rank 1 cpu b": {"power_w": 6.0}}
-
-
 def test_the_newest_sample_is_found_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [f"{number},{number % 2},{number},1,,{number}" for number in range(1000)]
+    rows = [f"{number},{number},1,,{number}" for number in range(1000)]
     write(tmp_path, rows)
     for tail in (100, 1 << 20):
         monkeypatch.setattr(telemetry_reader, "TAIL_BYTES", tail)
-        found = newest_samples(tmp_path)
-        assert (found["gpu 0"]["power_w"], found["gpu 1"]["power_w"]) == (998.0, 999.0)
+        assert newest_samples(tmp_path)["rank 0"] == {"power_w": 999.0, "gpu_utilisation": 1.0, "energy_j": 999.0}
     assert newest_samples(tmp_path / "nowhere") == {}

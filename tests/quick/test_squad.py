@@ -80,7 +80,7 @@ WIDE_STRIDE = {"data__max_seq_length": 96, "task__doc_stride": 500}
 
 @pytest.mark.parametrize("n_best", [1, 2, 20])
 def test_the_best_text_is_known_though_no_answer_comes_before_it(n_best: int) -> None:
-    answers = rank_answers("q", [Candidate("Paris", 4.0, 5.0)], range(1), Candidate("", 5.0, 4.5), n_best)
+    answers = rank_answers("q", [Candidate("Paris", 4.0, 5.0)], Candidate("", 5.0, 4.5), n_best)
     assert answers.null_odds == 0.5
     assert (answers.prediction(0.0), answers.prediction(1.0)) == ("", "Paris")
 

@@ -102,8 +102,8 @@ def test_a_last_line_being_written_is_no_loss(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "absent.jsonl").columns == {}
 
 
-def test_lines_longer_than_a_portion_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "BLOCK_OF_THREAD", 1 << 10)
+def test_lines_longer_than_a_block_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "BLOCK", 1 << 10)
     table = read_metrics(write(tmp_path / "metrics.jsonl", records(10, ranks=2000)))
     assert table.num_unreadable == 0
     assert len(table.ranks) == 2000

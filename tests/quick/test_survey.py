@@ -257,7 +257,7 @@ def test_the_text_column_is_named_only_where_it_is_obvious(tmp_path: Path) -> No
     with helpers.refused("damaged-input", "--text-column body"):
         extract([write_parquet(tmp_path / "a.parquet")], tmp_path / "out")
     (tmp_path / "a.jsonl").write_text('{"title": "a title", "name": "a name"}\n')
-    with helpers.refused("damaged-input", "'title', 'name'; give --text-column;"):
+    with helpers.refused("damaged-input", "'title', 'name'; give --text-column"):
         extract([tmp_path / "a.jsonl"], tmp_path / "out")
 
 
@@ -301,7 +301,7 @@ def test_saved_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert text_of(tmp_path / "train") == text_of(tmp_path / "out")
     with helpers.refused("damaged-input", "'sentence', 'label', 'idx'", "--text-column sentence"):
         extract([SAVED], tmp_path / "other")
-    with helpers.refused("not-text", "Arrow", "`bertrain data extract`"):
+    with helpers.refused("not-text", "arrow", "`bertrain data extract`"):
         prepare([SAVED], tmp_path / "other")
     shutil.copytree(SAVED, tmp_path / "cola", ignore=shutil.ignore_patterns("train"))
     with helpers.refused("missing-split", tmp_path / "cola", "test, validation"):

@@ -109,7 +109,7 @@ def test_a_vocabulary_is_written_whole(tmp_path: Path) -> None:
     with helpers.refused("overwrites-input", tmp_path / "text.txt"):
         train_vocabulary([tmp_path / "text.txt"], tmp_path / "text.txt", size=300)
     (tmp_path / "wide.txt").write_text("sixteen bits a letter, for a while", encoding="utf-16")
-    with helpers.refused("not-text", tmp_path / "wide.txt", "UTF-16"):
+    with helpers.refused("not-text", tmp_path / "wide.txt", "utf-16"):
         train_vocabulary([tmp_path / "wide.txt"], tmp_path / "vocab.txt", size=300)
     with helpers.refused("missing-folder", tmp_path / "none"):
         train_vocabulary([sample], tmp_path / "none" / "vocab.txt", size=300)

@@ -168,13 +168,14 @@ def embellish(run: Path) -> None:
     lines.append(json.dumps({"kind": "ranks", "step": 4, "ranks": ranks}))
     lines += [json.dumps(step | {"step": 5, "loss": None, "applied": False}), lines[0][:50], ""]
     (run / "metrics.jsonl").write_text("\n".join(lines))
-    rows = [
-        f"{second},{gpu},{1700 + second % 7 - gpu},{600 + 10 * gpu},{60 + gpu},0.9,power cap,{600 * second}"
-        for second in range(100)
-        for gpu in range(8)
-    ]
-    header = "time_s,gpu,sm_clock_mhz,power_w,temperature_c,utilisation,throttle,energy_j"
-    (run / "telemetry.csv").write_text("\n".join([header, *rows, ""]))
+    header = "time,sm_clock_mhz,power_w,temperature_c,gpu_utilisation,throttle_reasons,energy_j"
+    for rank in range(8):
+        rows = [
+            f"{second},{1700 + second % 7 - rank},{600 + 10 * rank},{60 + rank},0.9,4,{600 * second}"
+            for second in range(100)
+        ]
+        name = f"telemetry-{rank}.csv" if rank else "telemetry.csv"
+        (run / name).write_text("\n".join([header, *rows, ""]))
     with open(run / "logs" / "rank-0.jsonl", "a") as log:
         text = "rank 3 on host host-0 takes 1.7 times as long over a token as the ranks' median"
         log.write(json.dumps({"time": 1.7e9, "level": "warning", "event": "warning", "text": text}) + "\n")

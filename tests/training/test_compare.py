@@ -88,7 +88,8 @@ def test_padding_and_energy_are_figures_where_they_are_known(folder: Path) -> No
     assert ("Padding", "25.00%") in [fact[:2] for fact in compare.known_facts(alone)]
     assert "Energy" not in labels
     assert "Idle ranks" not in labels
-    (folder / "alone" / "telemetry.csv").write_text("time_s,gpu,energy_j\n1,0,1000\n2,0,1500\n1,1,0\n2,1,1500\n")
+    (folder / "alone" / "telemetry.csv").write_text("time,energy_j\n1,1000\n2,1500\n")
+    (folder / "alone" / "telemetry-1.csv").write_text("time,energy_j\n1,0\n2,1500\n")
     measured = history(folder, "alone", 0.5, [])
     assert ("Energy", "2 kJ", "2 MJ per million tokens") in compare.known_facts(measured)
 

@@ -403,7 +403,7 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (run / "environment.json").write_text("[{")
     shutil.rmtree(run / "logs")
-    (run / "telemetry.csv").write_text("time_s,gpu,power_w\n100,0,200\n40,0,300\n41,0,x\n200,0,400\n")
+    (run / "telemetry.csv").write_text("time,power_w\n100,200\n40,300\n41,x\n200,400\n")
     page = Page(report([run]))
     for sentence in (
         "environment.json is damaged, so the machine is unknown",
@@ -411,11 +411,11 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
         "not in metrics.jsonl: 4 steps, from step 3, 8 on",
         "1 line of telemetry could not be read",
         "the clock was set back once between samples; plots count the time between samples",
-        "gpu 0 has no telemetry for 2 min 40 s at the longest",
+        "rank 0 has no telemetry for 2 min 40 s at the longest",
         "there are no logs, so warnings are unknown",
     ):
         assert f"run: {sentence}" in page.texts
-    assert "Power over time: gpu 0 200 W to 400 W, mean 300 W" in page.labels()
+    assert "Power over time: rank 0 200 W to 400 W, mean 300 W" in page.labels()
 
 
 def test_checkpoints_and_warnings_of_the_run_are_listed(trained: Path, tmp_path: Path) -> None:

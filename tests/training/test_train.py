@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from bertrain.data.text.documents import read_documents
+from bertrain.data.text.extract import estimate, extract
 from bertrain.pipeline import train as pipeline
 from bertrain.pipeline.train import Trained, summary, train
 from bertrain.training.start import pretrain
@@ -52,7 +54,11 @@ def test_it_leaves_a_model_a_report_and_a_card(made: Trained) -> None:
     text = json.loads((made.folder / "text" / "extract.json").read_text())
     assert text["counts"]["documents"] == 30
     assert text["counts"]["held_out"] == 3
-    assert [line.partition(":")[0] for line in summary(made)] == ["made", "quality", "files", "use", "next"]
+    assert f"{made.metrics['examples']:,.0f} examples" in card
+    of_nothing = summary(replace(made, metrics=made.metrics | {"mlm_accuracy": 0.05, "constant_accuracy": 0.05}))
+    assert [line.partition(":")[0] for line in of_nothing] == ["made", "quality", "warning", "files", "use", "next"]
+    much = summary(replace(made, metrics=made.metrics | {"mlm_accuracy": 0.3, "constant_accuracy": 0.05}))
+    assert not any(line.startswith("warning") for line in much)
 
 
 def test_its_recipe_repeats_the_run_to_the_bit(made: Trained, tmp_path: Path) -> None:
@@ -89,7 +95,7 @@ def test_after_an_interruption_it_continues(tmp_path: Path, monkeypatch: pytest.
 
 def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) -> None:
     rows = [f"{'ship' if number % 2 else 'king'} of the sea,{'a' if number % 2 else 'b'}" for number in range(80)]
-    (tmp_path / "labels.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    (tmp_path / "labels.csv").write_text("words,kind\n" + "\n".join(rows) + "\n")
     again = train(
         made.folder.parent / "articles",
         tmp_path / "out",
@@ -97,9 +103,12 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         evaluation_share=0.1,
         init=made.model,
         task=f"classify={tmp_path / 'labels.csv'}",
-        overrides=(("log.tensorboard", "false"),),
+        overrides=(("log.tensorboard", "false"), ("task.text", "words"), ("task.label", "kind")),
     )
     assert again.task_metrics["accuracy"] > 0
+    said = "\n".join(summary(again))
+    assert str(again.folder / "task") in said
+    assert "bertrain predict" in said
     assert (again.folder / "vocab.txt").read_text() == (made.folder / "vocab.txt").read_text()
 
 
@@ -111,17 +120,56 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         ({"evaluation_share": 0}, "option-out-of-range"),
         ({"init": "x", "size": "tiny"}, "conflicting-options"),
         ({"budget": "soon"}, "invalid-duration"),
+        ({"language": "xx"}, "unknown-language"),
+        ({"init": "nowhere"}, "missing-weights"),
+        ({"overrides": (("optimizer.learning_rat", "1"),)}, "unknown-setting"),
+        ({"overrides": (("optimizer.learning_rate", "abc"),)}, "invalid-value"),
     ],
 )
 def test_bad_wishes_are_refused_before_anything_is_read(tmp_path: Path, wishes: dict[str, object], code: str) -> None:
     (tmp_path / "text.txt").write_text("a text\n")
     with helpers.refused(code):
         train(tmp_path / "text.txt", tmp_path / "out", **wishes)  # type: ignore[arg-type]
-    assert not (tmp_path / "out" / "text").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_table_of_a_task_is_read_first(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("words,kind\na ship,x\na king,y\n")
+    with helpers.refused("missing-column", "labels.csv", "--task.text"):
+        train(write_articles(tmp_path / "articles"), tmp_path / "out", task=f"classify={tmp_path / 'labels.csv'}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_text_must_not_hold_the_result(tmp_path: Path) -> None:
+    articles = write_articles(tmp_path / "articles")
+    with helpers.refused("output-in-input", articles):
+        train(articles, articles / "out")
+    assert not (articles / "out").exists()
+
+
+def test_one_bad_byte_stops_it_or_is_counted(tmp_path: Path) -> None:
+    articles = write_articles(tmp_path / "articles")
+    with open(articles / "00.txt", "ab") as file:
+        file.write("Ein Café .\n".encode("latin-1"))
+    command = ["train", articles, "--out", tmp_path / "out", "--dry-run"]
+    stopped = helpers.bertrain(*command, check=False)
+    assert stopped.returncode == 2
+    assert "--on-error skip [not-utf8]" in stopped.stderr
+    helpers.bertrain(*command, "--on-error", "skip")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_what_the_run_will(tmp_path: Path) -> None:
+    articles = write_articles(tmp_path / "articles")
+    _, counts = estimate(articles)
+    made = extract(articles, tmp_path / "text")["counts"]
+    assert {name: counts[name] for name in ("documents", "sentences", "characters")} == {
+        name: made[name] for name in ("documents", "sentences", "characters")
+    }
 
 
 def test_too_little_text_is_refused_and_nothing_stays(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("A short text . It ends here .\n" * 30)
     with helpers.refused("too-little-text", "kB"):
         train(tmp_path / "text.txt", tmp_path / "out")
-    assert not (tmp_path / "out" / "text").exists()
+    assert not (tmp_path / "out").exists()

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.config.settings import ModelSettings
-from bertrain.data.feed.batching import Capacity, Policy
 from bertrain.data.formats.masking import Ints
 
 WORTH_MENDING = 0.05  # an idle share above this is reported with advice, if there is any
@@ -60,28 +59,6 @@ def multiply_adds(model: ModelSettings, tokens: Ints, attention: Ints, predictio
     width = model.hidden_size
     layer = tokens * width * (4 * width + 2 * model.intermediate_size) + attention * 2 * width
     return model.num_layers * layer + predictions * width * (width + model.padded_vocab_size)
-
-
-def weigh(
-    bins: Sequence[Ints],
-    lengths: Ints,
-    predictions: Ints,
-    *,
-    policy: Policy,
-    capacity: Capacity,
-    max_seq_length: int,
-    model: ModelSettings,
-    ranks: int,
-) -> Balance:
-    """The balance of a step whose bins hold these indices into `lengths` and `predictions`."""
-    of_bins = []
-    for members in bins:
-        shape = policy.shape_of(lengths[members], predictions[members], capacity, max_seq_length)
-        boundaries = policy.lay_out(lengths[members], shape.tokens, max_seq_length).boundaries
-        of_bins.append((shape.tokens, int(np.square(np.diff(boundaries)).sum()), shape.predictions))
-    tokens, attention, slots = per_rank(of_bins, ranks).T
-    work = multiply_adds(model, tokens, attention, slots)
-    return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:

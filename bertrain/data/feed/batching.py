@@ -310,8 +310,5 @@ def choose_policy(name: PolicyName, *, group_size: int = 0, packing: StepPacking
 
 def check_groups(group_size: int, ranks: int, option: str = "--batch.group_size") -> None:
     if group_size and ranks % group_size:
-        raise AgreedError(
-            "bad-group-size",
-            f"{option} {group_size} does not divide the number of ranks, which is {ranks}; use a divisor, or 0 for one "
-            "group of all ranks",
-        )
+        cure = "use a divisor, or 0 for one group of all ranks"
+        raise AgreedError("bad-group-size", f"{option} {group_size} does not divide the {ranks} ranks; {cure}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +16,7 @@ from bertrain.base.seeds import Words, derive
 from bertrain.base.units import parse_shares
 from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
-from bertrain.data.feed.balance import Balance, Sizes, weigh
+from bertrain.data.feed.balance import Balance, Sizes, multiply_adds, per_rank
 from bertrain.data.feed.batching import (
     Capacity,
     capacity_for,
@@ -23,7 +26,6 @@ from bertrain.data.feed.batching import (
     step_by_tokens,
     strata_of,
 )
-from bertrain.data.feed.prefetch import in_background
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
 from bertrain.data.formats.source import DataSource
@@ -32,6 +34,7 @@ from bertrain.model.batch import Batch
 EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
 EVALUATION_STEP = 1024  # examples dealt into bins together
 MOST_STEPS_AHEAD, MOST_EXAMPLES_AHEAD = 8, 4096  # that `sizes_ahead` looks at, but at least a step
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,8 @@ class Loader:
 
     def rehearsal(self, number: int, position: int) -> Step:
         """A step of the same sizes that repeats one token; no example is read."""
-
-        def placeholders(rows: Ints, mask_keys: Words) -> Block:
-            return placeholder_block(*self._sizes(rows), self._masking.mask_id, self._settings.model)
-
-        return self._step(number, position, placeholders)
+        token, model = self._masking.mask_id, self._settings.model
+        return self._step(number, position, lambda rows, keys: placeholder_block(*self._sizes(rows), token, model))
 
     def steps(self, number: int, position: int, stop: int, *, ahead: int = 2) -> Iterator[Step]:
         """Steps `number` .. `stop` - 1 in order, up to `ahead` of them made in the background."""
@@ -200,15 +200,16 @@ class Loader:
         return self._policy.deal(*sizes, capacity, self._max_seq_length)
 
     def _weigh(self, bins: list[Ints], sizes: Sizes, capacity: Capacity) -> Balance:
-        return weigh(
-            bins,
-            *sizes,
-            policy=self._policy,
-            capacity=capacity,
-            max_seq_length=self._max_seq_length,
-            model=self._settings.model,
-            ranks=self.world,
-        )
+        """The balance of a step whose bins hold these indices into its sizes."""
+        lengths, predictions = sizes
+        of_bins = []
+        for members in bins:
+            shape = self._policy.shape_of(lengths[members], predictions[members], capacity, self._max_seq_length)
+            boundaries = self._policy.lay_out(lengths[members], shape.tokens, self._max_seq_length).boundaries
+            of_bins.append((shape.tokens, int(np.square(np.diff(boundaries)).sum()), shape.predictions))
+        tokens, attention, slots = per_rank(of_bins, self.world).T
+        work = multiply_adds(self._settings.model, tokens, attention, slots)
+        return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
 
     def _read(self, rows: Ints, mask_keys: Words) -> Block:
         block = self.data.read(rows)
@@ -224,6 +225,19 @@ class Loader:
             dropout_seed=dropout_seed,
         )
         return batch.pin_memory() if self._pin_memory else batch
+
+
+def in_background(items: Iterator[Item], ahead: int) -> Iterator[Item]:
+    """The items in order, up to `ahead` of them made in advance by a thread; its exceptions are raised here."""
+    end: Any = object()
+    pool = ThreadPoolExecutor(1, "bertrain-loader")
+    try:
+        waiting = deque(pool.submit(next, items, end) for _ in range(ahead))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, items, end))
+            yield item
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def capacity_for_static_masks(
@@ -246,25 +260,18 @@ def check_data(data: DataSource, settings: Settings) -> None:
     words, limit = len(data.vocabulary.words), settings.data.max_seq_length
     # Pretrained weights may have a few embeddings more than words; a task is read with the words that come with them.
     if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
-        raise UserError(
-            "vocabulary-size",
-            f"{data.folder} was prepared with a vocabulary of {words} words, but model.vocab_size is "
-            f"{settings.model.vocab_size}; prepare it with the model's vocabulary or set --model.vocab_size {words}",
-        )
+        sizes = f"{data.folder} has a vocabulary of {words} words, but model.vocab_size is {settings.model.vocab_size}"
+        cure = f"prepare it with the model's vocabulary or set --model.vocab_size {words}"
+        raise UserError("vocabulary-size", f"{sizes}; {cure}")
     longest = int(data.lengths.max())
     if longest > limit:
-        raise UserError(
-            "example-too-long",
-            f"{data.folder} contains an example of {longest} tokens, more than data.max_seq_length {limit}; "
-            f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}",
-        )
+        what = f"{data.folder} has an example of {longest} tokens, more than data.max_seq_length {limit}"
+        cure = f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
+        raise UserError("example-too-long", f"{what}; {cure}")
     predicts_next = settings.model.head == "pretrain" and settings.model.nsp
     if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
-        raise UserError(
-            "no-next-sentence",
-            f"{data.folder} contains examples of one segment (--full-sentences), without a next sentence to predict; "
-            "set --model.nsp false or prepare pairs",
-        )
+        cure = "set --model.nsp false or prepare pairs"
+        raise UserError("no-next-sentence", f"{data.folder} has examples of one segment (--full-sentences); {cure}")
 
 
 def training_rows(data: DataSource, settings: Settings) -> range:

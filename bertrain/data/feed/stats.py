@@ -73,8 +73,7 @@ def data_stats(
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
     starts = range(0, STEPS_SAMPLED * sequences, sequences)
-    rows_of_steps = [step_by_sequences(start, sequences, len(data), seed)[1] for start in starts]
-    steps = [lengths[rows].astype(np.int64) for rows in rows_of_steps]
+    steps = [lengths[step_by_sequences(start, sequences, len(data), seed)[1]].astype(np.int64) for start in starts]
     count = min(len(data), EXAMPLES_READ)
     sample = data.read(np.arange(count) * len(data) // count).tokens
     return DataStats(

@@ -62,6 +62,11 @@ class Block:
         """The tokens of example i are tokens[offsets[i] : offsets[i + 1]]."""
         return offsets_of(self.lengths)
 
+    @property
+    def largest_word(self) -> int:
+        words = [self.tokens] if self.masks is None else [self.tokens, self.masks.labels]
+        return max(int(values.max(initial=-1)) for values in words)
+
     def take(self, chosen: Ints) -> Block:
         return Block(
             take_ragged(self.tokens, self.offsets, chosen),
@@ -86,19 +91,14 @@ def concatenate(blocks: Sequence[Block]) -> Block:
     """Blocks end to end; all of them with masks, or none."""
     masks = [block.masks for block in blocks if block.masks is not None]
     answers = [block.answers for block in blocks if block.answers is not None]
-    joined_masks = Masks(
-        _end_to_end([one.counts for one in masks]),
-        _end_to_end([one.positions for one in masks]),
-        _end_to_end([one.labels for one in masks]),
-    )
-    return Block(
-        _end_to_end([block.tokens for block in blocks]),
-        _end_to_end([block.lengths for block in blocks]),
-        _end_to_end([block.segment_b for block in blocks]),
-        _end_to_end([block.is_random for block in blocks]),
-        joined_masks if masks else None,
-        np.concatenate(answers) if answers and len(answers) == len(blocks) else None,
-    )
+    tokens, lengths, segment_b, is_random = _columns(blocks, "tokens", "lengths", "segment_b", "is_random")
+    joined_masks = Masks(*_columns(masks, "counts", "positions", "labels")) if masks else None
+    joined_answers = np.concatenate(answers) if answers and len(answers) == len(blocks) else None
+    return Block(tokens, lengths, segment_b, is_random, joined_masks, joined_answers)
+
+
+def _columns(parts: Sequence[Block] | Sequence[Masks], *names: str) -> list[Values]:
+    return [_end_to_end([getattr(part, name) for part in parts]) for name in names]
 
 
 def offsets_of(counts: Ints) -> Ints:
@@ -121,6 +121,25 @@ def take_ragged(values: Values, offsets: Ints, chosen: Ints) -> Values:
         target = slice(new_offsets[first], new_offsets[first + len(some)])
         out[target] = values[flat_ranges(offsets[some], offsets[some + 1] - offsets[some])]
     return out
+
+
+def join_segments(start: int, separator: int, *segments: tuple[Values, Ints, Ints]) -> Block:
+    """Unmasked examples [CLS] A [SEP], or [CLS] A [SEP] B [SEP], of one or two segments.
+
+    A segment is a flat array, and where each example's part of it begins and how long it is; -1: it has no such part.
+    """
+    lengths = 1 + np.sum([counts + 1 for _, _, counts in segments], axis=0)
+    offsets = offsets_of(lengths)
+    tokens = np.full(offsets[-1], separator, dtype=segments[0][0].dtype)
+    tokens[offsets[:-1]] = start
+    place = offsets[:-1] + 1
+    for values, begins, counts in segments:
+        for first in range(0, len(lengths), EXAMPLES_AT_ONCE):
+            some = slice(first, first + EXAMPLES_AT_ONCE)
+            kept = np.maximum(counts[some], 0)
+            tokens[flat_ranges(place[some], kept)] = values[flat_ranges(begins[some], kept)]
+        place = place + counts + 1
+    return Block(tokens, lengths, segments[0][2] + 2, np.zeros(len(lengths), dtype=np.bool_))
 
 
 def split(values: Values, counts: Ints) -> list[Values]:

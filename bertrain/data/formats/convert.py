@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -101,11 +102,10 @@ def convert(
     source = open_data(folder, vocab=vocab)
     plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
     plan = replace(plan, packing=packing, max_per_row=max_per_row)
-    rows = len(source)
-    if shuffle_seed is None:
-        return _write_folder(plan, _unchanged, rows, Path(out))
-    key = derive(shuffle_seed, "convert")
-    return _write_folder(plan, lambda positions: permute(positions, rows, key), rows, Path(out))
+    order: Order = _unchanged
+    if shuffle_seed is not None:
+        order = partial(permute, size=len(source), key=derive(shuffle_seed, "convert"))
+    return _write_folder(plan, order, len(source), Path(out))
 
 
 def convert_into(
@@ -254,16 +254,14 @@ def _name_files(plan: Plan, count: int) -> list[tuple[str, int]]:
 
 def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[str, int]]) -> int:
     """Write files of one example per record; returns their number."""
+    layout, encode = ("varlength", to_varlength) if plan.to == "hdf5-varlength" else ("fixed", to_fixed)
     first = 0
     for name, size in files:
         blocks = _blocks(plan, order, first, first + size)
         if plan.to == "tfrecord":
             tfrecord.write(folder / name, blocks, plan.shape)
-        elif plan.to == "hdf5-varlength":
-            records = (to_varlength(block, plan.shape) for block in blocks)
-            hdf5.write(folder / name, "varlength", records, size, plan.shape)
         else:
-            hdf5.write(folder / name, "fixed", (to_fixed(block, plan.shape) for block in blocks), size, plan.shape)
+            hdf5.write(folder / name, layout, (encode(block, plan.shape) for block in blocks), size, plan.shape)
         first += size
     return len(files)
 

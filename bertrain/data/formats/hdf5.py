@@ -7,6 +7,7 @@ trainers read the files written here. Nothing is compressed, as in theirs.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from io import BytesIO
@@ -20,11 +21,14 @@ from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
 from bertrain.data.formats.layouts import ENCODED, FIXED, PACKED, VARLENGTH, BadRecord, Fields, Shape, join
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.ragged import RaggedColumn
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RECORDS_AT_ONCE = 1024
 FIELDS = {"fixed": FIXED, "varlength": VARLENGTH, "packed": PACKED, "encoded": ENCODED}
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
+COLLECTION = struct.Struct("<4s4xQ")  # signature, version and padding, size of the whole
+OBJECT = struct.Struct("<H6xQ")  # number, reference count and padding, size of the content
+Content = npt.NDArray[np.uint8]
 NARROW = {"input_mask", "segment_ids", "next_sentence_labels"}  # written in 8 bits
 
 
@@ -52,17 +56,85 @@ class OpenFile:
             return rows
 
 
-def _column_of(dataset: Any, content: npt.NDArray[np.uint8]) -> Any:
+def _column_of(dataset: Any, content: Content) -> Any:
     """A dataset as a RaggedColumn, an array over the memory-mapped file, or the dataset itself."""
     if import_extra("h5py").check_vlen_dtype(dataset.dtype) is not None:
         return RaggedColumn(content, dataset)
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None:  # chunked, perhaps compressed; or never written
         return dataset
-    end = offset + dataset.size * dataset.dtype.itemsize
+    return _mapped(content, offset, dataset.size, dataset.dtype).reshape(dataset.shape)
+
+
+def _mapped(content: Content, offset: int, count: int, kind: Any) -> npt.NDArray[Any]:
+    end = offset + count * kind.itemsize
     if end > len(content):
         raise ValueError("the file ends before its rows do")
-    return content[offset:end].view(dataset.dtype).reshape(dataset.shape)
+    return content[offset:end].view(kind)
+
+
+class RaggedColumn:
+    """A variable-length dataset, read without the HDF5 library, which crashes on the lengths in damaged files.
+
+    Such a dataset is a run of references: the length of the list, the address of a heap collection in the file, and
+    the number of the list in it. A collection ("GCOL" in the file) is a run of objects: number, size, content. Both are
+    read from the memory-mapped file with every bound checked. A slice is a list of arrays.
+    """
+
+    def __init__(self, content: Content, dataset: Any) -> None:
+        self._content = content
+        self._kind = import_extra("h5py").check_vlen_dtype(dataset.dtype)
+        self._references = _references(content, dataset)
+
+    def __getitem__(self, rows: slice) -> list[npt.NDArray[Any]]:
+        kind = self._kind
+        collections: dict[int, dict[int, tuple[int, int]]] = {}
+        lists = []
+        for row, (length, address, number) in enumerate(self._references[rows].tolist(), start=rows.start):
+            if not length:
+                lists.append(np.zeros(0, dtype=kind))
+                continue
+            if address not in collections:
+                collections[address] = _objects(self._content, address)
+            begin, size = collections[address].get(number, (0, 0))
+            if size < length * kind.itemsize:
+                raise ValueError(f"row {row} is not in its heap collection, or longer than its object")
+            lists.append(self._content[begin : begin + length * kind.itemsize].view(kind))
+        return lists
+
+
+def _references(content: Content, dataset: Any) -> npt.NDArray[Any]:
+    """The references of all rows; those of a chunked dataset are copied. What was never written is empty."""
+    if dataset.compression is not None:
+        raise ValueError("its variable-length datasets are compressed; rewrite them with h5repack -f NONE")
+    count = len(dataset)
+    per_chunk, offsets = count, [dataset.id.get_offset()]
+    if dataset.chunks is not None:
+        per_chunk = dataset.chunks[0]
+        firsts = range(0, count, per_chunk)
+        offsets = [dataset.id.get_chunk_info_by_coord((first,)).byte_offset for first in firsts]
+    references = []
+    for number, offset in enumerate(offsets):
+        size = min(per_chunk, count - number * per_chunk)
+        references.append(np.zeros(size, REFERENCE) if offset is None else _mapped(content, offset, size, REFERENCE))
+    return references[0] if len(references) == 1 else np.concatenate([np.zeros(0, REFERENCE), *references])
+
+
+def _objects(content: Content, address: int) -> dict[int, tuple[int, int]]:
+    """Begin and size of each object of the collection at `address`, by its number."""
+    head = content[address : address + COLLECTION.size].tobytes()
+    signature, size = COLLECTION.unpack(head) if len(head) == COLLECTION.size else (b"", 0)
+    if signature != b"GCOL" or address + size > len(content):
+        raise ValueError("there is no heap collection at its address")
+    objects, place, end = {}, address + COLLECTION.size, address + size
+    while place + OBJECT.size <= end:
+        number, size = OBJECT.unpack_from(content.data, place)
+        place += OBJECT.size
+        if number == 0 or place + size > end:  # the free space at the end, or damage
+            break
+        objects[number] = (place, size)
+        place += size + 7 & ~7
+    return objects
 
 
 def layout_of(path: Path) -> str:
@@ -79,7 +151,6 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
     """All records of a file in order, in chunks: their numbers and fields."""
     with closing(OpenFile(path)) as opened:
         with _reading(path):
-            _check_datasets(path, opened.file, layout)
             count = len(opened.file[FIELDS[layout][0]])
         for first in range(0, count, RECORDS_AT_ONCE):
             numbers = np.arange(first, min(first + RECORDS_AT_ONCE, count))

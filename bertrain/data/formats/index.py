@@ -19,8 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import file_digest, new_folder, write_atomically
+from bertrain.base.files import file_digest, new_folder, reading, write_atomically
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
@@ -44,14 +43,9 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "parts": np.int32,
 }
 BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # other files in data folders
-NAMES = {  # of layouts, by the kind of file and its decoder
-    ("hdf5", "fixed"): "hdf5-fixed",
-    ("hdf5", "varlength"): "hdf5-varlength",
-    ("hdf5", "packed"): "hdf5-packed",
-    ("hdf5", "encoded"): "hdf5-encoded",
-    ("tfrecord", "fixed"): "tfrecord",
-    ("tfrecord", "graphcore"): "tfrecord-packed",
-}
+NAMES = {("hdf5", decoder): f"hdf5-{decoder}" for decoder in hdf5.FIELDS}
+NAMES |= {("tfrecord", "fixed"): "tfrecord", ("tfrecord", "graphcore"): "tfrecord-packed"}
+"""The names of layouts by the kind of file and its decoder."""
 
 
 def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
@@ -66,16 +60,15 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
         if _is_fresh(place, stamps):
             _verify(folder, place, verify)
             return place
-    writable = [place for place in places if _is_writable(place.parent)]
-    if not writable:
+    writable = next((place for place in places if _is_writable(place.parent)), None)
+    if writable is None:
         raise UserError("unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}")
-    place = writable[0]
-    with _locked(place):
-        if not _is_fresh(place, stamps):
-            shutil.rmtree(place, ignore_errors=True)
-            with new_folder(place) as partial:
+    with _locked(writable):
+        if not _is_fresh(writable, stamps):
+            shutil.rmtree(writable, ignore_errors=True)
+            with new_folder(writable) as partial:
                 _build(folder, files, stamps, partial, note)
-    return place
+    return writable
 
 
 def verify_index(folder: Path) -> dict[str, Any] | None:
@@ -104,7 +97,7 @@ def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -
         stamps = [_stamp(folder, path) for path, _ in find_files(folder)]
         for place in _index_places(folder):
             if _is_fresh(place, stamps) and fingerprint_of(read_index(place), vocabulary_hash) == fingerprint:
-                return map_array(place, "lengths")
+                return map_arrays(place)["lengths"]
     except UserError:  # it is not a data folder any more
         pass
     return None
@@ -116,20 +109,14 @@ def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
     return hashlib.sha256(json.dumps([index["layout"], files, vocabulary_hash]).encode()).hexdigest()
 
 
-@dataclass
-class _Limits:
-    max_seq_length: int = 0
-    max_predictions: int = 0
-    largest_word: dict[str, Any] = field(default_factory=lambda: {"number": -1, "name": "", "row": 0})
-
-
 def _build(
     folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
 ) -> None:
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
     note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
-    limits = _Limits()
+    limits: dict[str, Any] = {"max_seq_length": 0, "max_predictions": 0}
+    limits["largest_word"] = {"number": -1, "name": "", "row": 0}
     entries = []
     with ExitStack() as stack:
         names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
@@ -152,15 +139,8 @@ def _build(
     if not sum(entry["rows"] for entry in entries):
         raise UserError("empty-data", f"the data folder {folder} contains no example")
     digests = [(f"{name}.bin", *file_digest(out / f"{name}.bin")) for name in names]
-    content = {
-        "index_version": INDEX_VERSION,
-        "layout": layout,
-        "max_seq_length": limits.max_seq_length,
-        "max_predictions": limits.max_predictions,
-        "largest_word": limits.largest_word,
-        "files": entries,
-        "arrays": [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests],
-    }
+    content = {"index_version": INDEX_VERSION, "layout": layout} | limits | {"files": entries}
+    content["arrays"] = [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests]
     write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
 
 
@@ -175,38 +155,34 @@ def _common_layout(files: list[tuple[Path, str]]) -> str:
     return next(iter(found))
 
 
-def _blocks_of(path: Path, name: str, kind: str, decoder: str, limits: _Limits) -> Iterator[tuple[Block, Ints, Ints]]:
-    """The examples of a file in chunks, with the place of each record and the number of its examples."""
+def _blocks_of(
+    path: Path, name: str, kind: str, decoder: str, limits: dict[str, Any]
+) -> Iterator[tuple[Block, Ints, Ints]]:
+    """The examples of a file in chunks, with the place of each record and the number of its examples.
+
+    Raises the `limits` to those of the file.
+    """
     records_before = 0
-    scan = hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder)
-    with closing(scan):
-        while True:
-            with naming_records(path, None, records_before):
-                found = next(scan, None)
-                if found is None:
-                    return
-                places, fields = found
-                block, parts = DECODERS[decoder](fields)
-            _raise_limits(block, parts, fields, name, records_before, limits)
+    try:
+        for places, fields in hdf5.scan(path, decoder) if kind == "hdf5" else tfrecord.scan(path, decoder):
+            block, parts = DECODERS[decoder](fields)
+            width = _width(fields, "input_ids", "packed_input_ids") or int(block.lengths.max(initial=0))
+            limits["max_seq_length"] = max(limits["max_seq_length"], width)
+            words = [(block.tokens, block.offsets)]
+            if block.masks is not None:
+                most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
+                limits["max_predictions"] = max(limits["max_predictions"], most)
+                words.append((block.masks.labels, block.masks.offsets))
+            largest = block.largest_word
+            if largest > limits["largest_word"]["number"]:
+                found = [(offsets, np.flatnonzero(values == largest)[:1]) for values, offsets in words]
+                example = min(int(np.searchsorted(offsets, one, "right")[0]) - 1 for offsets, one in found if len(one))
+                record = records_before + int(np.searchsorted(np.cumsum(parts), example, side="right"))
+                limits["largest_word"] = {"number": largest, "name": name, "row": record}
             yield block, places, parts
             records_before += len(places)
-
-
-def _raise_limits(block: Block, parts: Ints, fields: Fields, name: str, records_before: int, limits: _Limits) -> None:
-    width = _width(fields, "input_ids", "packed_input_ids") or int(block.lengths.max(initial=0))
-    limits.max_seq_length = max(limits.max_seq_length, width)
-    if block.masks is not None:
-        most = _width(fields, "masked_lm_positions") or int(block.masks.counts.max(initial=0))
-        limits.max_predictions = max(limits.max_predictions, most)
-    largest = largest_word_of(block)
-    if largest > limits.largest_word["number"]:
-        words, counts = [block.tokens], [block.lengths]
-        if block.masks is not None:
-            words, counts = [block.tokens, block.masks.labels], [block.lengths, block.masks.counts]
-        owners = np.concatenate([np.repeat(np.arange(len(block)), of_each) for of_each in counts])
-        example = int(owners[np.concatenate(words) == largest].min())
-        record = int(np.searchsorted(np.cumsum(parts), example, side="right"))
-        limits.largest_word = {"number": largest, "name": name, "row": records_before + record}
+    except BadRecord as bad:
+        raise damaged_record(path, f"row {records_before + bad.number}", bad) from None
 
 
 def _width(fields: Fields, *names: str) -> int:
@@ -214,19 +190,8 @@ def _width(fields: Fields, *names: str) -> int:
     return next((int(fields[name].shape[1]) for name in names if getattr(fields.get(name), "ndim", 0) == 2), 0)
 
 
-def largest_word_of(block: Block) -> int:
-    labels = block.masks.labels if block.masks is not None else block.tokens[:0]
-    return max(int(block.tokens.max(initial=-1)), int(labels.max(initial=-1)))
-
-
-@contextmanager
-def naming_records(path: Path, places: Ints | None, records_before: int = 0) -> Iterator[None]:
-    """Turn BadRecord into a UserError that names file and row."""
-    try:
-        yield
-    except BadRecord as bad:
-        where = f"row {records_before + bad.number}" if places is None else f"the record at {places[bad.number]}"
-        raise UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file") from None
+def damaged_record(path: Path, where: str, bad: BadRecord) -> UserError:
+    return UserError("damaged-data", f"{path}, {where}: {bad.complaint}; repair or remove the file")
 
 
 def find_files(folder: Path) -> list[tuple[Path, str]]:
@@ -242,11 +207,8 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _kind_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as stream:
-            first_bytes = stream.read(16)
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), open(path, "rb") as stream:
+        first_bytes = stream.read(16)
     if first_bytes.startswith(hdf5.SIGNATURE):
         return "hdf5"
     if tfrecord.is_tfrecord(first_bytes):
@@ -264,10 +226,8 @@ def _index_places(folder: Path) -> list[Path]:
 
 def _is_writable(folder: Path) -> bool:
     """Whether new files may be written there; root, too, respects missing write permissions."""
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("unwritable-index", f"cannot create {folder} for an index: {error.strerror}") from None
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
@@ -315,8 +275,9 @@ def read_index(place: Path) -> dict[str, Any]:
         raise UserError("damaged-index", f"the index {place} is damaged; remove it, and it will be rebuilt") from None
 
 
-def map_array(index: Path, name: str) -> npt.NDArray[Any]:
-    return np.asarray(np.memmap(index / f"{name}.bin", dtype=ARRAYS[name], mode="r"))
+def map_arrays(index: Path) -> dict[str, npt.NDArray[Any]]:
+    files = {name: index / f"{name}.bin" for name in ARRAYS}
+    return {name: np.asarray(np.memmap(file, ARRAYS[name], "r")) for name, file in files.items() if file.is_file()}
 
 
 @contextmanager

@@ -98,14 +98,9 @@ def from_varlength(fields: Fields) -> tuple[Block, Ints]:
     lengths, counts = _sizes(fields["input_ids"]), _sizes(fields["masked_lm_positions"])
     _refuse(_sizes(fields["segment_ids"]) != lengths, "segment_ids and input_ids differ in length")
     _refuse(_sizes(fields["masked_lm_ids"]) != counts, "masked_lm_ids and masked_lm_positions differ in length")
-    block = _block(
-        joined(fields["input_ids"]),
-        lengths,
-        joined(fields["segment_ids"]),
-        np.asarray(fields["next_sentence_labels"]),
-        Masks(counts, joined(fields["masked_lm_positions"]), joined(fields["masked_lm_ids"])),
-    )
-    return block, np.ones(len(block), dtype=np.int64)
+    sizes = {"packed_input_len": lengths[:, None], "packed_masked_lm_len": counts[:, None]}
+    labels = np.asarray(fields["next_sentence_labels"])[:, None]
+    return from_packed(fields | sizes | {"next_sentence_labels": labels})  # packs of one example
 
 
 def from_packed(fields: Fields) -> tuple[Block, Ints]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.config.choices import PACKING, Algorithm
 from bertrain.data.formats.convert import Conversion, convert
 from bertrain.data.formats.masking import Ints
@@ -99,17 +100,13 @@ def read_lengths(path: Path) -> Ints:
     """The histogram of a CSV file with the columns length and sequences: histogram[n] sequences have n tokens."""
     counts: dict[int, int] = {}
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with reading(path), open(path, encoding="utf-8", newline="") as file:
             table = csv.reader(file)
             if next(table, []) != COLUMNS:
                 raise UserError("bad-length-table", f"{path} must begin with the line {','.join(COLUMNS)}")
             for row in table:
-                length, count = _read_row(row, f"{path}, line {table.line_num}")
-                if length in counts:
-                    raise UserError("bad-length-table", f"{path}, line {table.line_num}: length {length} is repeated")
-                counts[length] = count
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
+                if problem := _add_row(row, counts):
+                    raise UserError("bad-length-table", f"{path}, line {table.line_num}: {problem}")
     except (UnicodeDecodeError, csv.Error):
         raise UserError("bad-length-table", f"{path} is not a CSV file of UTF-8 text") from None
     if not any(counts.values()):
@@ -119,10 +116,14 @@ def read_lengths(path: Path) -> Ints:
     return histogram
 
 
-def _read_row(row: list[str], where: str) -> tuple[int, int]:
-    if len(row) == 2 and all(cell.isascii() and cell.isdigit() and len(cell) <= 15 for cell in row):
-        length, count = map(int, row)
-        if 1 <= length <= LONGEST:
-            return length, count
-        raise UserError("bad-length-table", f"{where}: a length of {length} is not between 1 and {LONGEST:,}")
-    raise UserError("bad-length-table", f"{where}: {','.join(row)!r} is not LENGTH,SEQUENCES, such as 128,1000")
+def _add_row(row: list[str], counts: dict[int, int]) -> str:
+    """Add a row to the counts; returns what is wrong with it, or nothing."""
+    if len(row) != 2 or not all(cell.isascii() and cell.isdigit() and len(cell) <= 15 for cell in row):
+        return f"{','.join(row)!r} is not LENGTH,SEQUENCES, such as 128,1000"
+    length, count = map(int, row)
+    if not 1 <= length <= LONGEST:
+        return f"a length of {length} is not between 1 and {LONGEST:,}"
+    if length in counts:
+        return f"length {length} is repeated"
+    counts[length] = count
+    return ""

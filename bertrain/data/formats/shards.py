@@ -29,6 +29,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
+from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 
 SCHEMA_VERSION = 2
@@ -59,13 +60,16 @@ class ListColumn:
         return out
 
 
-class Shards:
+class Shards(DataSource):
     """A prepared folder, open for reading: lengths of all rows in memory, tokens memory-mapped."""
 
     layout = "arrow"
 
     def __init__(self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
+        self.num_files = len(manifest["files"])
+        # The manifest contains the hash of every shard.
+        self.fingerprint = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
         batches = [_open_shard(folder / file["name"]) for file in manifest["files"]]
         self._first_row = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches])])
         self._tokens = ListColumn([batch.column("tokens") for batch in batches])
@@ -75,12 +79,14 @@ class Shards:
         self._segment_b = np.concatenate([_view(batch.column("segment_b")) for batch in batches])
         labels = [_view(batch.column("is_random").cast(pa.uint8())).astype(bool) for batch in batches]
         self._is_random = np.concatenate(labels)
-        self.predictions: npt.NDArray[np.int32] | None = None
-        """Predictions of each row where masks are static; None where they are drawn at load time."""
+        preparation = manifest["preparation"]
+        self.max_seq_length = int(preparation.get("max_seq_length") or self.lengths.max())
+        self.predictions, self.max_predictions = None, 0
         if manifest["masks"] == "static":
             self._mlm_positions = ListColumn([batch.column("mlm_positions") for batch in batches])
             self._mlm_labels = ListColumn([batch.column("mlm_labels") for batch in batches])
             self.predictions = self._mlm_positions.counts
+            self.max_predictions = int(preparation.get("max_predictions") or self.predictions.max())
             unequal = np.flatnonzero(self.predictions != self._mlm_labels.counts)
             if len(unequal):
                 raise self._damaged(int(unequal[0]), "it has different numbers of masked positions and labels")
@@ -89,8 +95,6 @@ class Shards:
     def open(folder: str | Path, *, verify: str = "hash") -> Shards:
         """Open a prepared folder; `verify` checks each file's "hash" or only its "size"."""
         folder = Path(folder)
-        if not folder.is_dir():
-            raise UserError("missing-data", f"no data folder at {folder}; make one with `bertrain data prepare`")
         if not (folder / MANIFEST).is_file():
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
@@ -108,30 +112,6 @@ class Shards:
             return Shards(folder, manifest, vocabulary)
         except (ValueError, KeyError, TypeError):
             raise UserError("damaged-data", f"{folder / MANIFEST} is damaged; prepare the data again") from None
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which contains the hash of every shard."""
-        return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
-
-    @property
-    def max_seq_length(self) -> int:
-        """The maximum length it was prepared for, or has."""
-        return int(self.manifest["preparation"].get("max_seq_length") or self.lengths.max())
-
-    @property
-    def max_predictions(self) -> int:
-        """The maximum predictions per row it was prepared for, or has; 0 where masks are drawn at load time."""
-        if self.predictions is None:
-            return 0
-        return int(self.manifest["preparation"].get("max_predictions") or self.predictions.max())
-
-    @property
-    def num_files(self) -> int:
-        return len(self.manifest["files"])
 
     def read(self, rows: Ints) -> Block:
         masks = None
@@ -169,18 +149,13 @@ class Shards:
         row -= int(self._first_row[shard])
         return UserError("damaged-data", f"{path} is damaged in row {row}: {complaint}; prepare the data again")
 
-    def is_random(self, rows: Ints) -> Ints:
-        """Next-sentence label of each of `rows`: 1 where B was drawn at random, as in BERT's reference."""
-        return self._is_random[rows].astype(np.int64)
-
 
 def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
     if not path.is_file():
         raise UserError("missing-shard", f"the shard {path} is missing; prepare the data again")
     size = path.stat().st_size
     if size != expected["bytes"]:
-        wanted = expected["bytes"]
-        raise UserError("damaged-data", f"the shard {path} has {size} bytes, not {wanted}; prepare the data again")
+        raise UserError("damaged-data", f"the shard {path} has {size} bytes, unlike its manifest; prepare it again")
     if verify == "hash" and file_digest(path)[1] != expected["sha256"]:
         raise UserError("damaged-data", f"the shard {path} is damaged (SHA-256); prepare the data again")
 

@@ -4,63 +4,44 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
-from bertrain.data.formats.block import Block
+from bertrain.data.formats.block import Block, Values
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.shards import MANIFEST, VOCABULARY, Shards
 from bertrain.data.text.vocabulary import Vocabulary
 
 
-class DataSource(Protocol):
+class DataSource:
     """A data set open for reading: the sizes of all rows are in memory, the rows themselves may be on disk.
 
     Every rank has the lengths and the predictions, so each computes the loss denominators of a step by itself.
     """
 
-    @property
-    def folder(self) -> Path: ...
+    folder: Path
+    layout: str
+    vocabulary: Vocabulary
+    num_files: int
+    fingerprint: str  # equal fingerprints mean equal rows and equal vocabularies
+    max_seq_length: int  # the maximum length the data was prepared for, or has
+    max_predictions: int  # the maximum predictions per row, likewise; 0 where masks are drawn at load time
+    lengths: npt.NDArray[np.int32]
+    predictions: npt.NDArray[np.int32] | None  # of each row where masks are static; None if drawn at load time
+    _is_random: Values
 
-    @property
-    def layout(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the data: equal fingerprints mean equal rows and equal vocabularies."""
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int32]: ...
-
-    @property
-    def predictions(self) -> npt.NDArray[np.int32] | None:
-        """Predictions of each row where masks are static; None where they are drawn at load time."""
-
-    @property
-    def max_seq_length(self) -> int:
-        """The maximum length the data was prepared for."""
-
-    @property
-    def max_predictions(self) -> int:
-        """The maximum predictions per row it was prepared for; 0 where masks are drawn at load time."""
-
-    @property
-    def num_files(self) -> int: ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order."""
+        raise NotImplementedError
 
     def is_random(self, rows: Ints) -> Ints:
-        """Next-sentence label of each of `rows`."""
+        """Next-sentence label of each of `rows`: 1 where B was drawn at random, as in BERT's reference."""
+        return self._is_random[rows].astype(np.int64)
 
 
 def open_data(
@@ -72,6 +53,10 @@ def open_data(
     in the folder, else the uncased vocabulary that ships with bertrain. `verify` checks each file's "hash" or only its
     "size". Notes on what was detected go to standard error, unless `quiet`: ranks other than the first are quiet.
     """
+    from bertrain.data.formats.foreign import ForeignData
+    from bertrain.data.formats.index import open_index
+    from bertrain.data.formats.shards import MANIFEST, VOCABULARY, Shards
+
     folder = Path(folder)
     note = (lambda line: None) if quiet else print_once
     if not folder.exists():
@@ -79,14 +64,9 @@ def open_data(
     if (folder / MANIFEST).is_file():
         shards = Shards.open(folder, verify=verify)
         if isinstance(vocab, str | Path) and vocab and Vocabulary.load(vocab).words != shards.vocabulary.words:
-            raise UserError(
-                "other-vocabulary",
-                f"{folder} has its own vocabulary, not {vocab}; leave --vocab (pretrain: --data.vocab) out",
-            )
+            cure = "leave --vocab (pretrain: --data.vocab) out"
+            raise UserError("other-vocabulary", f"{folder} has its own vocabulary, not {vocab}; {cure}")
         return shards
-    from bertrain.data.formats import foreign
-    from bertrain.data.formats.index import open_index
-
     index = open_index(folder, verify=verify, note=note)
     if not isinstance(vocab, Vocabulary):
         beside = (folder if folder.is_dir() else folder.parent) / VOCABULARY
@@ -95,7 +75,7 @@ def open_data(
             option = "--vocab FILE (pretrain: --data.vocab)"
             note(f"{folder} contains no {VOCABULARY}: using BERT's uncased vocabulary; {option} selects another")
         vocab = Vocabulary.load(path, lower_case=None)
-    return foreign.ForeignData(folder, index, vocab)
+    return ForeignData(folder, index, vocab)
 
 
 print_once = cache(remark)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.base.protobuf import decode_varints, encode_field, encode_varints, wire_fields
 from bertrain.data.formats.block import Block, in_batches
 from bertrain.data.formats.layouts import FIXED, GRAPHCORE, WEIGHTS, BadRecord, Fields, Shape, to_fixed
@@ -45,7 +46,7 @@ def masked_checksum(data: bytes) -> int:
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
     """Each record of a file with its byte offset."""
     size = path.stat().st_size
-    with _open(path) as stream:
+    with reading(path), open(path, "rb") as stream:
         place = number = 0
         while place < size:
             data = _read_record(stream, size - place, f"record {number} of {path}")
@@ -68,13 +69,6 @@ def _read_record(stream: BinaryIO, available: int, where: str) -> bytes:
     if FOOTER.pack(masked_checksum(data)) != footer:
         raise UserError("damaged-data", f"{where} is damaged: the checksum of its data is wrong")
     return data
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
 
 
 class Feature(NamedTuple):
@@ -179,7 +173,7 @@ def scan(path: Path, layout: str) -> Generator[tuple[Ints, Fields]]:
 def fetch(path: Path, layout: str, places: Ints) -> Fields:
     found = []
     size = path.stat().st_size if path.is_file() else 0
-    with _open(path) as stream:
+    with reading(path), open(path, "rb") as stream:
         for place in places.tolist():
             where = f"the record at byte {place} of {path}"
             stream.seek(place)

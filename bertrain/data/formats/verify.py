@@ -25,10 +25,8 @@ class Verified:
 
     def sentence(self) -> str:
         if self.against is None:
-            return (
-                f"{self.folder}: no earlier hashes to compare with; all {self.files} file(s) are readable, and their "
-                "hashes are now stored"
-            )
+            stored = f"all {self.files} file(s) are readable, and their hashes are now stored"
+            return f"{self.folder}: no earlier hashes to compare with; {stored}"
         return f"{self.folder}: {self.files} file(s) match {self.against}"
 
 

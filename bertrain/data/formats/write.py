@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, refuse_occupied, write_atomically
-from bertrain.data.formats.block import Block, Masks, Values, in_batches
+from bertrain.data.formats.block import Block, Masks, Values, concatenate, in_batches
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.text.vocabulary import Vocabulary
@@ -106,18 +105,15 @@ def histogram_of(block: Block) -> Histogram:
 
 def block_of_examples(examples: Sequence[Example]) -> Block:
     """Single examples in flat arrays; all of them with masks, or none."""
-    tokens, lengths = _flatten([example.tokens for example in examples])
-    masks = None
-    if examples[0].mlm_positions is not None:
-        positions, counts = _flatten([example.mlm_positions or [] for example in examples])
-        masks = Masks(counts, positions, _flatten([example.mlm_labels or [] for example in examples])[0])
-    segment_b, is_random = zip(*((example.segment_b, example.is_random) for example in examples), strict=True)
-    return Block(tokens, lengths, np.array(segment_b), np.array(is_random), masks)
-
-
-def _flatten(lists: list[list[int]]) -> tuple[Ints, Ints]:
-    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-    return np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum())), lengths
+    blocks = []
+    for example in examples:
+        masks = None
+        if example.mlm_positions is not None:
+            positions, labels = (np.array(of, np.int64) for of in (example.mlm_positions, example.mlm_labels))
+            masks = Masks(np.array([len(positions)]), positions, labels)
+        lengths, segment_b, is_random = np.array([[len(example.tokens)], [example.segment_b], [example.is_random]])
+        blocks.append(Block(np.array(example.tokens), lengths, segment_b, is_random, masks))
+    return concatenate(blocks)
 
 
 def narrow(block: Block, vocabulary: Vocabulary) -> Block:

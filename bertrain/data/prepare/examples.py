@@ -12,7 +12,7 @@ import random
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import derive
-from bertrain.data.formats.block import EXAMPLES_AT_ONCE, Block, Values, flat_ranges, offsets_of
+from bertrain.data.formats.block import Block, Values, join_segments
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 SINGLE_SPECIAL_TOKENS = 2  # [CLS] A [SEP]
@@ -68,11 +68,8 @@ def draw_pairs(
     depend on other documents.
     """
     if text.num_documents < 2:
-        raise UserError(
-            "single-document",
-            "the input is a single document, so there is no other to draw a random B from; put a blank line between "
-            "documents",
-        )
+        why = "the input is a single document, without another to draw a random B from"
+        raise UserError("single-document", f"{why}; put a blank line between documents")
     for number in range(num_documents or text.num_documents):
         draw = random.Random(derive(seed, "pairs", first_number + number))
         another = partial(_any_other, text.num_documents, number, draw)
@@ -118,23 +115,16 @@ def pairs_of_document(
         else:
             b_start, b_stop = a_stop, sentences[chunk_end]
             position = chunk_end
-        yield _truncate(start, a_stop, b_start, b_stop, is_random, longest, draw)
-
-
-def _truncate(
-    a_start: int, a_stop: int, b_start: int, b_stop: int, is_random: bool, longest: int, draw: random.Random
-) -> Pair:
-    """Remove tokens from the longer one, each at a random end, until both fit."""
-    a_length, b_length = a_stop - a_start, b_stop - b_start
-    while a_length + b_length > longest:
-        at_front = draw.random() < 0.5
-        if a_length > b_length:
-            a_start += at_front
-            a_length -= 1
-        else:
-            b_start += at_front
-            b_length -= 1
-    return Pair(a_start, a_start + a_length, b_start, b_start + b_length, is_random)
+        a_length, b_length = a_stop - start, b_stop - b_start
+        while a_length + b_length > longest:  # remove tokens from the longer one, each at a random end
+            at_front = draw.random() < 0.5
+            if a_length > b_length:
+                start += at_front
+                a_length -= 1
+            else:
+                b_start += at_front
+                b_length -= 1
+        yield Pair(start, start + a_length, b_start, b_start + b_length, is_random)
 
 
 def full_sentences(
@@ -177,17 +167,7 @@ def _fill(begins: array[int], ends: array[int], longest: int) -> Iterator[Pair]:
 
 def block_of_pairs(tokens: Values, pairs: Sequence[Pair], start: int, separator: int) -> Block:
     """[CLS] A [SEP] B [SEP] of each pair, or [CLS] A [SEP] where there is no B."""
-    table = np.array(pairs, dtype=np.int64).reshape(-1, 5)
-    a_start, b_start = table[:, 0], table[:, 2]
-    a_length, b_length = table[:, 1] - a_start, table[:, 3] - b_start
-    lengths = a_length + 2 + np.where(b_length > 0, b_length + 1, 0)
-    offsets = offsets_of(lengths)
-    out = np.full(offsets[-1], separator, dtype=tokens.dtype)
-    out[offsets[:-1]] = start
-    for first in range(0, len(table), EXAMPLES_AT_ONCE):
-        some = slice(first, first + EXAMPLES_AT_ONCE)
-        begin = offsets[:-1][some]
-        out[flat_ranges(begin + 1, a_length[some])] = tokens[flat_ranges(a_start[some], a_length[some])]
-        after_a = begin + a_length[some] + 2
-        out[flat_ranges(after_a, b_length[some])] = tokens[flat_ranges(b_start[some], b_length[some])]
-    return Block(out, lengths, a_length + 2, table[:, 4].astype(np.bool_))
+    a_start, a_stop, b_start, b_stop, is_random = np.array(pairs, dtype=np.int64).reshape(-1, 5).T
+    b_length = np.where(b_stop > b_start, b_stop - b_start, -1)
+    block = join_segments(start, separator, (tokens, a_start, a_stop - a_start), (tokens, b_start, b_length))
+    return replace(block, is_random=is_random.astype(np.bool_))

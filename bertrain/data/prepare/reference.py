@@ -9,7 +9,7 @@ per row.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import chain
@@ -34,7 +34,7 @@ Masked = tuple[Pair, list[int], list[int]]  # a pair, the positions to predict, 
 def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: Plan) -> Iterator[Block]:
     """All rows in the reference's order, a shard at a time; `folder` stores them until they are shuffled."""
     draw = random.Random(plan.seed)
-    masked = _masked_pairs(text, draw, mask_drawer(draw, vocabulary, plan), plan)
+    masked = _masked_pairs(text, vocabulary, draw, plan)
     start, separator = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
     parts = (_apply(batch, text, start, separator) for batch in in_batches(masked, EXAMPLES_AT_ONCE))
     whole = spool(parts, folder)
@@ -45,73 +45,39 @@ def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: 
 
 
 def shuffle(items: list[int], draw: random.Random) -> None:
-    """What draw.shuffle(items) does, to the last bit of the generator, in half the time."""
+    """What draw.shuffle(items) does, to the last bit of the generator, in less than half the time."""
     bits = draw.getrandbits
-    for width, stretch in _stretches(len(items) - 1, 1):
+    for width, stretch in _stretches(len(items) - 1):
         for index in stretch:
             while (other := bits(width)) > index:
                 pass
             items[index], items[other] = items[other], items[index]
 
 
-def shuffled_head(items: list[int], count: int, draw: random.Random) -> list[int]:
-    """The first `count` items of draw.shuffle(items), with all its draws; the other items are lost."""
-    bits = draw.getrandbits
-    for width, stretch in _stretches(len(items) - 1, max(1, count)):
-        for index in stretch:
-            while (other := bits(width)) > index:
-                pass
-            items[other] = items[index]
-    head = items[: max(1, count)]
-    shuffle(head, draw)
-    return head[:count]
-
-
 @lru_cache(maxsize=4096)
-def _stretches(top: int, bottom: int) -> list[tuple[int, range]]:
-    """The indices top .. bottom of a shuffle, in ranges for which the same number of bits is drawn."""
-    stretches = []
-    while top >= bottom:
-        width = (top + 1).bit_length()
-        lowest = max(bottom, (1 << (width - 1)) - 1)
-        stretches.append((width, range(top, lowest - 1, -1)))
-        top = lowest - 1
-    return stretches
+def _stretches(top: int) -> list[tuple[int, range]]:
+    """The indices top .. 1 of a shuffle, in ranges for which the same number of bits is drawn."""
+    widths = range((top + 1).bit_length(), 1, -1)
+    return [(width, range(min(top, (1 << width) - 2), (1 << width - 1) - 2, -1)) for width in widths]
 
 
-def mask_drawer(draw: random.Random, vocabulary: Vocabulary, plan: Plan) -> Callable[[Pair], Masked]:
-    """A function that draws the masks of a pair as the reference does: shuffle all positions, take the first."""
-    uniform, bits = draw.random, draw.getrandbits
-    mask_id, vocab_size = vocabulary.id_of("[MASK]"), len(vocabulary.words)
-    max_predictions, probability = plan.max_predictions, plan.masked_lm_prob
-    width = vocab_size.bit_length()
-
-    def any_word() -> int:  # draw.randrange(vocab_size)
-        while (word := bits(width)) >= vocab_size:
-            pass
-        return word
-
-    def masks(pair: Pair) -> Masked:
-        a_length, b_length = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
-        positions = [*range(1, a_length + 1), *range(a_length + 2, a_length + b_length + 2)]
-        wanted = min(max_predictions, max(1, round((a_length + b_length + 3) * probability)))
-        chosen = shuffled_head(positions, wanted, draw)
-        words = [mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else any_word() for _ in chosen]
-        return pair, chosen, words
-
-    return masks
-
-
-def _masked_pairs(
-    text: TokenText, draw: random.Random, masks: Callable[[Pair], Masked], plan: Plan
-) -> Iterator[Masked]:
+def _masked_pairs(text: TokenText, vocabulary: Vocabulary, draw: random.Random, plan: Plan) -> Iterator[Masked]:
+    """All pairs with their masks, drawn as in the reference: shuffle all positions, take the first."""
+    uniform, mask_id, vocab_size = draw.random, vocabulary.id_of("[MASK]"), len(vocabulary.words)
     order = list(range(text.num_documents))
     shuffle(order, draw)
-    for _ in range(plan.dupe_factor):
-        for index, number in enumerate(order):
-            another = partial(_mostly_another, order, index, draw)
-            for pair in pairs_of_document(text, number, draw, another, plan.max_seq_length, plan.short_seq_prob):
-                yield masks(pair)
+    for index, number in chain.from_iterable(enumerate(order) for _ in range(plan.dupe_factor)):
+        another = partial(_mostly_another, order, index, draw)
+        for pair in pairs_of_document(text, number, draw, another, plan.max_seq_length, plan.short_seq_prob):
+            a_length, b_length = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
+            positions = [*range(1, a_length + 1), *range(a_length + 2, a_length + b_length + 2)]
+            shuffle(positions, draw)
+            wanted = max(1, round((a_length + b_length + 3) * plan.masked_lm_prob))
+            chosen = positions[: min(plan.max_predictions, wanted)]
+            words = [
+                mask_id if uniform() < 0.8 else KEPT if uniform() < 0.5 else draw.randrange(vocab_size) for _ in chosen
+            ]
+            yield pair, chosen, words
 
 
 def _mostly_another(order: list[int], index: int, draw: random.Random) -> int:

@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.base.formatting import counted
 from bertrain.config.choices import OnError
 from bertrain.data.text.records import recognize
@@ -23,24 +24,8 @@ Document = list[str]
 
 LONGEST_LINE = 4 << 20  # bytes
 LONGEST_DOCUMENT = 4  # units; a longer one is cut at the end of a line, so that memory stays bounded
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "zip",
-}
-NOT_TEXT = {b"\x89HDF\r\n": "an HDF5 file", b"%PDF-": "a PDF file"}
-FOR_EXTRACT = {
-    "dump": "a MediaWiki dump in XML",
-    "wikiextractor": "output of WikiExtractor",
-    "jsonl": "JSON",
-    "json": "JSON",
-    "parquet": "a Parquet file",
-    "arrow": "an Arrow file",
-    "csv": "a table",
-    "utf-16": "text in UTF-16",
-}
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
+NOT_TEXT = (b"\x89HDF\r\n", b"%PDF-")
 DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
 EXTRACT_TRAINING = "train"
@@ -95,23 +80,16 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
 
 def check_readable(path: Path, *, as_reference: bool = False) -> None:
     """Refuse a file that cannot be read, or that is not plain text; the reference reads text with any bytes in it."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(DETECTION_BYTES)
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
-    for magic, name in COMPRESSED.items():
-        if head.startswith(magic):
-            raise UserError("not-text", f"{path} is compressed ({name}); read it with `bertrain data extract`")
-    for magic, name in NOT_TEXT.items():
-        if head.startswith(magic):
-            raise UserError("not-text", f"{path} is {name}, not text; leave it out")
+    with reading(path), open(path, "rb") as file:
+        head = file.read(DETECTION_BYTES)
+    if head.startswith(COMPRESSED):
+        raise UserError("not-text", f"{path} is compressed; read it with `bertrain data extract`")
     is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not as_reference
     form = "utf-16" if is_utf16 else recognize(head, path.name)
-    if form in FOR_EXTRACT:
-        raise UserError("not-text", f"{path} is {FOR_EXTRACT[form]}; read it with `bertrain data extract`")
-    if not form and not as_reference:
+    if head.startswith(NOT_TEXT) or not (form or as_reference):
         raise UserError("not-text", f"{path} is binary, not text; leave it out")
+    if form not in ("text", ""):
+        raise UserError("not-text", f"{path} has the format {form}; read it with `bertrain data extract`")
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
@@ -131,51 +109,37 @@ def read_lines(span: Span, counts: Counter[str], *, on_error: OnError, as_refere
     dropped, and `counts` counts the lines. BERT's reference, on TensorFlow's file reader, always drops invalid bytes,
     and with `as_reference` all carriage returns too.
     """
-    try:
-        with open(span.path, "rb") as file:
-            position = file.seek(span.start)
-            while position < span.stop:
-                raw = file.readline(LONGEST_LINE + 1)
-                if not raw:
-                    raise UserError("changed-input", f"{span.path} became shorter while it was read; run again")
-                position += len(raw)
-                if len(raw) > LONGEST_LINE:
-                    length = len(raw) + (0 if raw.endswith(b"\n") else _skip_line(file))
-                    if on_error != "skip":
-                        number = _line_number(span.path, position - len(raw))
-                        raise UserError(
-                            "line-too-long",
-                            f"line {number} of {span.path} is {length:,} bytes long; put one sentence on each line, "
-                            "or skip such lines with --on-error skip",
-                        )
-                    position = file.tell()
-                    counts["lines_skipped"] += 1
-                    continue
-                if as_reference:
-                    raw = raw.replace(b"\r", b"")
-                try:
-                    line = raw.decode()
-                except UnicodeDecodeError:
-                    if on_error == "stop" and not as_reference:
-                        number = _line_number(span.path, position - len(raw))
-                        cure = "read it with `bertrain data extract`, which has --encoding"
-                        raise UserError("not-utf8", f"line {number} of {span.path} is not UTF-8; {cure}") from None
-                    line = raw.decode(errors="ignore")
-                    counts["lines_not_utf8"] += 1
-                if line:  # a last line without newline may have lost all its bytes
-                    yield line.removesuffix("\n")
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {span.path}: {error.strerror or error}") from None
-
-
-def _skip_line(file: BinaryIO) -> int:
-    """Read to the end of the line; returns the number of bytes read."""
-    skipped = 0
-    while True:
-        raw = file.readline(LONGEST_LINE)
-        skipped += len(raw)
-        if not raw or raw.endswith(b"\n"):
-            return skipped
+    with reading(span.path), open(span.path, "rb") as file:
+        position = file.seek(span.start)
+        while position < span.stop:
+            raw = file.readline(LONGEST_LINE + 1)
+            if not raw:
+                raise UserError("changed-input", f"{span.path} became shorter while it was read; run again")
+            position += len(raw)
+            if len(raw) > LONGEST_LINE:
+                if on_error != "skip":
+                    number = _line_number(span.path, position - len(raw))
+                    cure = "put one sentence on each line, or skip such lines with --on-error skip"
+                    what = f"line {number} of {span.path} has more than {LONGEST_LINE:,} bytes"
+                    raise UserError("line-too-long", f"{what}; {cure}")
+                while raw and not raw.endswith(b"\n"):
+                    raw = file.readline(LONGEST_LINE)
+                position = file.tell()
+                counts["lines_skipped"] += 1
+                continue
+            if as_reference:
+                raw = raw.replace(b"\r", b"")
+            try:
+                line = raw.decode()
+            except UnicodeDecodeError:
+                if on_error == "stop" and not as_reference:
+                    number = _line_number(span.path, position - len(raw))
+                    cure = "read it with `bertrain data extract`, which has --encoding"
+                    raise UserError("not-utf8", f"line {number} of {span.path} is not UTF-8; {cure}") from None
+                line = raw.decode(errors="ignore")
+                counts["lines_not_utf8"] += 1
+            if line:  # a last line without newline may have lost all its bytes
+                yield line.removesuffix("\n")
 
 
 def _line_number(path: str, position: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bertrain.base.console import remark, warn
 from bertrain.base.errors import UserError
@@ -28,9 +29,10 @@ from bertrain.data.text.parsing import Result, parse_records
 from bertrain.data.text.processes import process_pool
 from bertrain.data.text.progress import progress
 from bertrain.data.text.records import Problem, Reading, Record, read_records
-from bertrain.data.text.survey import LANGUAGES, survey
+from bertrain.data.text.survey import LANGUAGES, Survey, check_language, survey
 
 EVALUATION = "eval.txt"
+SAMPLED_BYTES = 4 << 20
 PROBLEMS_LISTED = 100
 
 _BATCH_BYTES = 1 << 18  # large enough to outweigh the transfer to a worker and back
@@ -72,25 +74,15 @@ def extract(
     settings = {name: value for name, value in locals().items() if name not in ("inputs", "out", "workers")}
     _check_least(1, part_bytes=part_bytes, workers=workers)
     _check_least(0, min_characters=min_characters, hold_out=hold_out)
-    inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    out, files = Path(out), find_inputs(inputs)
+    out = Path(out)
     refuse_occupied(out)
-    found = survey(files, form=form, encoding=encoding, text_column=text_column)
-    is_auto = document_end == "auto"
-    joins = found.wrapped and sentences != "lines" if is_auto else document_end == "file"
-    document_end = found.document_end if is_auto else document_end
-    found = replace(found, document_end=document_end, wrapped=joins if wrapped is None else wrapped)
-    language = (found.language or "en") if language == "auto" else language
-    rules = f"sentences are split by the rules of {LANGUAGES.get(language, language)}"
-    said = found.sentences + [rules] * (sentences == "sentencex")
+    source = _look_at(inputs, form, text_column, encoding, document_end, wrapped, sentences, language)
+    found, said = source.survey, source.sentences
     remark("\n".join(said))
-    reading = Reading(form, encoding, text_column, document_end, found.wrapped)
-    named = set(map(Path, inputs)) if is_auto else set(files)
-    parse = partial(parse_records, text_column=text_column, splitter=sentences, language=language)
     with new_folder(out) as folder, progress("extract", found.bytes) as report:
         tally = _Tally(min_characters, deduplicate, on_error)
-        records = _all_records(files, reading, named, report)
-        batches = in_order(parse, _batches(records), min(workers, 1 + (found.bytes >> 20)))
+        records = _all_records(source.files, source, report)
+        batches = in_order(source.parse, _batches(records), min(workers, 1 + (found.bytes >> 20)))
         kept = (result.document for results in batches for result in results if tally.keeps(result))
         parts = _write_parts(kept, folder / EXTRACT_TRAINING, part_bytes)
         tally.refuse_no_document()
@@ -99,7 +91,7 @@ def extract(
             held_out = max(1, held_out)
             _hold_out(held_out, hold_out_seed, tally.counts["documents"], parts, folder / EVALUATION)
         description = {
-            "inputs": [file.name for file in files],
+            "inputs": [file.name for file in source.files],
             "settings": settings,
             "survey": asdict(found) | {"said": said},
             "counts": tally.counts | {"held_out": held_out},
@@ -115,6 +107,79 @@ def extract(
     return description
 
 
+def estimate(
+    inputs: str | Path | Iterable[str | Path],
+    *,
+    text_column: str = "text",
+    encoding: str = "auto",
+    document_end: DocumentEnd = "auto",
+    language: str = "auto",
+    on_error: OnError = "stop",
+) -> tuple[list[str], dict[str, int]]:
+    """What `extract` would say of the inputs and count in them, from a sample of some megabytes. Writes nothing.
+
+    Raises UserError for what `extract` would refuse, as far as the sample shows it.
+    """
+    source = _look_at(inputs, "auto", text_column, encoding, document_end, None, "sentencex", language)
+    tally, num_bytes = _Tally(0, False, on_error), 0
+    files = list(source.files)
+    random.Random(0).shuffle(files)
+    for file in files:
+        num_read = [0]
+        records = _all_records([file], source, partial(num_read.__setitem__, 0))
+        for result in chain.from_iterable(map(source.parse, _batches(records))):
+            tally.keeps(result)
+            if num_read[0] > SAMPLED_BYTES:
+                break
+        num_bytes += num_read[0]
+        if num_bytes > SAMPLED_BYTES:
+            break
+    tally.refuse_no_document()
+    times = max(1.0, source.survey.bytes / max(1, num_bytes))
+    return source.sentences, {name: round(times * count) for name, count in tally.counts.items()}
+
+
+class _Source(NamedTuple):
+    """Inputs, what they look like, and how their records are read and parsed."""
+
+    files: list[Path]
+    survey: Survey
+    sentences: list[str]
+    reading: Reading
+    named: set[Path]  # files that may not be binary
+    parse: Callable[[list[Record | Problem]], list[Result]]
+
+
+def _look_at(
+    inputs: str | Path | Iterable[str | Path],
+    form: Form,
+    text_column: str,
+    encoding: str,
+    document_end: DocumentEnd,
+    wrapped: bool | None,
+    sentences: Splitter,
+    language: str,
+) -> _Source:
+    check_language(language)
+    inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    files = find_inputs(inputs)
+    found = survey(files, form=form, encoding=encoding, text_column=text_column)
+    is_auto = document_end == "auto"
+    joins = found.wrapped and sentences != "lines" if is_auto else document_end == "file"
+    document_end = found.document_end if is_auto else document_end
+    found = replace(found, document_end=document_end, wrapped=joins if wrapped is None else wrapped)
+    language = (found.language or "en") if language == "auto" else language
+    rules = f"sentences are split by the rules of {LANGUAGES.get(language, language)}"
+    return _Source(
+        files=files,
+        survey=found,
+        sentences=found.sentences + [rules] * (sentences == "sentencex"),
+        reading=Reading(form, encoding, text_column, document_end, found.wrapped),
+        named=set(map(Path, inputs)) if is_auto else set(files),
+        parse=partial(parse_records, text_column=text_column, splitter=sentences, language=language),
+    )
+
+
 def _check_least(least: int, **given: float) -> None:
     for name, value in given.items():
         if value < least:
@@ -122,14 +187,12 @@ def _check_least(least: int, **given: float) -> None:
             raise UserError("option-out-of-range", f"{option} is {value}; it must be at least {least}")
 
 
-def _all_records(
-    files: list[Path], reading: Reading, named: set[Path], report: Callable[[int], None]
-) -> Iterator[Record | Problem]:
+def _all_records(files: list[Path], source: _Source, report: Callable[[int], None]) -> Iterator[Record | Problem]:
     """The records of all files; those that are not `named` may be binary."""
     before = 0
     for file in files:
         done = partial(lambda before, done: report(before + done), before)
-        yield from read_records(file, reading, done, skip_binary=file not in named)
+        yield from read_records(file, source.reading, done, skip_binary=file not in source.named)
         before += file.stat().st_size
 
 
@@ -178,7 +241,8 @@ class _Tally:
                 cure = "name its encoding, such as --encoding latin-1, or drop such bytes with --on-error skip"
                 raise UserError("not-utf8", f"{result.problem}; {cure}")
             if self._on_error == "stop":
-                raise UserError("damaged-input", f"{result.problem}; repair it, or skip it with --on-error skip")
+                cure = "" if "--text-column" in result.problem.what else "; repair it, or skip it with --on-error skip"
+                raise UserError("damaged-input", f"{result.problem}{cure}")
             if not result.lines_not_utf8 and len(self.problems) < PROBLEMS_LISTED:
                 self.problems.append(str(result.problem))
         characters = sum(map(len, result.document))
@@ -207,7 +271,8 @@ class _Tally:
         if not self.counts["documents"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
             records = self.skipped.total()
-            raise UserError("no-document", f"none of {records:,} records was kept: {reasons or 'the input is empty'}")
+            found = f"none of its {records:,} documents was kept ({reasons})" if records else "it is empty"
+            raise UserError("no-document", f"the input has no text: {found}; name files or folders of text")
 
 
 def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -> list[Path]:

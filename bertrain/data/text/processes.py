@@ -30,11 +30,8 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             pool._result_queue._writer.close()  # type: ignore[attr-defined]
             raise
         except BrokenProcessPool:
-            raise UserError(
-                "killed-worker",
-                "a worker process was killed, perhaps because memory ran out; run the same command again, perhaps with "
-                "fewer --workers",
-            ) from None
+            what = "a worker process was killed, perhaps because memory ran out"
+            raise UserError("killed-worker", f"{what}; run again, perhaps with fewer --workers") from None
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -84,8 +84,6 @@ def read_records(
                 place = record.place
                 yield record
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise UserError("unreadable-file", f"cannot read {path}: {error.strerror}") from None
         yield Problem(str(path), f"is damaged or cut off after {place} ({error or type(error).__name__})")
 
 

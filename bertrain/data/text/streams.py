@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 
 DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
-"""Raised by decompression of damaged or truncated input; an OSError with an errno is a failure of the machine."""
+"""Raised by decompression of damaged or truncated input."""
 
 BUFFER = 1 << 20
 
@@ -37,10 +38,8 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
 
     Read each before taking the next. `report` is called with the number of bytes of the file that have been read.
     """
-    try:
+    with reading(path):
         file = _Counted(path, report)
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     with file:
         yield from _unpack(str(path), path.name, io.BufferedReader(file, BUFFER), path)
 
@@ -89,7 +88,8 @@ class _Counted(io.FileIO):
         self._report = report
 
     def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer)
+        with reading(self.name):  # a failure of the machine, not damage
+            count = super().readinto(buffer)
         self._report(self.tell())
         return count
 

@@ -31,6 +31,13 @@ LANGUAGES = {
     "nl": "Dutch", "ru": "Russian", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ar": "Arabic", "el": "Greek",
     "he": "Hebrew", "hi": "Hindi", "th": "Thai",
 }  # fmt: skip
+_ISO_639 = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
+    "eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv "
+    "ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne "
+    "ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st "
+    "su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
 _STOP_WORDS = {
     "en": "the and of to is that it for was with", "de": "der die und das ist nicht ein zu den mit",
     "fr": "le les et des est une du dans pour qui", "es": "el los las que y por con una del en",
@@ -64,7 +71,8 @@ class Survey:
 
     @property
     def sentences(self) -> list[str]:
-        forms = ", ".join({"": "not text", "text": "plain text"}.get(form, form) for form in self.forms)
+        forms = ", ".join({"text": "plain text"}.get(form, form) for form in self.forms if form)
+        forms += " (files that are not text are left out)" if forms and "" in self.forms else ""
         facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
         if "text" not in self.forms:
             return ["; ".join(filter(None, facts))]
@@ -154,6 +162,12 @@ def _are_wrapped(texts: list[list[str]]) -> bool:
             before = (line for line, word in pairs if len(line) + len(word) >= 0.9 * column)
             wrapped += sum(not line.endswith(_ENDS_SENTENCE) for line in before)
     return breaks >= 8 and wrapped > 0.25 * breaks and sentences > 0.05 * breaks
+
+
+def check_language(code: str) -> None:
+    """Refuse what is no language, whose sentences would be split by the rules of none."""
+    if code != "auto" and code not in _ISO_639.split():
+        raise UserError("unknown-language", f"--language is {code!r}; give the two letters of a language, such as de")
 
 
 def guess_language(texts: list[str]) -> str:

@@ -28,11 +28,12 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        numbers = {word: number for number, word in enumerate(vocabulary.words)}
-        self.dtype = vocabulary.dtype
-        self._clean = _CharacterTable(_cleaned)
-        self._pieces = _Pieces(numbers, self.dtype)
-        self._words = _Words(self._pieces, lower_case=vocabulary.lower_case)
+        self._numbers = {word: number for number, word in enumerate(vocabulary.words)}
+        self._longest = max(map(len, self._numbers))
+        self.dtype, self._lower_case = vocabulary.dtype, vocabulary.lower_case
+        self._clean = _Table(_cleaned)
+        self._split = _Table(_unaccented_and_split if self._lower_case else _split_at_punctuation)
+        self._words, self._pieces = _Table(self._encode_word), _Table(self._encode_part)
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         """The token ids of each sentence, without [CLS] and [SEP]."""
@@ -43,75 +44,54 @@ class Tokenizer:
         if not (sentence.isascii() and sentence.isprintable()):
             sentence = sentence.translate(self._clean)
         encoded = b"".join(map(self._words.__getitem__, sentence.split()))
-        if len(self._words) > CACHED_WORDS:
-            self._words.clear()
-        if len(self._pieces) > CACHED_WORDS:
-            self._pieces.clear()
+        for cache in (self._words, self._pieces):
+            if len(cache) > CACHED_WORDS:
+                cache.clear()
         return encoded
 
-
-class _CharacterTable(dict[int, int | str | None]):
-    """A table for str.translate that calls `rule` once for each new character."""
-
-    def __init__(self, rule: Callable[[str], int | str | None]) -> None:
-        self._rule = rule
-
-    def __missing__(self, code: int) -> int | str | None:
-        self[code] = value = self._rule(chr(code))
-        return value
-
-
-class _Words(dict[str, bytes]):
-    """A word between spaces -> the ids of its pieces: case folded, split at punctuation, looked up."""
-
-    def __init__(self, pieces: _Pieces, *, lower_case: bool) -> None:
-        self._pieces, self._lower_case = pieces, lower_case
-        self._split = _CharacterTable(_unaccented_and_split if lower_case else _split_at_punctuation)
-
-    def __missing__(self, word: str) -> bytes:
+    def _encode_word(self, word: str) -> bytes:
+        """The ids of a word between spaces: case folded, split at punctuation, looked up."""
         # str.lower looks at neighbours (a final sigma), so it must see the word before punctuation is split off.
         folded = word.lower() if self._lower_case else word
         if folded.isascii():
             parts = ASCII_PARTS(folded)  # faster, same result
-        elif self._lower_case:
-            parts = unicodedata.normalize("NFD", folded).translate(self._split).split()
         else:
+            folded = unicodedata.normalize("NFD", folded) if self._lower_case else folded
             parts = folded.translate(self._split).split()
-        self[word] = encoded = b"".join(map(self._pieces.__getitem__, parts))
-        return encoded
+        return b"".join(map(self._pieces.__getitem__, parts))
 
-
-class _Pieces(dict[str, bytes]):
-    """A word without punctuation -> the ids of its pieces: each time the longest that the vocabulary contains."""
-
-    def __init__(self, numbers: dict[str, int], dtype: np.dtype[Any]) -> None:
-        self._numbers, self._typecode = numbers, dtype.char
-        self._longest = max(map(len, numbers))
-
-    def __missing__(self, word: str) -> bytes:
-        self[word] = encoded = array(self._typecode, self._greedy(word)).tobytes()
-        return encoded
-
-    def _greedy(self, word: str) -> list[int]:
-        numbers, unknown = self._numbers, [self._numbers["[UNK]"]]
+    def _encode_part(self, word: str) -> bytes:
+        """The ids of a word without punctuation: each time the longest piece that the vocabulary contains."""
+        unknown = array(self.dtype.char, [self._numbers["[UNK]"]]).tobytes()
         if len(word) > LONGEST_WORD:
             return unknown
-        found: list[int] = []
+        found = array(self.dtype.char)
         rest, least = word, 0
         while len(rest) > least:
             for stop in range(min(len(rest), self._longest), least, -1):
-                if (number := numbers.get(rest[:stop])) is not None:
+                if (number := self._numbers.get(rest[:stop])) is not None:
                     break
             else:
                 return unknown
             found.append(number)
             rest, least = CONTINUATION + rest[stop:], len(CONTINUATION)
-        return found
+        return found.tobytes()
 
 
-def _cleaned(character: str) -> int | str | None:
+class _Table(dict[Any, Any]):
+    """A cache that calls `rule` once for each new key; for str.translate the keys are the codes of characters."""
+
+    def __init__(self, rule: Callable[[Any], Any]) -> None:
+        self._rule = rule
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = value = self._rule(key)
+        return value
+
+
+def _cleaned(code: int) -> int | str | None:
     """Drops control characters and U+FFFD and puts spaces around ideographs; str.split handles all kinds of space."""
-    code = ord(character)
+    character = chr(code)
     if character in "\t\n\r":
         return code
     if code in (0, 0xFFFD) or unicodedata.category(character) in ("Cc", "Cf"):
@@ -119,15 +99,16 @@ def _cleaned(character: str) -> int | str | None:
     return f" {character} " if IS_IDEOGRAPH(character) else code
 
 
-def _split_at_punctuation(character: str) -> int | str | None:
+def _split_at_punctuation(code: int) -> int | str:
     """Puts spaces around punctuation and around ASCII signs that are no letters, digits or control characters."""
+    character = chr(code)
     is_sign = "!" <= character <= "~" and not character.isalnum()
-    return f" {character} " if is_sign or unicodedata.category(character)[0] == "P" else ord(character)
+    return f" {character} " if is_sign or unicodedata.category(character)[0] == "P" else code
 
 
-def _unaccented_and_split(character: str) -> int | str | None:
+def _unaccented_and_split(code: int) -> int | str | None:
     """The same for decomposed text; also drops accents."""
-    return None if unicodedata.category(character) == "Mn" else _split_at_punctuation(character)
+    return None if unicodedata.category(chr(code)) == "Mn" else _split_at_punctuation(code)
 
 
 def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:

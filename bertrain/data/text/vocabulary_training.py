@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from bertrain.base.errors import UserError
@@ -36,7 +37,7 @@ def train_vocabulary(
     # equally frequent pairs it joins those of smaller numbers first. So the characters are numbered beforehand.
     characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
     alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
-    numbers = _train(_sentences(files), size, alphabet, lower_case)
+    numbers = _train(chain.from_iterable(read_documents(files)), size, alphabet, lower_case)
     if len(numbers) < size and not fewer:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
@@ -65,15 +66,10 @@ def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case:
 def _distinct_words(files: list[Path]) -> Iterator[str]:
     """The words between spaces, each only a few times: enough to find all characters and their positions in words."""
     seen: set[str] = set()
-    for sentence in _sentences(files):
+    for sentence in chain.from_iterable(read_documents(files)):
         new = set(sentence.split(" ")) - seen
         if new:
             seen |= new
             yield " ".join(new)
         if len(seen) > CACHED_WORDS:
             seen.clear()
-
-
-def _sentences(files: list[Path]) -> Iterator[str]:
-    for document in read_documents(files):
-        yield from document

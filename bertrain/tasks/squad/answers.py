@@ -7,7 +7,7 @@ counts twice. In v2.0, [CLS] stands for no answer; the null odds are its score m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,13 +61,20 @@ def find_answers(
     order = np.lexsort((-(spans.start + spans.end), windows.question[spans.window]))
     spans = _Spans(*(values[order] for values in spans))
     per_question = np.bincount(windows.question[spans.window], minlength=len(collection.questions))
-    texts = _SpanTexts(collection, windows, spans)
     nulls = _null_candidates(windows, outputs) if version == "v2.0" else [None] * len(collection.questions)
-    ends = np.cumsum(per_question)
-    numbers = map(range, (ends - per_question).tolist(), ends.tolist())
+    context = windows.context[spans.window]
+    base = windows.paragraphs.offsets[context] + windows.first[spans.window] - windows.block.segment_b[spans.window]
+    begins, ends = windows.paragraphs.begins[base + spans.first], windows.paragraphs.ends[base + spans.last]
+    columns = context.tolist(), begins.tolist(), ends.tolist(), spans.start.tolist(), spans.end.tolist()
+
+    def candidate(paragraph: int, begin: int, end: int, start_logit: float, end_logit: float) -> Candidate:
+        return Candidate(collection.contexts[paragraph][begin:end], start_logit, end_logit)
+
+    stops = np.cumsum(per_question)
+    own_spans = map(slice, (stops - per_question).tolist(), stops.tolist())
     return [
-        rank_answers(question.id, texts, own, null, settings.n_best)
-        for question, own, null in zip(collection.questions, numbers, nulls, strict=True)
+        rank_answers(question.id, map(candidate, *(column[own] for column in columns)), null, settings.n_best)
+        for question, own, null in zip(collection.questions, own_spans, nulls, strict=True)
     ]
 
 
@@ -105,24 +112,6 @@ def _best_spans(windows: Windows, outputs: TaskOutputs, chosen: slice, settings:
     return _Spans(chosen.start + window, first, last, scores[0][window, first], scores[1][window, last])
 
 
-class _SpanTexts:
-    """Slices the text of a span from its paragraph on demand."""
-
-    def __init__(self, collection: Collection, windows: Windows, spans: _Spans) -> None:
-        paragraph = windows.context[spans.window]
-        base = windows.paragraphs.offsets[paragraph] + windows.first[spans.window]
-        base = base - windows.block.segment_b[spans.window].astype(np.int64)
-        self._contexts = collection.contexts
-        self._paragraph = paragraph.tolist()
-        self._begins = windows.paragraphs.begins[base + spans.first].tolist()
-        self._ends = windows.paragraphs.ends[base + spans.last].tolist()
-        self._start, self._end = spans.start.tolist(), spans.end.tolist()
-
-    def __getitem__(self, number: int) -> Candidate:
-        text = self._contexts[self._paragraph[number]][self._begins[number] : self._ends[number]]
-        return Candidate(text, self._start[number], self._end[number])
-
-
 def _null_candidates(windows: Windows, outputs: TaskOutputs) -> list[Candidate | None]:
     """The [CLS] of each question in the window that scores it lowest."""
     at_cls = outputs[windows.block.offsets[:-1]].astype(np.float64)
@@ -131,19 +120,20 @@ def _null_candidates(windows: Windows, outputs: TaskOutputs) -> list[Candidate |
     return [Candidate("", start, end) for start, end in at_cls[order[firsts]].tolist()]
 
 
-def rank_answers(identifier: str, spans: _SpanTexts, numbers: range, null: Candidate | None, n_best: int) -> Answers:
+def rank_answers(identifier: str, spans: Iterable[Candidate], null: Candidate | None, n_best: int) -> Answers:
     """The first `n_best` candidates of different text, with no answer ranked among them."""
     found: dict[str, Candidate] = {}
-    for number in numbers:
-        candidate = spans[number]
+    best = None
+    for candidate in spans:
+        best = best or (candidate if candidate.text else None)  # it may not be among the first
         if null is not None and null.score > candidate.score:
             found.setdefault("", null)
-        if len(found) >= n_best:
+        if len(found) < n_best:
+            found.setdefault(candidate.text, candidate)
+        elif best is not None:
             break
-        found.setdefault(candidate.text, candidate)
     if null is not None:
         found.setdefault("", null)
-    best = next((spans[number] for number in numbers if spans[number].text), None)  # it may not be among the first
     odds = None if null is None else null.score - (best.score if best else 0.0)
     return Answers(identifier, list(found.values()) or [Candidate("", 0.0, 0.0)], best.text if best else "", odds)
 

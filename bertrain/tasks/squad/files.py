@@ -6,17 +6,16 @@ Face `datasets` saves them (JSON lines or Parquet, a question per row). Both bec
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import read_json, read_text
-from bertrain.tasks.tables import HUB, SKIP_HINT
+from bertrain.base.files import read_json
+from bertrain.data.text.records import Problem
+from bertrain.tasks.tables import HUB, SKIP_HINT, read_objects
 
 Version = Literal["v1.1", "v2.0"]  # in v2.0, some questions have no answer in their paragraph
 
@@ -74,7 +73,7 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
 
     if not path.is_file():
         raise UserError("missing-data", f"there is no file {path}")
-    read = {".jsonl": _read_json_lines, ".parquet": _read_parquet}.get(path.suffix, _read_articles)
+    read = _read_table if path.suffix in (".jsonl", ".parquet") else _read_articles
     labeled: set[bool] = set()
     for raw in read(path, report_problem):
         try:
@@ -82,8 +81,8 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
         except ValueError as error:
             identifier = raw.fields.get("id")
             is_legible = isinstance(identifier, str) and identifier.strip() and identifier.isprintable()
-            question_name = f"question {shorten(str(identifier))}" if is_legible else raw.place
-            report_problem(f"{path}: {question_name} {error}")
+            place = f"{path}: question {shorten(str(identifier))}" if is_legible else raw.place
+            report_problem(f"{place} {error}")
             continue
         if version == "v1.1" and raw.fields.get("is_impossible"):
             problem = f"question {question.id} has is_impossible"
@@ -97,10 +96,9 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
         raise UserError("no-usable-question", f"{path} has no usable question; the format of SQuAD is {JSON_FORMAT}")
     if len(labeled) > 1:
         unanswered = next(question.id for question in questions.values() if not question.answers)
+        problem = f"question {unanswered} has no answers, but others have"
         raise UserError(
-            "partly-answered",
-            f"{path}: question {unanswered} has no answers, but others have; for squad/{version}, either all questions "
-            "have answers, or none has and they are predicted",
+            "partly-answered", f"{path}: {problem}; in squad/{version}, all questions have answers, or none has"
         )
     return Collection(path, list(contexts), list(questions.values()), labeled.pop(), problems)
 
@@ -171,39 +169,17 @@ def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQue
             place = f"paragraph {p} of article {a}"
             for q, fields in enumerate(list_of(paragraph, "qas", place), start=1):
                 if isinstance(fields, dict):
-                    yield RawQuestion(f"question {q} of {place}", paragraph.get("context"), fields)
+                    yield RawQuestion(f"{path}: question {q} of {place}", paragraph.get("context"), fields)
                 else:
                     report_problem(f"{path}: question {q} of {place} is not an object")
 
 
-def _read_json_lines(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            column = f" (column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-            report_problem(f"{path}: line {number} is not valid JSON{column}")
-            continue
-        if isinstance(fields, dict):
-            yield RawQuestion(f"line {number}", fields.get("context"), fields)
+def _read_table(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
+    for place, fields in read_objects(path, lambda names: names):
+        if isinstance(fields, Problem):
+            report_problem(str(fields))
         else:
-            report_problem(f"{path}: line {number} is not an object")
-
-
-def _read_parquet(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            rows = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(batch_size=4096))
-            for number, fields in enumerate(rows, start=1):
-                yield RawQuestion(f"row {number}", fields.get("context"), fields)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError("damaged-table", f"cannot read the Parquet file {path}: {reason}") from None
+            yield RawQuestion(place, fields.get("context"), fields)
 
 
 def find_file(folder: Path, prefixes: tuple[str, ...], version: Version) -> Path | None:

@@ -98,11 +98,8 @@ class SquadTask:
         found = {split: find_file(folder, prefixes, version) for split, prefixes in PREFIXES.items()}
         files = {split: path for split, path in found.items() if path is not None}
         if not files:
-            raise UserError(
-                "missing-data",
-                f"{folder} has no file for squad/{version}, such as train-{version}.json; names start with train, dev, "
-                "validation or test and end in .json, .jsonl or .parquet",
-            )
+            names = "names start with train, dev, validation or test and end in .json, .jsonl or .parquet"
+            raise UserError("missing-data", f"{folder} has no train-{version}.json or other file of squad; {names}")
         return SquadTask(settings.task.name, settings, vocabulary, files)
 
     @property

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from bertrain.config.settings import Settings
-from bertrain.data.formats.block import Block, Values, flat_ranges, offsets_of
+from bertrain.data.formats.block import Block, Values, flat_ranges, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import build_pipeline
 from bertrain.data.text.vocabulary import Vocabulary
@@ -58,22 +58,15 @@ class Windows:
         positions = flat_ranges(self.block.segment_b.astype(np.int64) + self.block.offsets[:-1], self.counts)
         window = np.repeat(np.arange(len(self.counts)), self.counts)
         left = flat_ranges(np.zeros_like(self.counts), self.counts)
-        right = self.counts[window] - 1 - left
-        score = np.minimum(left, right) + 0.01 * self.counts[window]
-        # `number` identifies each token of each question's paragraph; `owner` is its best window so far.
-        num_windows = np.bincount(self.question, minlength=1)
-        lengths = np.zeros(len(num_windows), np.int64)
+        score = np.minimum(left, self.counts[window] - 1 - left) + 0.01 * self.counts[window]
+        lengths = np.zeros(self.question.max(initial=-1) + 1, np.int64)
         lengths[self.question] = self.paragraphs.counts[self.context]
-        number = offsets_of(lengths)[self.question[window]] + self.first[window] + left
-        best, owner = np.full(lengths.sum(), -1.0), np.full(lengths.sum(), -1)
-        rank = (np.arange(len(self.question)) - offsets_of(num_windows)[self.question])[window]
-        for current in range(num_windows.max(initial=0)):
-            (candidates,) = np.nonzero(rank == current)
-            better = candidates[score[candidates] > best[number[candidates]]]
-            best[number[better]] = score[better]
-            owner[number[better]] = window[better]
+        # The same for the same token of a question's paragraph in all its windows.
+        token = offsets_of(lengths)[self.question[window]] + self.first[window] + left
+        order = np.lexsort((-score, token))  # stable: of equal scores, the first window comes first
+        is_best = np.diff(token[order], prepend=-1) > 0
         has_most = np.zeros(len(self.block.tokens), bool)
-        has_most[positions[owner[number] == window]] = True
+        has_most[positions[order[is_best]]] = True
         return has_most
 
 
@@ -123,21 +116,17 @@ def make_windows(
     first = flat_ranges(np.zeros_like(num_windows), num_windows) * stride[question]
     counts = np.minimum(max_counts[question], paragraph_lengths[question] - first)
     query_counts, context = query_lengths[question], context_of[question]
-    lengths = query_counts + counts + SPECIAL_TOKENS
-    begins, segment_b = offsets_of(lengths)[:-1], query_counts + 2
-
-    tokens = np.full(lengths.sum(), vocabulary.id_of("[SEP]"), vocabulary.dtype)
-    tokens[begins] = vocabulary.id_of("[CLS]")
-    source = flat_ranges(queries.offsets[:-1][question], query_counts)
-    tokens[flat_ranges(begins + 1, query_counts)] = queries.tokens[source]
-    source = flat_ranges(paragraphs.offsets[:-1][context] + first, counts)
-    tokens[flat_ranges(begins + segment_b, counts)] = paragraphs.tokens[source]
-    answers = None
+    block = join_segments(
+        vocabulary.id_of("[CLS]"),
+        vocabulary.id_of("[SEP]"),
+        (queries.tokens, queries.offsets[:-1][question], query_counts),
+        (paragraphs.tokens, paragraphs.offsets[:-1][context] + first, counts),
+    )
     if spans is not None:  # where the window does not contain the answer, (0, 0), the [CLS]
         begin, end = spans[question].T
         is_inside = (begin >= first) & (end < first + counts)
-        answers = np.where(is_inside[:, None], spans[question] + (segment_b - first)[:, None], 0)
-    block = Block(tokens, lengths, segment_b, np.zeros(len(lengths), np.int64), None, answers)
+        answers = np.where(is_inside[:, None], spans[question] + (block.segment_b - first)[:, None], 0)
+        block = replace(block, answers=answers)
     return Windows(block, question, context, first, counts, paragraphs)
 
 

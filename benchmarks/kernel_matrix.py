@@ -1,0 +1,292 @@
+"""Compile every Triton kernel, as the fused engine launches it, for every kind of NVIDIA GPU. Needs no GPU.
+
+    python benchmarks/kernel_matrix.py [--output FILE] [--capabilities 80 100] [--case "BERT-Large"]
+
+A training step of the fused engine runs on tensors without memory (PyTorch's meta device), for models that cover head
+sizes, widths, precisions and dropout. Each launch is compiled for the target instead of being launched, so the matrix
+holds exactly the kernels, types and constants that a run would use. Each compilation's shared memory, registers and
+stack are checked against the chip. The compiler can end its process by a fatal error: so a child process compiles, and
+the parent starts it again behind the kernel that ended it.
+
+The result is merged by Triton version into the JSON, with a hash of the kernels' sources: a test refuses a stale file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
+"""Bytes of shared memory that one program may have, by compute capability."""
+FP8_FROM = 89  # the first capability with FP8 tensor cores
+PATIENCE_S = 6000  # for all kernels of one capability, on a busy machine
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model whose step is compiled."""
+
+    name: str
+    hidden: int
+    heads: int
+    dropout: float = 0.1
+    precision: str = "bf16"
+    head: str = "pretrain"
+    activation_checkpointing: str = "none"
+
+
+def cases(capability: int) -> Iterator[Case]:
+    """Head sizes 16 to 128, narrow and wide rows, with and without dropout; every head of the model."""
+    for precision in ("bf16", "fp8") if capability >= FP8_FROM else ("bf16",):
+        for name, hidden, heads in (
+            ("heads of 16", 256, 16), ("heads of 32", 384, 12), ("heads of 64", 768, 12), ("heads of 128", 1024, 8),
+            ("BERT-Large", 1024, 16),
+        ):  # fmt: skip
+            yield Case(name, hidden, heads, precision=precision)
+        yield Case("BERT-Base, small dropout", 768, 12, dropout=0.01, precision=precision)
+        yield Case("BERT-Base, no dropout", 768, 12, dropout=0.0, precision=precision)
+        yield Case("BERT-Base, recomputed", 768, 12, precision=precision, activation_checkpointing="full")
+        for head in ("classify", "regress", "span"):
+            yield Case(f"BERT-Base that has to {head}", 768, 12, precision=precision, head=head)
+
+
+def source_hash() -> str:
+    """Of what the kernels' modules do: comments and layout do not count."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "bertrain" / "kernels").glob("*.py")):
+        if not path.name.startswith("cpu"):
+            digest.update(f"{path.name}\n{ast.dump(ast.parse(path.read_text()))}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+# --- the child: a GPU of the given capability that compiles and never runs --------------------------------------------
+
+
+class FakeDriver:
+    """What Triton asks its driver for before a launch."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def compile_step(case: Case) -> None:
+    """Two steps of the fused engine on the meta device: FP8 measures its scales in the first."""
+    from bertrain.config.resolve import resolve
+    from bertrain.data.feed.balance import Balance
+    from bertrain.data.feed.loader import Step
+    from bertrain.model.arena import Arena
+    from bertrain.model.bert import split_parts
+    from bertrain.model.initialization import uninitialized
+    from bertrain.optim.registry import build_optimizer
+    from bertrain.ranks.parallel import Ranks
+    from bertrain.training.exchange import Exchange
+    from bertrain.training.fused_engine import FusedEngine
+    from tests.whole_model import random_batch, with_answers
+
+    overrides: dict[str, Any] = {
+        "model.hidden_size": case.hidden, "model.num_heads": case.heads, "model.intermediate_size": 4 * case.hidden,
+        "model.num_layers": 2, "model.hidden_dropout": case.dropout, "model.attention_dropout": case.dropout,
+        "train.precision": case.precision, "train.activation_checkpointing": case.activation_checkpointing,
+    }  # fmt: skip
+    if case.head != "pretrain":
+        overrides |= {"task.name": "glue/mnli", "model.head": case.head}
+    settings = resolve("bert-base-phase1", overrides)
+    device = torch.device("meta")
+    model, ranks = uninitialized(settings.model, device), Ranks(0, 1, device)
+    arena = Arena(model, split_parts)
+    exchange = Exchange(arena, ranks, settings)
+    optimizer = build_optimizer(arena, settings.optimizer, span=exchange.span)
+    engine = FusedEngine(model, arena, optimizer, exchange, ranks, settings)
+    engine._pool = 0  # bins keep their padding, as on a GPU; graphs stay off
+    batch = random_batch([128, 17, 100], 512, 16, 80, 128, settings.model.vocab_size)
+    if case.head != "pretrain":
+        batch = with_answers(batch, case.head, settings.model.num_labels)
+    step = Step(
+        0, [batch], Balance(2, [], [], []), num_tokens=245, num_sequences=3, num_predictions=60, first_position=0
+    )
+    for _ in range(2):
+        engine.begin(2)
+        engine.add_bin(batch.to(device), step, is_last=False)
+        engine.add_bin(batch.to(device), step, is_last=True)
+        engine.update(1e-3)
+    engine.outputs(batch.to(device))
+
+
+def shape_of_product(
+    a: Tensor, b: Tensor, *_: Any, out_dtype: torch.dtype, out: Tensor | None = None, **__: Any
+) -> Tensor:
+    """Stands for `torch._scaled_mm`, which the meta device has only in part."""
+    return a.new_empty(len(a), b.shape[1], dtype=out_dtype) if out is None else out
+
+
+def usage(binary: bytes) -> dict[str, int]:
+    """Registers of a thread and bytes of its stack, from the disassembler that comes with Triton."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        said = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found is not None, said
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+def child(capability: int, name: str, done: set[str]) -> None:
+    """Compile what is not in `done`, of one case if it is named; prints a JSON line before and after each kernel."""
+    from bertrain.kernels import backend
+
+    backend.INTERPRETED = True  # launchers take tensors that are on no GPU
+    backend.generation = lambda _device: capability // 10
+    from bertrain.kernels import arithmetic
+
+    arithmetic.HAS_ASSEMBLY = backend.tl.constexpr(True)
+    from bertrain.kernels import reduction
+
+    reduction.INTERPRETED = False  # products have the types they have on a GPU
+    torch._scaled_mm = shape_of_product
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(FakeDriver(capability))
+    run, seen = JITFunction.run, set()
+
+    def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        _, specialization, _ = kernel.device_caches[0][4](*args, debug=False, **kwargs)
+        key = f"{kernel.__name__} {hashlib.sha256(repr((specialization, kwargs)).encode()).hexdigest()[:12]}"
+        if key in seen or key in done:
+            return
+        seen.add(key)
+        constants = {name: value for name, value in kwargs.items() if isinstance(value, int | float | str)}
+        print(json.dumps({"begin": key, "case": case.name, "precision": case.precision, **constants}), flush=True)
+        compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        found = {"shared": compiled.metadata.shared, **usage(compiled.asm["cubin"])}
+        print(json.dumps({"end": key, **found}), flush=True)
+
+    JITFunction.run = compile_only
+    for case in cases(capability):
+        if name in ("", case.name):
+            compile_step(case)
+
+
+# --- the parent ---------------------------------------------------------------------------------------------------
+
+
+def compile_all(capability: int, case: str = "") -> list[dict[str, Any]]:
+    """One record for each kernel: what it needs, or why it does not compile."""
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
+    done: dict[str, dict[str, Any]] = {}
+    while True:
+        with tempfile.TemporaryDirectory() as cache:
+            command = [sys.executable, __file__, "--child", str(capability), "--case", case]
+            ended = subprocess.run(
+                command, input=json.dumps(list(done)), capture_output=True, text=True, check=False,
+                env=os.environ | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": path}, timeout=PATIENCE_S,
+            )  # fmt: skip
+        begun = None
+        for line in ended.stdout.splitlines():
+            record = json.loads(line)
+            if "begin" in record:
+                begun = record.pop("begin")
+                done[begun] = {"kernel": begun.split()[0], **record}
+            else:
+                done[record.pop("end")] |= record
+                begun = None
+        if ended.returncode == 0:
+            return list(done.values())
+        if begun is None:
+            raise RuntimeError(f"the step itself failed for {capability}:\n{ended.stderr[-3000:]}")
+        lines = [line for line in ended.stderr.splitlines() if re.search(r"[Ee]rror", line)]
+        done[begun]["error"] = (lines or ["ended without a word"])[-1][:300]
+
+
+def faults(records: list[dict[str, Any]], capability: int) -> list[str]:
+    """What cannot run on a chip of this capability."""
+    found = []
+    for record in records:
+        name = f"{record['kernel']} ({record['case']}, {record['precision']}) on {capability / 10}"
+        if "error" in record:
+            found.append(f"{name} does not compile: {record['error']}")
+        elif record["shared"] > MOST_SHARED[capability]:
+            found.append(f"{name} needs {record['shared']} bytes of shared memory of {MOST_SHARED[capability]}")
+        elif record["registers"] > 255:
+            found.append(f"{name} needs {record['registers']} registers of 255")
+    return found
+
+
+def summarize(records: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """For each kernel: how many forms of it there are, and the most that one of them needs."""
+    summary: dict[str, dict[str, int]] = {}
+    for record in records:
+        kernel = summary.setdefault(record["kernel"], {"forms": 0, "shared": 0, "registers": 0, "stack": 0})
+        kernel["forms"] += 1
+        for name in ("shared", "registers", "stack"):
+            kernel[name] = max(kernel[name], record.get(name, 0))
+    return summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--capabilities", type=int, nargs="+", choices=sorted(MOST_SHARED), default=sorted(MOST_SHARED))
+    parser.add_argument("--case", default="", help="the name of one case, instead of all; writes no output")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        child(given.child, given.case, set(json.load(sys.stdin)))
+        return
+    import triton
+
+    known = json.loads(given.output.read_text()) if given.output and given.output.is_file() else {}
+    matrix = known["triton"] if known.get("sources") == source_hash() else {}
+    wrong: list[str] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        all_records = pool.map(lambda capability: compile_all(capability, given.case), given.capabilities)
+        for capability, records in zip(given.capabilities, all_records, strict=True):
+            failed, summary = faults(records, capability), summarize(records)
+            wrong += failed
+            found = {"capability": capability, "forms": len(records), "failed": failed, "kernels": summary}
+            matrix.setdefault(triton.__version__, {})[str(capability)] = found
+            shared, stack = (max(kernel[what] for kernel in summary.values()) for what in ("shared", "stack"))
+            print(
+                f"capability {capability / 10}, Triton {triton.__version__}: {len(records)} forms of {len(summary)} "
+                f"kernels, {len(failed)} fail; at most {shared:,} of {MOST_SHARED[capability]:,} bytes of shared "
+                f"memory, {stack} bytes of stack",
+                flush=True,
+            )
+    print("\n".join(wrong))
+    if given.output and not given.case:
+        given.output.write_text(json.dumps({"sources": source_hash(), "triton": matrix}, indent=1) + "\n")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
