@@ -292,7 +292,14 @@ class TrainSettings:
     openmp: Literal["auto", "intel", "gnu"] = changeable(
         "auto", "OpenMP runtime on a CPU. auto, gnu: PyTorch's own; intel: Intel's or LLVM's, if installed"
     )
-    bucket_mb: int = setting(25, "MB of a bucket in which gradients are summed over ranks", min=1, experimental=True)
+    exchange_precision: Literal["fp32", "bf16", "fp16"] = setting(
+        "fp32",
+        "format in which gradients travel between ranks. bf16: half the bytes; fp16: the same, more exactly, with "
+        "precision fp16; sums are made in fp32 and rounded once",
+    )
+    bucket_mb: int = setting(
+        25, "MB (in fp32) of a bucket in which gradients are summed over ranks", min=1, experimental=True
+    )
     hang_timeout: str = changeable(
         "10m",
         "stop the run and name the rank that hangs if no rank makes progress for this long; at least 10m while "

@@ -63,6 +63,9 @@ class Settings:
         parse_fits(self.train.fits, "train.fits")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
+        if self.train.exchange_precision == "fp16" != self.train.precision:
+            what = "train.exchange_precision fp16 needs the loss scale of train.precision fp16"
+            raise UserError("conflicting-settings", f"{what}; use --train.exchange_precision bf16")
         _check_schedule(self.schedule)
         self._check_optimizer()
         self._check_evaluation()

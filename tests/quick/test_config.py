@@ -21,8 +21,16 @@ CHANGED_SINCE: dict[str, dict[str, Any]] = {
     "mlperf-intel-16x4x48": {"batch.bin_sequences": 48, "batch.token_budget": 13312},
     "mlperf-intel-8x4x64": {"batch.bin_sequences": 64},
     "mlperf-reference-448": {"batch.bin_sequences": 56, "batch.token_budget": 16384},
-    "mlperf-samsung-128x8x16": {"batch.bin_sequences": 16, "batch.shares": "6 3 2 5"},
-    "mlperf-samsung-171x8x12": {"batch.bin_sequences": 12, "batch.shares": "4 2 2 4"},
+    "mlperf-samsung-128x8x16": {
+        "batch.bin_sequences": 16,
+        "batch.shares": "6 3 2 5",
+        "train.exchange_precision": "fp16",
+    },
+    "mlperf-samsung-171x8x12": {
+        "batch.bin_sequences": 12,
+        "batch.shares": "4 2 2 4",
+        "train.exchange_precision": "fp16",
+    },
 }
 """So that no rank idles, and every rank computes the system's own examples."""
 
