@@ -265,7 +265,11 @@ def data_mlperf(
     mirror: Annotated[str | None, Option(help="address to use instead of MLCommons'")] = None,
     shards: Annotated[int, Option(min=1, help="files of training data")] = 4320,
     eval_count: Annotated[int, Option(min=1, help="examples to pick for evaluation")] = 10_000,
+    max_seq_length: Annotated[int, Option(help="512, or 128 into OUT/length-128")] = 512,
     needed_only: Annotated[bool, Option("--needed-only", help="leave out 1.1 TB that training does not read")] = False,
+    convert_checkpoint: Annotated[
+        bool, Option("--convert-checkpoint", help="also write phase1/model.ckpt-28252.pt, for NVIDIA's own trainer")
+    ] = False,
     workers: Annotated[int, Option(min=1, help="worker processes")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -279,7 +283,8 @@ def data_mlperf(
 
     made = mlperf_data(
         out, packed=packed, skip_download=skip_download, mirror=mirror, shards=shards, eval_count=eval_count,
-        needed_only=needed_only, workers=workers, say=lambda line: print(line, file=sys.stderr, flush=True),
+        max_seq_length=max_seq_length, needed_only=needed_only, convert_checkpoint=convert_checkpoint,
+        workers=workers, say=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     if printed_json(made, as_json):
         return
