@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from bertrain.training.start import pretrain
 from bertrain.weights.export import export
-from tests import bundles, helpers
+from tests import bundles, helpers, miniature_tasks
 from tests.quick.test_weights_formats import tensorflow_name
 
 CHECKPOINT = "model.ckpt-28252"
@@ -49,3 +49,22 @@ def write_download(out: Path, *, parts: int = 2, documents: int = 12) -> Path:
     (out / "download" / "bert_reference_results_text_md5.txt").write_text("".join(lines))
     (text / "eval.md5").write_text("0" * 32 + "  eval.txt\n")
     return out
+
+
+def write_glue(folder: Path) -> Path:
+    """MNLI and SST-2 in GLUE's layout, a few lines of each."""
+    for place, length in (("MNLI/train_subset_10k.tsv", 49), ("SST-2/train.tsv", 49), ("SST-2/dev.tsv", 13)):
+        lines = (helpers.DATA / "glue" / place).read_text().splitlines(keepends=True)
+        made = folder / place.replace("_subset_10k", "")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text("".join(lines[:length]))
+    lines = (helpers.DATA / "glue" / "MNLI" / "dev_matched.jsonl").read_text().splitlines(keepends=True)
+    (folder / "MNLI" / "dev_matched.jsonl").write_text("".join(lines[:12]))
+    return folder
+
+
+def write_squad(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, count, seed in (("train", 24, 1), ("dev", 8, 2)):
+        (folder / f"{name}-v1.1.json").write_text(miniature_tasks.questions(count, seed))
+    return folder

@@ -100,9 +100,10 @@ class Submission:
 def repeat_task(tasks: Sequence[Task], repeats: int, settings: Settings | None) -> list[Task]:
     """The same run several times, each with its own folder and seed."""
     (task, *others), words = tasks, list(tasks[0].command)
-    if others or settings is None or not task.folder or "--run" not in words:
+    named = [word for word in words if word in options.RUN_OPTIONS]
+    if others or settings is None or not task.folder or not named:
         raise UserError("cannot-repeat", "--repeats is for a command with --run RUN; leave it out")
-    place, seed = words.index("--run") + 1, settings.train.seed
+    place, seed = words.index(named[0]) + 1, settings.train.seed
     option = "--seed" if "--seed" in words else "--train.seed"
 
     def again(number: int) -> Task:

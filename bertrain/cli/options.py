@@ -36,6 +36,7 @@ Overrides = list[tuple[str, str]]
 
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
+RUN_OPTIONS = ("--run", "--run-folder")  # torchrun takes --run for its own, unless it is called with `-m --`
 NewFolder = Annotated[Path, Option("--out", help="the folder to create")]
 RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())

@@ -24,7 +24,7 @@ def finetune(
         str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify")
     ],
     data: Annotated[Path, Option(help="the folder with the task's files")],
-    run: Annotated[Path, Option(help="the run folder to create or continue")],
+    run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],
     overrides: options.Overrides,
     init: options.InitialWeights = None,
     do: Annotated[

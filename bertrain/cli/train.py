@@ -26,7 +26,7 @@ def pretrain(
     recipe: options.RecipeName,
     data: DataFolder,
     overrides: options.Overrides,
-    run: Annotated[Path | None, Option(help="the run folder to create or continue")] = None,
+    run: Annotated[Path | None, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")] = None,
     settings_file: options.SettingsFile = None,
     init: options.InitialWeights = None,
     nproc: options.RankCount = 1,
