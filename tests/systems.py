@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.quick.test_weights_formats import tensorflow_name
 CHECKPOINT = "model.ckpt-28252"
 
 
-def write_phase1(folder: Path) -> Path:
+def write_phase1(folder: Path, checkpoint: str = CHECKPOINT) -> Path:
     """A TensorFlow 1 checkpoint of a tiny BERT of 512 positions, with optimizer slots, its config and vocabulary."""
     work = folder.parent / f"{folder.name}-work"
     work.mkdir(parents=True)
@@ -30,7 +31,7 @@ def write_phase1(folder: Path) -> Path:
         values[theirs] = np.ascontiguousarray(tensor.numpy().T if theirs.endswith("/kernel") else tensor.numpy())
         values[f"{theirs}/adam_m"] = values[theirs]
     folder.mkdir(parents=True, exist_ok=True)
-    bundles.write_bundle(folder / CHECKPOINT, values)
+    bundles.write_bundle(folder / checkpoint, values)
     shutil.copy(exported / "config.json", folder / "bert_config.json")
     shutil.copy(exported / "vocab.txt", folder)
     shutil.rmtree(work)
@@ -42,9 +43,12 @@ def write_download(out: Path, *, parts: int = 2, documents: int = 12) -> Path:
     write_phase1(out / "phase1")
     text = out / "download" / "results4"
     text.mkdir(parents=True)
-    for number in range(parts):
-        helpers.write_corpus(text / f"part-{number:05d}-of-{parts:05d}", documents=documents, seed=number)
-    helpers.write_corpus(text / "eval.txt", documents=9, seed=99)
+    draw = random.Random(0)
+    for number, name in enumerate([*(f"part-{number:05d}-of-{parts:05d}" for number in range(parts)), "eval.txt"]):
+        corpus = helpers.write_corpus(text / name, documents=documents, seed=number)
+        lines = corpus.read_text().splitlines(keepends=True)
+        joined = [line for line in lines if line.strip() or draw.random() < 0.25]  # documents of up to 512 tokens
+        corpus.write_text("".join([*joined, "\n"]))
     lines = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(text.iterdir())]
     (out / "download" / "bert_reference_results_text_md5.txt").write_text("".join(lines))
     (text / "eval.md5").write_text("0" * 32 + "  eval.txt\n")

@@ -17,7 +17,7 @@ from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
-from bertrain.data.feed.loader import check_data, training_rows
+from bertrain.data.feed.loader import check_data, check_shares, training_rows
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
@@ -123,6 +123,7 @@ def resolve_run(
     resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
     settings = resolved.settings
     check_data(resolved.data, settings)
+    check_shares(resolved.data, settings)
     training_rows(resolved.data, settings)
     if begun is not None:
         begun.refuse_other(settings, init)

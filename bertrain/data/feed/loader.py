@@ -272,8 +272,13 @@ def check_data(data: DataSource, settings: Settings) -> None:
     if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
         cure = "set --model.nsp false or prepare pairs"
         raise UserError("no-next-sentence", f"{data.folder} has examples of one segment (--full-sentences); {cure}")
+
+
+def check_shares(data: DataSource, settings: Settings) -> None:
+    """Refuse training data without the lengths that batch.shares asks for."""
     if shares := parse_shares(settings.batch.shares):
-        strata_of(data.lengths, limit, shares)
+        part = training_rows(data, settings)
+        strata_of(data.lengths[part.start : part.stop], settings.data.max_seq_length, shares)
 
 
 def training_rows(data: DataSource, settings: Settings) -> range:
