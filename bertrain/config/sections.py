@@ -296,6 +296,7 @@ class TrainSettings:
         "fp32",
         "format in which gradients travel between ranks. bf16: half the bytes; fp16: the same, more exactly, with "
         "precision fp16; sums are made in fp32 and rounded once",
+        experimental=True,
     )
     bucket_mb: int = setting(
         25, "MB (in fp32) of a bucket in which gradients are summed over ranks", min=1, experimental=True
