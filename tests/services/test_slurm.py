@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from bertrain.training.start import pretrain
-from tests import helpers
+from tests import helpers, systems
 from tests.launched import PATIENCE_S, as_job, records
+from tests.miniature import make_miniature, miniature_arguments
 from tests.services.slurm import Slurm, running_slurm, why_not
+from tests.training.test_headers import TASK, options
 
 pytestmark = [pytest.mark.services, pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")]
 ROOT = Path(__file__).parents[2]
@@ -186,3 +188,33 @@ def test_what_slurm_refuses_is_said_in_a_sentence(slurm: Slurm, tmp_path: Path) 
     said = launcher.bertrain(*as_job("slurm", *options, data=launcher.data, run=launcher.run), check=False)
     assert "[job-refused]" in said
     assert "invalid partition" in said
+
+
+def test_the_systems_own_verbs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """MLPerf's experiments, the contest's fine-tuning and the study's profile, each as a job in miniature."""
+    launcher = Launcher(slurm, tmp_path)
+
+    def job(name: str, *words: object) -> None:
+        launcher.job = tmp_path / "jobs" / name
+        launcher.bertrain("launch", "slurm", "--job", launcher.job, *TWO_NODES, "--no-preflight", "--", *words)
+        launcher.wait_until(lambda: launcher.status()["state"].startswith(("DONE", "ENDED")), "the end")
+        assert launcher.status()["state"] == "DONE", launcher.logs()
+
+    make_miniature(tmp_path)
+    experiments = ["--data", tmp_path / "train", "--out", tmp_path / "results", "--nexp", 2]
+    job("mlperf", "mlperf", "run", "bert-tiny", *experiments, *miniature_arguments(tmp_path, train__max_steps=40))
+    for number in range(2):
+        log = (tmp_path / "results" / f"result_{number}.txt").read_text()
+        assert log.count('"key": "run_start"') == log.count('"key": "run_stop"') == 1
+    assert "seeds: one for each run, all different" in launcher.logs()
+
+    systems.write_phase1(tmp_path / "bert_dir", "bert_model.ckpt")
+    task = TASK | {"train.max_steps": "2", "train.budget": ""}
+    contest = ["--init", tmp_path / "bert_dir", "--data", systems.write_glue(tmp_path / "glue"), *options(task)]
+    job("contest", "finetune", "glue/mnli", "--recipe", "contest-mnli-2x4", *contest, "--run", tmp_path / "submission")
+    assert len(records(tmp_path / "submission")) == 2
+
+    profile = ["--steps", 4, "--warm-up-steps", 3, "--recorded-steps", 1, "--out", tmp_path / "profile"]
+    job("profile", "profile", "run", "gpu-variability-4x16", *profile, *helpers.tiny_arguments(batch__policy="padded"))
+    assert len(list((tmp_path / "profile").rglob("iterations.csv"))) == 2
+    assert "median" in launcher.bertrain("profile", "report", tmp_path / "profile")
