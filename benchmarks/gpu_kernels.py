@@ -3,12 +3,12 @@
     python benchmarks/gpu_kernels.py [--output benchmarks/results/gpu_kernels.json] [--tokens 24576 57344]
 
 Shapes are BERT-Large's (1024 wide, 16 heads of 64, FFN 4096, vocabulary padded to 30,528), bf16, dropout 0.1, one
-layer, sequence lengths drawn from Wikipedia's (wikipedia-512.csv beside this file). Biases and LayerNorm's weights are
-float32 in our kernels, as the trainer gives them, and bf16 in the peers' 16-bit functions. Each figure is the median
-over replays of a CUDA graph of eight calls, so launch costs stay out. Our forward and backward are functions, timed
-apart, column sums included; the backward of a peer under autograd is the time of both less that of the forward. Rates
-count the arithmetic a dense attention needs (4 H D L^2 forward, 2.5 times that backward) and the bytes that must move
-(inputs read once, outputs written once).
+layer, sequence lengths drawn from Wikipedia's (wikipedia-512.csv beside this file), for attention also equal rows of
+128 to 8,192 tokens. Biases and LayerNorm's weights are float32 in our kernels, as the trainer gives them, and bf16 in
+the peers' 16-bit functions. Each figure is the median over replays of a CUDA graph of eight calls, so launch costs stay
+out. Our forward and backward are functions, timed apart, column sums included; the backward of a peer under autograd is
+the time of both less that of the forward. Rates count the arithmetic a dense attention needs (4 H D L^2 forward, 2.5
+times that backward) and the bytes that must move (inputs read once, outputs written once).
 
 Peers: PyTorch's built-in flash attention over cu_seqlens (its three gradients still have to be stacked, which is
 not counted), torch.compile of the plain PyTorch functions, and for LAMB the fused AdamW of PyTorch, which moves as
@@ -84,15 +84,16 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").to(torch.bfloat16)
 
 
-def compare_attention(num_tokens: int) -> list[dict]:
-    lengths = draw_lengths(num_tokens)
+def compare_attention(num_tokens: int, row_length: int = 0) -> list[dict]:
+    """On Wikipedia's lengths, or on rows that all have one length."""
+    lengths = [row_length] * (num_tokens // row_length) if row_length else draw_lengths(num_tokens)
     cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
     qkv, dout = normal(num_tokens, 3, HEADS, HEAD_DIM), normal(num_tokens, HEADS, HEAD_DIM)
     dropout = Dropout(DROPOUT, torch.tensor([1], device="cuda"), 0)
     plan = attention.plan_attention(cu_seqlens, num_tokens)
 
     query, key, value = (part.contiguous() for part in qkv.unbind(1))
-    common = (cu_seqlens, cu_seqlens, 512, 512, DROPOUT, False)
+    common = (cu_seqlens, cu_seqlens, max(lengths), max(lengths), DROPOUT, False)
 
     def peer_forward() -> tuple:
         return torch.ops.aten._flash_attention_forward(query, key, value, *common, False)
@@ -109,9 +110,12 @@ def compare_attention(num_tokens: int) -> list[dict]:
     flop = 4 * HEADS * HEAD_DIM * sum(length**2 for length in lengths)
     peer = "aten flash attention 2, cu_seqlens"
     planning = median_us(lambda: attention.plan_attention(cu_seqlens, num_tokens))
+    of_rows = f", rows of {row_length:,}" if row_length else ""
     return [
-        row("attention forward", num_tokens, forward, median_us(peer_forward), peer, flop, "TFLOP/s"),
-        row("attention backward", num_tokens, backward, median_us(peer_backward), peer, 2.5 * flop, "TFLOP/s"),
+        row(f"attention forward{of_rows}", num_tokens, forward, median_us(peer_forward), peer, flop, "TFLOP/s"),
+        row(
+            f"attention backward{of_rows}", num_tokens, backward, median_us(peer_backward), peer, 2.5 * flop, "TFLOP/s"
+        ),
         row("attention plan (once per batch)", num_tokens, planning, None, "none", 0, ""),
     ]
 
@@ -291,6 +295,8 @@ def main() -> None:
     for num_tokens in arguments.tokens:
         for compare in (compare_attention, compare_rows, compare_casts, compare_cross_entropy):
             rows += compare(num_tokens)
+    for row_length in (128, 512, 2048, 8192):
+        rows += compare_attention(32768, row_length)[:2]
     rows += compare_lamb()
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

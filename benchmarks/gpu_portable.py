@@ -1,13 +1,18 @@
-"""The compiled engine against Transformers, compiled too: what a GPU, precision or head size without our kernels gets.
+"""bertrain against Transformers, compiled: models of four sizes, short and long sequences, every precision.
 
-    python benchmarks/gpu_portable.py [--models base large] [--lengths 128 512] [--precisions bf16 fp16 tf32 fp32]
+    python benchmarks/gpu_portable.py [--kernels compiled] [--models base large] [--lengths 128 512] [--precisions ...]
                                       [--rows natural full] [--output benchmarks/results/gpu_portable.json]
 
-Both train BERT with its two heads and dropout 0.1 on the same examples: random words in the lengths of Wikipedia
-(`natural`), or rows that are all as long as possible (`full`), where there is no padding to save. A step runs from
-pinned memory to updated weights: `bertrain.training.loop.train_step` with `train.kernels compiled` and AdamW; and
-Transformers' BertForPreTraining under torch.compile with sdpa attention, padded to the longest length, with fused AdamW
-and gradients clipped. Real tokens per second; the ratio is what counts.
+With `--kernels compiled` it measures what a GPU, precision or head size without our kernels gets; with `--kernels
+fused` and `--precisions bf16 fp8`, our kernels. Both systems train BERT with its two heads and dropout 0.1 on the same
+examples: random words in the lengths of Wikipedia (`natural`), or rows that are all as long as possible (`full`), where
+there is no padding to save. A step runs from pinned memory to updated weights: `bertrain.training.loop.train_step` with
+AdamW; and Transformers' BertForPreTraining under torch.compile with sdpa attention, padded to the longest length, with
+fused AdamW and gradients clipped. FP8 is compared with Transformers in bf16. Real tokens per second; the ratio is what
+counts. MFU is relative to the dense bf16 peak of an H200, 989 TFLOP/s, in FP8 too.
+
+Compiling takes longer than measuring: `--steps 1` with another `--output`, for parts of the matrix in parallel, fills
+the compilers' caches first.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import gc
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,24 +43,33 @@ from bertrain.training.loop import train_step
 from bertrain.training.precision import set_precision
 from bertrain.training.state import TrainState
 
-BUDGET, STEPS, WARM_UP, LOSS_SCALE = 32768, 30, 8, 1024.0
-SIZES = {"base": (768, 12, 12, 3072), "large": (1024, 24, 16, 4096)}
-PREDICTIONS = {128: 20, 512: 76}
+BUDGET, WARM_UP, LOSS_SCALE = 32768, 8, 1024.0
+SIZES = {"6x384": (384, 6, 12), "4x512": (512, 4, 8), "base": (768, 12, 12), "large": (1024, 24, 16)}
+"""Width, layers and heads; the inner width is four times the width."""
+PREDICTIONS = {128: 20, 512: 76, 2048: 307, 8192: 1228}
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+VOCABULARY, PEAK = 30528, 989e12
+
+Data = dict[str, Shards]
+Times = dict[str, tuple[list[float], float, float]]  # as `time_steps` returns them, by kind of rows
+Results = dict[str, dict[str, Any]]
 
 
-def settings_for(model: str, length: int, precision: str) -> Settings:
+def settings_for(model: str, length: int, precision: str, kernels: str) -> Settings:
+    hidden, layers, heads = SIZES[model]
     given = {
         "data.max_seq_length": length, "data.max_predictions": PREDICTIONS[length], "batch.sequences": 0,
         "batch.tokens": BUDGET, "batch.token_budget": BUDGET, "train.precision": precision,
-        "train.kernels": "compiled", "optimizer.name": "adamw", "optimizer.learning_rate": 1e-5,
+        "train.kernels": kernels, "optimizer.name": "adamw", "optimizer.learning_rate": 1e-5,
+        "model.hidden_size": hidden, "model.num_layers": layers, "model.num_heads": heads,
+        "model.intermediate_size": 4 * hidden, "model.max_positions": max(512, length),
     }  # fmt: skip
-    return resolve(f"bert-{model}-phase1", [(name, str(value)) for name, value in given.items()])
+    return resolve("bert-base-phase1", [(name, str(value)) for name, value in given.items()])
 
 
 def write_examples(folder: Path, length: int, rows: str) -> Shards:
     vocabulary = Vocabulary.load()
-    examples = random_examples(8_000, vocabulary, length)
+    examples = random_examples(max(1_000, 1_000_000 // length), vocabulary, length)
     if rows == "full":
         examples = (
             Example((e.tokens * length)[: length - 1] + e.tokens[-1:], length // 2, e.is_random) for e in examples
@@ -64,73 +78,113 @@ def write_examples(folder: Path, length: int, rows: str) -> Shards:
     return Shards.open(folder, verify="size")
 
 
-def time_bertrain(shards: Shards, settings: Settings) -> tuple[list[float], float, float]:
+def time_bertrain(data: Data, settings: Settings, count: int) -> Times:
     ranks, watch = parallel.Ranks(0, 1, DEVICE), Stopwatch(DEVICE)
     state = TrainState.build(settings, ranks)
-    steps = make_steps(shards, settings, 8)
-    steps = [replace(steps[i % len(steps)], number=i) for i in range(STEPS + WARM_UP)]
 
     def action(step: Step) -> None:
         train_step(state, step, settings, ranks, watch)
 
-    return time_steps(action, steps, WARM_UP)
+    def times(shards: Shards) -> tuple[list[float], float, float]:
+        steps = make_steps(shards, settings, 8)
+        return time_steps(action, [replace(steps[i % 8], number=i) for i in range(count + WARM_UP)], WARM_UP)
+
+    return {rows: times(shards) for rows, shards in data.items()}
 
 
-def time_transformers(shards: Shards, settings: Settings, model_name: str) -> tuple[list[float], float, float]:
+def time_transformers(data: Data, settings: Settings, count: int) -> Times:
     from transformers import BertConfig, BertForPreTraining
 
-    hidden, layers, heads, inner = SIZES[model_name]
+    shape = settings.model
     config = BertConfig(
-        vocab_size=30528, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=inner,
+        vocab_size=VOCABULARY, hidden_size=shape.hidden_size, num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads, intermediate_size=shape.intermediate_size,
+        max_position_embeddings=shape.max_positions,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
     model = BertForPreTraining(config).to(DEVICE).train()
     length, precision = settings.data.max_seq_length, settings.train.precision
-    rows = BUDGET // length
-    padded = replace(settings, batch=replace(settings.batch, tokens=0, sequences=rows, policy="padded"))
-    loader = Loader(shards, padded)
-    steps = [loader.step(number, number * rows) for number in range(8)]
-    inputs = {
-        step.number: {name: tensor.pin_memory() for name, tensor in padded_inputs(step.bins[0], rows, length).items()}
-        for step in steps
-    }
+    num_rows = BUDGET // length
+    padded = replace(settings, batch=replace(settings.batch, tokens=0, sequences=num_rows, policy="padded"))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
     loss_of: Callable[..., torch.Tensor] = torch.compile(lambda **tensors: model(**tensors).loss)
     scale = LOSS_SCALE if precision == "fp16" else 1.0
 
-    def action(step: Step) -> None:
-        tensors = {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in inputs[step.number].items()}
-        with torch.autocast("cuda", NARROW.get(precision, torch.bfloat16), enabled=precision in NARROW):
-            loss = loss_of(**tensors)
-        (loss * scale).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    def times(shards: Shards) -> tuple[list[float], float, float]:
+        loader = Loader(shards, padded)
+        steps = [loader.step(number, number * num_rows) for number in range(8)]
+        pinned = [
+            {name: tensor.pin_memory() for name, tensor in padded_inputs(step.bins[0], num_rows, length).items()}
+            for step in steps
+        ]
 
-    return time_steps(action, [steps[i % len(steps)] for i in range(STEPS + WARM_UP)], WARM_UP)
+        def action(step: Step) -> None:
+            tensors = {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in pinned[step.number].items()}
+            with torch.autocast("cuda", NARROW.get(precision, torch.bfloat16), enabled=precision in NARROW):
+                loss = loss_of(**tensors)
+            (loss * scale).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return time_steps(action, [steps[i % 8] for i in range(count + WARM_UP)], WARM_UP)
+
+    return {rows: times(shards) for rows, shards in data.items()}
 
 
-def measured(action: Callable[[], tuple[list[float], float, float]]) -> dict[str, Any]:
+def flop_per_token(settings: Settings, lengths: list[int]) -> float:
+    """Training FLOPs by the usual count: encoder, attention within sequences, vocabulary of masked words."""
+    hidden, layers = settings.model.hidden_size, settings.model.num_layers
+    attention = 12 * layers * hidden * sum(length**2 for length in lengths) / sum(lengths)
+    return 72 * layers * hidden**2 + attention + 6 * (hidden**2 + hidden * VOCABULARY) * 0.15
+
+
+def measured(system: Callable[[Data, Settings, int], Times], data: Data, settings: Settings, count: int) -> Results:
+    """What one system reaches on each kind of rows; it is built and compiled once."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    ms, tokens, start_up = action()
-    return {
-        "real_tokens_per_s": round(tokens / statistics.median(ms) * 1e3),
-        "ms_per_step": round(statistics.median(ms), 2),
-        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
-        "start_up_s": round(start_up, 1),
-    }
+    set_precision(settings.train)
+    results: Results = {}
+    for rows, (ms, tokens, start_up) in system(data, settings, count).items():
+        per_second = tokens / statistics.median(ms) * 1e3
+        results[rows] = {
+            "real_tokens_per_s": round(per_second),
+            "ms_per_step": round(statistics.median(ms), 2),
+            "mfu": round(per_second * flop_per_token(settings, data[rows].lengths.tolist()) / PEAK, 3),
+            "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+            "warm_up_s": round(start_up, 1),
+        }
+    return results
+
+
+def measure(length: int, data: Data, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One record for each model, precision and kind of rows."""
+    for model in options.models:
+        theirs: dict[str, Results] = {}
+        for precision in options.precisions:
+            settings = settings_for(model, length, precision, options.kernels)
+            ours = measured(time_bertrain, data, settings, options.steps)
+            peer = "bf16" if precision == "fp8" else precision
+            if peer not in theirs:
+                as_peer = replace(settings, train=replace(settings.train, precision=peer))
+                theirs[peer] = measured(time_transformers, data, as_peer, options.steps)
+            case = {"model": model, "length": length, "precision": precision, "kernels": options.kernels}
+            for rows, mine in ours.items():
+                other = theirs[peer][rows]
+                ratio = round(mine["real_tokens_per_s"] / other["real_tokens_per_s"], 2)
+                yield case | {"rows": rows, "ratio": ratio, "bertrain": mine, "transformers": other}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", default="compiled", choices=["compiled", "fused"])
     parser.add_argument("--models", nargs="+", default=["base", "large"], choices=SIZES)
     parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512], choices=PREDICTIONS)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument("--rows", nargs="+", default=["natural", "full"], choices=["natural", "full"])
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu_portable.json"))
     options = parser.parse_args()
     machine = {
@@ -139,21 +193,12 @@ def main() -> None:
     }  # fmt: skip
     results: list[dict[str, Any]] = []
     for length in options.lengths:
-        for rows in options.rows:
-            with tempfile.TemporaryDirectory() as folder:
-                shards = write_examples(Path(folder) / "data", length, rows)
-                for model in options.models:
-                    for precision in options.precisions:
-                        settings = settings_for(model, length, precision)
-                        set_precision(settings.train)
-                        ours = measured(lambda s=settings: time_bertrain(shards, s))  # noqa: B023 - called at once
-                        theirs = measured(lambda s=settings, m=model: time_transformers(shards, s, m))  # noqa: B023
-                        ratio = round(ours["real_tokens_per_s"] / theirs["real_tokens_per_s"], 2)
-                        case = {"model": model, "length": length, "rows": rows, "precision": precision}
-                        results.append(case | {"ratio": ratio, "bertrain": ours, "transformers": theirs})
-                        print(json.dumps(results[-1]), flush=True)
-                        content = json.dumps({"machine": machine, "results": results}, indent=1) + "\n"
-                        options.output.write_text(content)
+        with tempfile.TemporaryDirectory() as folder:
+            data = {rows: write_examples(Path(folder) / rows, length, rows) for rows in options.rows}
+            for record in measure(length, data, options):
+                results.append(record)
+                print(json.dumps(record), flush=True)
+                options.output.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Writes docs/errors.md from the code: every error that a user can fix, by its code, with its sentence.
+"""Writes docs/errors.md: every error that a user can fix, by topic and code, with its cause and cure.
 
 usage: python docs/make_errors.py
 
-The table is read off the syntax tree of the package: every call of UserError and its subclasses. Values that a sentence
-names at run time are shown as {name}.
+Codes and sentences are read off the syntax tree of the package: every call of UserError and its subclasses. Values that
+a sentence names at run time are shown as {name}. errors.toml has the words for codes whose sentence is not enough.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,30 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "bertrain"
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+TOPICS = {
+    "cli": "Command line and settings",
+    "config": "Command line and settings",
+    "base.units": "Command line and settings",
+    "data.text": "Text",
+    "data": "Prepared data",
+    "pipeline": "Training",
+    "training.predict": "Fine-tuning and tasks",
+    "training.task": "Fine-tuning and tasks",
+    "training": "Training",
+    "planning": "Training",
+    "optim": "Training",
+    "run": "Training",
+    "tasks": "Fine-tuning and tasks",
+    "weights": "Weights",
+    "ranks.signals": "Training",
+    "ranks": "This machine",
+    "base": "This machine",
+    "reports": "Reports and profiles",
+    "profiling": "Reports and profiles",
+    "launch": "Clusters",
+    "mlperf": "MLPerf",
+}
+"""The heading of an error by the beginning of its module; the first one counts."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +140,43 @@ def errors() -> str:
     return "\n".join(_page()) + "\n"
 
 
+def causes() -> dict[str, str]:
+    """Cause and cure by code, as somebody wrote them in errors.toml."""
+    return tomllib.loads((HERE / "errors.toml").read_text(encoding="utf-8"))
+
+
+def sentences(found: list[Raised]) -> dict[str, list[str]]:
+    """The different sentences of each code."""
+    by_code: dict[str, list[str]] = {}
+    for one in found:
+        by_code.setdefault(one.code or "-", []).append(one.sentence)
+    return {code: sorted(set(texts)) for code, texts in by_code.items()}
+
+
 def _page() -> Iterator[str]:
     yield from ("# Errors", "")
-    yield "Written by `python docs/make_errors.py` from the code; edit that, not this. A test compares the two."
+    yield "Written by `python docs/make_errors.py` from the code and errors.toml; edit these. A test compares them."
     yield ""
     yield (
         "An error that a user can fix ends a command with exit code 2 and one line, `bertrain: sentence [code]`. The "
-        "codes are stable, so that scripts and searches can rely on them. In a sentence, {name} stands for a value."
+        "sentence names the file, the value and mostly the cure. Look its code up here for what is behind it. Codes "
+        "are stable, so that scripts can rely on them. Where an error needs no more words, its sentence stands here; "
+        "{name} stands for a value."
     )
-    yield from ("", "| code | sentence | module |", "|---|---|---|")
-    rows = {(one.code or "-", one.sentence, one.module) for one in raised()}
-    for code, sentence, module in sorted(rows):
-        yield f"| `{code}` | {sentence.replace('|', chr(92) + '|')} | `{module}` |"
+    found, written = raised(), causes()
+    by_code = sentences(found)
+    topics = {code: _topic([one.module for one in found if (one.code or "-") == code]) for code in by_code}
+    for topic in dict.fromkeys(TOPICS.values()):
+        yield from ("", f"## {topic}", "", "| code | cause and cure |", "|---|---|")
+        for code in sorted(code for code in by_code if topics[code] == topic):
+            text = written.get(code) or "; or: ".join(by_code[code])
+            yield f"| `{code}` | {text.replace('|', chr(92) + '|')} |"
+
+
+def _topic(modules: list[str]) -> str:
+    """The topic of most of these modules."""
+    topics = [TOPICS[next(name for name in TOPICS if module.startswith(f"bertrain.{name}"))] for module in modules]
+    return max(topics, key=topics.count)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bertrain.base.formatting import BASELINE
+from bertrain.base.formatting import BASELINE, show_brief
 from bertrain.base.logs import note
 
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
@@ -89,10 +89,11 @@ def evaluation_text(result: dict[str, float]) -> str:
     """Loss and accuracies in a line, with the baseline in the next; or the metrics of a task."""
     if "mlm_accuracy" not in result:
         shown = {name: value for name, value in result.items() if not name.startswith(("step", "latency", BASELINE))}
-        baselines = {name: f" (baseline {result[BASELINE + name]:.4g})" for name in shown if BASELINE + name in result}
-        return "  ".join(f"{name} {value:.4g}{baselines.get(name, '')}" for name, value in shown.items())
+        baselines = {name: result[BASELINE + name] for name in shown if BASELINE + name in result}
+        beside = {name: f" (baseline {show_brief(name, value)})" for name, value in baselines.items()}
+        return "  ".join(f"{name} {show_brief(name, value)}{beside.get(name, '')}" for name, value in shown.items())
     next_sentence = f"  next sentence {result['nsp_accuracy']:.2%}" if "nsp_accuracy" in result else ""
     ratio = result["mlm_accuracy"] / result["constant_accuracy"]
-    masked_words = f"masked words {result['mlm_accuracy']:.2%}  [MASK] {result['hidden_accuracy']:.2%}"
+    masked_words = f"masked words {result['mlm_accuracy']:.2%}  at [MASK] {result['hidden_accuracy']:.2%}"
     baseline = f"{ratio:.2f} x the {result['constant_accuracy']:.2%} of always guessing the most frequent word"
     return f"loss {result['loss']:.4f}  {masked_words}{next_sentence}\n  masked words: {baseline}"

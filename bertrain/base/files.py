@@ -102,6 +102,11 @@ def sync(folder: Path, *, files: bool = True) -> None:
             os.close(descriptor)
 
 
+def is_writable(folder: Path) -> bool:
+    """Whether new files may be written there; root, too, respects missing write permissions."""
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
 def refuse_occupied(out: Path) -> None:
     """Refuse an output folder that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

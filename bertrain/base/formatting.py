@@ -52,6 +52,11 @@ def show(metric: str, value: float | None) -> str:
     return f"{value:.2%}" if is_share(metric) else f"{value:.4f}"
 
 
+def show_brief(metric: str, value: float, digits: int = 4) -> str:
+    """A share in percent, anything else in so many digits."""
+    return f"{value:.2%}" if is_share(metric) else f"{value:.{digits}g}"
+
+
 def compact(value: float) -> str:
     """A number in at most four digits: 0.25, 9,870, 45.6 k, 1.59 M, 3.3 B."""
     if float(f"{value:.4g}") < 1e4:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from bertrain.cli.options import AsJson, new_app, printed_json
 from bertrain.config import recipe as recipe_files
@@ -68,12 +68,19 @@ def settings(
 
 @app.command("doctor")
 def doctor(
-    folder: Annotated[Path, Argument(help="where runs will be written")] = Path("."), as_json: AsJson = False
+    folder: Annotated[Path, Argument(help="where runs will be written")] = Path("."),
+    kernels: Annotated[
+        bool, Option("--kernels", help="instead, run every kernel once against plain PyTorch, in BERT-Base's sizes")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Describe this machine: what it has, how bertrain uses it, and what is missing.
 
     Example: bertrain doctor
     """
+    if kernels:
+        _examine_kernels(as_json)
+        return
     from bertrain.base.doctor import doctor as examine
 
     findings = examine(folder)
@@ -81,3 +88,28 @@ def doctor(
         return
     for finding in findings:
         print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")
+
+
+def _examine_kernels(as_json: bool) -> None:
+    """Every run does the same for its own sizes, and keeps the results; here nothing is kept."""
+    from bertrain.kernels import self_test
+    from bertrain.ranks.parallel import choose_device
+    from bertrain.training import engine
+
+    device, _ = choose_device("auto")
+    for precision in ("fp8", "bf16"):  # the kernels of FP8 include those of bf16
+        settings = config.resolve("bert-base", [("train.precision", precision)])
+        usable, reason = engine.kernels_serve(settings, device)
+        if usable:
+            break
+    results = self_test.examine(engine.kernel_sizes(settings), str(device))[0] if usable else []
+    if not printed_json({"usable": usable, "reason": reason, "kernels": results}, as_json):
+        print(f"{device}: {reason}" if usable else f"{device}: no kernels; {reason}")
+        if usable:
+            print(f"{'kernel':<18}{'works':<8}{'error':<10}seconds")
+        for result in results:
+            error = "-" if result.error is None else f"{result.error:.1e}"
+            row = f"{result.kernel:<18}{'no' if result.failure else 'yes':<8}{error:<10}{result.seconds:<9.1f}"
+            print(f"{row}{result.failure}".rstrip())
+    if any(result.failure for result in results):
+        raise Exit(1)

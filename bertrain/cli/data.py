@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from bertrain.cli import options
-from bertrain.cli.options import AsJson, NewFolder, new_app, printed_json
+from bertrain.cli.options import ENCODING, TEXT_COLUMN, AsJson, NewFolder, new_app, printed_json
 from bertrain.config.choices import (
     MAX_PER_ROW,
     PACKING,
@@ -76,8 +76,8 @@ def data_extract(
     ],
     out: NewFolder,
     form: Annotated[Form, Option("--format", help="format of the inputs; auto: detected from their content")] = "auto",
-    text_column: Annotated[str, Option(help="the JSONL field or table column that holds the text")] = "text",
-    encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
+    text_column: Annotated[str, Option(help=TEXT_COLUMN)] = "auto",
+    encoding: Annotated[str, Option(help=ENCODING)] = "auto",
     document_end: Annotated[
         DocumentEnd,
         Option(help="end of a document in plain text; size: the first blank line after 8 kB; auto: as it looks"),
@@ -122,8 +122,6 @@ def data_extract(
     print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
     for reason, count in made["skipped"].items():
         print(f"  left out: {count:,} {reason}")
-    if counts["lines_not_utf8"]:
-        print(f"  {counts['lines_not_utf8']:,} line(s) held bytes that cannot be decoded; those bytes were left out")
     if counts["held_out"]:
         print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
     print(f"next: bertrain data prepare {quote(str(out / EXTRACT_TRAINING))} --out DIR")

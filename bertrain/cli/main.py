@@ -18,7 +18,7 @@ from bertrain import __version__
 from bertrain.base import errors
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import about, data, launch, mlperf, profile, reports, tasks, train, weights
-from bertrain.cli.options import new_app
+from bertrain.cli.options import brief_help, new_app, refuse_misspelled
 from bertrain.cli.pipeline import pipeline_app
 from bertrain.ranks.signals import INTERRUPTS, note_interrupt
 
@@ -28,7 +28,7 @@ UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does
 app = new_app(
     help="Train BERT: text to data, pre-training, fine-tuning, evaluation, weights. `bertrain help VERB` explains one.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 1000},  # that of the terminal
     pretty_exceptions_enable=False,
 )
 app.add_typer(pipeline_app)
@@ -70,17 +70,7 @@ def _run() -> None:
     try:
         if (system := platform.system()) != "Linux":
             raise errors.UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {system}")
-        code = app(prog_name="bertrain", standalone_mode=False)
-    except UsageError as error:
-        message = error.format_message()
-        if message.startswith("Usage:"):  # no verb was given: the message is the help text
-            print(message)
-            raise SystemExit(0) from None
-        if error.ctx and words == error.ctx.command_path.split()[1:]:  # a verb without its arguments
-            print(error.ctx.get_help())
-        where = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
-        print(f"bertrain: {message.rstrip('.')}{where}", file=sys.stderr)
-        raise SystemExit(errors.EXIT_USER_ERROR) from None
+        code = _call_verb(words)
     except errors.UserError as error:
         is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
         if is_reported_here and not isinstance(error, errors.ReportedElsewhereError):
@@ -101,3 +91,20 @@ def _run() -> None:
         print(f"bertrain: interrupted; {what}", file=sys.stderr)
         raise SystemExit(errors.EXIT_INTERRUPTED)
     raise SystemExit(code)
+
+
+def _call_verb(words: list[str]) -> Any:
+    try:
+        return app(prog_name="bertrain", standalone_mode=False)
+    except UsageError as error:
+        message, context = error.format_message(), error.ctx
+        if message.startswith("Usage:"):  # no verb was given: the message is the help text
+            print(message)
+            return 0
+        if context is not None:
+            refuse_misspelled(context.command, words)
+            if words == context.command_path.split()[1:]:  # a verb without its arguments
+                print(brief_help(context), flush=True)
+        message, see = message.rstrip("."), f"`{context.command_path if context else 'bertrain'} --help`"
+        end = f" See {see}" if message.endswith("?") else f"; see {see}"
+        raise errors.UserError("usage", f"{message[:1].lower()}{message[1:]}{end}") from None

@@ -34,6 +34,8 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Overrides = list[tuple[str, str]]
 """Settings from the command line, such as ("train.max_steps", "200")."""
 
+TEXT_COLUMN = "field or column that holds the text; auto: text, or the only one of long strings"
+ENCODING = "such as latin-1; auto: UTF-8, UTF-16 with a byte order mark, or Windows-1252 where a file reads well in it"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
 RUN_OPTIONS = ("--run", "--run-folder")  # torchrun takes --run for its own, unless it is called with `-m --`
@@ -121,7 +123,8 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
             for name in [name for name, value in arguments.items() if isinstance(value, list)]:
                 arguments[name], taken = split_settings(arguments[name])
                 words += taken
-            verb(overrides=join_overrides(parse_overrides(words), given), **arguments)
+            overrides = parse_overrides(words, options_of(context.command))
+            verb(overrides=join_overrides(overrides, given), **arguments)
 
         own = inspect.signature(verb, eval_str=True).parameters
         parameters = [
@@ -134,6 +137,35 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
         return with_overrides
 
     return decorate
+
+
+def options_of(command: Any) -> list[str]:
+    """The names of a command's options, such as --out."""
+    return [
+        "--help",
+        *(name for one in command.params for name in (*one.opts, *one.secondary_opts) if name[:2] == "--"),
+    ]
+
+
+def refuse_misspelled(command: Any, words: Sequence[str]) -> None:
+    """Refuse the first word that looks like an option and is none: it may be why a required one is missing."""
+    options = options_of(command)
+    for word in words:
+        if word[:2] == "--" and len(word) > 2 and "." not in word and word.partition("=")[0] not in options:
+            parse_overrides([word], options)
+
+
+def brief_help(context: Any) -> str:
+    """What a verb does and requires, for whoever typed it alone."""
+    formatter = context.make_formatter()
+    command = context.command
+    command.format_usage(context, formatter)
+    command.format_help_text(context, formatter)
+    required = [one.get_help_record(context) for one in command.params if one.required]
+    if required:
+        with formatter.section("Required"):
+            formatter.write_dl(required)
+    return f"{formatter.getvalue()}\nAll options: {context.command_path} --help"
 
 
 def split_settings(values: list[Any]) -> tuple[list[Any], list[str]]:

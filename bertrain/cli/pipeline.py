@@ -10,8 +10,10 @@ from typer import Argument, Option
 from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
+    ENCODING,
     OVERRIDES,
     SIZED_OPTIONS,
+    TEXT_COLUMN,
     InitialWeights,
     Overrides,
     is_launched,
@@ -45,13 +47,13 @@ def train(
     init: InitialWeights = None,
     size: Annotated[str, Option(help=SIZES)] = "auto",
     task: Annotated[str, Option(help="then fine-tune: classify=FILE, a table with columns text and label")] = "",
-    text_column: Annotated[str, Option(help="the field or column that holds the text")] = "text",
-    encoding: Annotated[str, Option(help="such as latin-1; auto: UTF-8, or UTF-16 with a byte order mark")] = "auto",
+    text_column: Annotated[str, Option(help=TEXT_COLUMN)] = "auto",
+    encoding: Annotated[str, Option(help=ENCODING)] = "auto",
     document_end: Annotated[DocumentEnd, Option(help="end of a document in plain text")] = "auto",
-    nproc: Annotated[int, Option(min=0, help="ranks to start on this machine; 0: one for each GPU")] = 0,
     on_error: Annotated[
         OnError, Option(help="at bytes that are not in the encoding, or a damaged record: stop, or skip and count them")
     ] = "stop",
+    nproc: Annotated[int, Option(min=0, help="ranks to start; 0: one for each GPU, or one on a CPU")] = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print what would be chosen, and stop")] = False,
 ) -> None:
     """Train a BERT on your text: one command from files to a model, a report and a Transformers folder.
@@ -73,7 +75,7 @@ def train(
     wishes: dict[str, Any] = {
         "budget": budget, "evaluation_share": parse_share(eval_share), "cased": cased, "language": language,
         "init": init or "", "size": size, "task": task, "text_column": text_column, "encoding": encoding,
-        "document_end": document_end, "on_error": on_error, "overrides": overrides,
+        "document_end": document_end, "on_error": on_error, "overrides": overrides, "nproc": nproc,
     }  # fmt: skip
     if dry_run:
         print("\n".join(pipeline.dry_run(text, out, **wishes)))
@@ -81,7 +83,7 @@ def train(
     if is_launched():
         pipeline.check(text, out, **wishes)
         start_ranks(max(1, nproc), runs=[out / "run"], data=text)
-    made = pipeline.train(text, out, nproc=nproc, **wishes)
+    made = pipeline.train(text, out, **wishes)
     if is_first_rank():
         print("\n".join(["", *pipeline.summary(made)]))
 

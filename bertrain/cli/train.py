@@ -203,9 +203,11 @@ def fill_mask(
 
 def _finish(run: Path) -> None:
     """The last line: what was made, and what to type next; printed by the first rank."""
-    from bertrain.run.folder import Run
+    from bertrain.run.folder import TRAIN_PLAN, Run
 
-    if is_first_rank():
+    if is_first_rank() and (run.absolute().parent / TRAIN_PLAN).is_file():
+        print(f"done: {run}; next: the same `bertrain train` command again, which writes the report and the model")
+    elif is_first_rank():
         settings, words = Run.open(run).settings, '"a sentence with a [MASK] ."'
         on = f" --data {quote(settings.evaluate.data)}" if settings.evaluate.data else ""
         verb, rest = ("evaluate", on) if settings.evaluates else ("fill-mask", f" {words}")

@@ -98,8 +98,8 @@ def override(settings: Settings, overrides: Overrides, *, also: Container[str] =
     return _with_absolute_paths(from_dict(values))
 
 
-def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
-    """`--section.field VALUE` and `--section.field=VALUE` as pairs."""
+def parse_overrides(arguments: list[str], options: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """`--section.field VALUE` and `--section.field=VALUE` as pairs; `options` are suggested for a misspelt one."""
     pairs = []
     words = iter(arguments)
     for word in words:
@@ -107,7 +107,7 @@ def parse_overrides(arguments: list[str]) -> list[tuple[str, str]]:
             raise UserError("unknown-option", f"{word!r} is neither an option nor a setting: --section.field VALUE")
         key, equals, value = word[2:].partition("=")
         if "." not in key:
-            _split_key(key)
+            raise UserError("unknown-option", f"there is no option --{key}{_suggest(key, options)}")
         if not equals:
             value = next(words, "--")
             if value.startswith("--"):
@@ -265,14 +265,16 @@ def _split_key(key: str) -> tuple[str, str]:
     return section, name
 
 
-def _suggest(key: str) -> str:
-    """What to type instead of an unknown setting, to append to a sentence."""
+def _suggest(key: str, options: Iterable[str] = ()) -> str:
+    """What to type instead of an unknown setting or option, to append to a sentence."""
     word = key.replace("-", "_")
     meant = SYNONYMS.get(word, "")
     if meant and meant not in TYPES:
         return f"; {meant}"
     candidates = [meant] if meant else [name for name in TYPES if name.endswith(f".{word.rpartition('.')[2]}")]
-    return f"; did you mean {candidates[0]!r}?" if candidates else nearest(key, list(TYPES))
+    if candidates:
+        return f"; did you mean {candidates[0]!r}?"
+    return nearest(f"--{key}", [*options, *(f"--{name}" for name in TYPES)]) if options else nearest(key, list(TYPES))
 
 
 def _metadata(section: str, name: str) -> dict[str, Any]:

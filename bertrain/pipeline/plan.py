@@ -118,7 +118,10 @@ def make_plan(
         given = {"batch.sequences": "0", "batch.tokens": "0"} | given
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
-    overrides = {"data.max_seq_length": length}
+    has_pairs = text.sentences >= 2 * text.documents
+    overrides = {"data.max_seq_length": length, "model.nsp": str(has_pairs).lower()}
+    if not init:
+        overrides["model.max_positions"] = length  # others would never be trained
     vocabulary = 0 if init else min(VOCABULARIES["large"], text.characters // CHARACTERS_PER_WORD_PIECE)
     size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
     recipe = f"bert-{size}"
@@ -128,12 +131,10 @@ def make_plan(
     epochs = tokens / text.tokens
     step = _round_to(64, min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // STEPS)))
     rate = CONTINUED_RATE if init else LEARNING_RATES[size]
-    has_pairs = text.sentences >= 2 * text.documents
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
     samples = tokens // max(1, chosen.data.max_seq_length)
     lengths = [key for key in LENGTHS if key in given]
     overrides |= {
-        "model.nsp": str(has_pairs).lower(),
         "model.hidden_dropout": dropout,
         "model.attention_dropout": dropout,
         "batch.sequences": "0",
@@ -149,8 +150,6 @@ def make_plan(
         "checkpoint.every_minutes": "5",
         "log.every_steps": "20",
     }
-    if not init:
-        overrides["model.max_positions"] = length  # others would never be trained
     if size in NEIGHBOURS and not init:
         overrides |= {"model.initial_heads": "neighbours", "model.initializer_range": "0.06", "model.num_heads": "4"}
     model = chosen.model
@@ -174,9 +173,13 @@ def make_plan(
     if init:
         choices.insert(2, Choice("weights", init, "size and vocabulary are theirs"))
     else:
-        shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
+        shape = f"{model.num_layers} x {model.hidden_size}, up to {count_parameters(model)[0] / 1e6:.1f} M parameters"
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
-        choices.insert(3, Choice("vocabulary", f"{vocabulary:,} word pieces", f"trained on the text, for size {size}"))
+        choices.insert(3, Choice("vocabulary", f"up to {vocabulary:,}", f"word pieces, from the text; for size {size}"))
+        reads = tokens / count_parameters(model)[1]
+        if reads < FEW_TOKENS and not lengths:
+            few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")
+            choices.append(few)
     overrides |= given
     choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
@@ -211,20 +214,15 @@ def _choose_size(
         parameters = count_parameters(settings.model)[1]
         return parameters, machine.tokens_in(seconds, settings) / parameters
 
-    def warned(name: Size, why: str) -> tuple[Size, str]:
-        reads = measure(name)[1]
-        few = f"; it reads only {reads:.1g} tokens per parameter and will learn little: give a longer --budget"
-        return name, why + (few if reads < FEW_TOKENS else "")
-
     if size != "auto":
-        return warned(size, "--size")
+        return size, "--size"
     chosen, why = SIZES[0], "the smallest"
     for name in SIZES[1:]:
         parameters, reads = measure(name)
         if reads < TOKENS_PER_PARAMETER:
-            return warned(chosen, f"{name} would read {reads:.1g} tokens per parameter, not {TOKENS_PER_PARAMETER}")
+            return chosen, f"{name} would read {reads:.1g} tokens per parameter, not {TOKENS_PER_PARAMETER}"
         if parameters > PARAMETERS_PER_TOKEN * text.tokens:
-            return warned(chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters per token of the text")
+            return chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters per token of the text"
         chosen, why = name, f"fits {duration(seconds)} and {text.tokens / 1e6:,.1f} M tokens of text"
     return chosen, why
 

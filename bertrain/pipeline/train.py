@@ -31,58 +31,32 @@ from typing import Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE, duration
+from bertrain.base.formatting import BASELINE, compact, duration, title_of
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.base.units import parse_duration
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
-from bertrain.config.resolve import resolve, to_toml
+from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
-from bertrain.data.text.survey import check_language, survey
+from bertrain.data.text.survey import survey
 from bertrain.pipeline.card import model_card
 from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
-from bertrain.weights.hub import PREFIX, absolute
 
 LOCK = ".lock"
 VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
-TASKS = ("classify",)
 SCORES = ("accuracy", f"{BASELINE}accuracy")  # of a task
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; the same command continues, another one is refused."""
-
-    inputs: tuple[str, ...]
-    budget: str
-    evaluation_share: float
-    cased: bool
-    language: str
-    init: str
-    size: Size
-    task: str
-    text_column: str
-    encoding: str
-    document_end: DocumentEnd
-    on_error: OnError
-    overrides: tuple[tuple[str, str], ...]
-
-    def settings(self, *, of_task: bool) -> dict[str, str]:
-        """The user's settings of the task, or all others."""
-        return {key: value for key, value in self.overrides if key.startswith("task.") == of_task}
-
-    def describe(self, field: str) -> str:
-        """One wish as it was typed, with or without its option."""
-        value = getattr(self, field)
-        if field == "overrides":
-            return " ".join(f"--{key} {item}" for key, item in value) or "no settings"
-        option = {"inputs": "TEXT", "evaluation_share": "--eval"}.get(field, f"--{field.replace('_', '-')}")
-        shown = " ".join(value) if isinstance(value, tuple) else str(value)
-        return f"{option} {shown}" if shown else f"no {option}"
+RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit:
+# {again}
+#
+# train.fits: how --budget set the length of the run. "4:90,30:84" means: after step 4 the run was to end with step 90,
+# after step 30 with step 84. The learning rate follows these ends. To train longer, delete train.fits and set
+# train.max_steps, or train.budget.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +86,7 @@ def train(
     init: str | Path = "",
     size: Size = "auto",
     task: str = "",
-    text_column: str = "text",
+    text_column: str = "auto",
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
     on_error: OnError = "stop",
@@ -122,14 +96,14 @@ def train(
     """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
 
     `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
-    `overrides` are settings that stand above what is chosen. `nproc` ranks train on this machine; 0: one for each GPU.
+    `overrides` are settings that stand above what is chosen. `nproc` are the ranks to start, 0: one for each GPU.
     Called again with the same arguments, it continues. Called by ranks, the first one prepares the text for all.
 
     Example: bertrain.train("articles", "my-bert", budget="30m")
     """
-    request = _request(locals())
+    request = make_request(locals())
     out = Path(out)
-    _check(request, out)
+    check_request(request, out)
     with _locked(out) if is_first_rank() else nullcontext():
         if is_first_rank():
             plan = _plan(request, out, nproc)
@@ -146,17 +120,17 @@ def train(
 
 def check(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes: Any) -> None:
     """Refuse what `train` would refuse, before a job is submitted."""
-    request = _request({"inputs": inputs, **wishes})
-    _check(request, Path(out))
+    request = make_request({"inputs": inputs, **wishes})
+    check_request(request, Path(out))
     survey(request.inputs, encoding=request.encoding, text_column=request.text_column)
 
 
-def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes: Any) -> list[str]:
+def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc: int = 0, **wishes: Any) -> list[str]:
     """What `train` would choose, in lines; the text is estimated from a sample, and nothing is written."""
     from bertrain.data.text.extract import estimate
 
-    request = _request({"inputs": inputs, **wishes})
-    _check(request, Path(out))
+    request = make_request({"inputs": inputs, **wishes})
+    check_request(request, Path(out))
     if kept := _kept_plan(request, Path(out)):
         return [f"{out}: to be continued, with the choices in {Path(out) / TRAIN_PLAN}", *kept.lines()]
     said, counts = estimate(
@@ -168,59 +142,10 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes
         on_error=request.on_error,
     )
     text = Text(counts["documents"], counts["sentences"], counts["characters"])
-    return [*said, "from a sample of the text:", *_choose(text, request).lines()]
+    return [*said, "chosen, from a sample of the text:", *_choose(text, request, nproc).lines()]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------
-
-
-def _request(given: dict[str, Any]) -> Request:
-    """The arguments of `train`, checked; paths are absolute, so that the command may be repeated from elsewhere."""
-    values = {name: value for name, value in given.items() if name not in ("out", "nproc")}
-    inputs = values["inputs"]
-    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
-    values["init"] = absolute(values["init"])
-    values["overrides"] = tuple(map(tuple, values["overrides"]))
-    request = Request(**values)
-    if not 0 < request.evaluation_share < 1:
-        share = f"--eval is {request.evaluation_share:g}"
-        raise UserError("option-out-of-range", f"{share}; give a share above 0 and below 1, such as 0.05 or 5%")
-    if not parse_duration(request.budget, "--budget"):
-        raise UserError("invalid-duration", "--budget is empty; give a time such as 30m")
-    if request.task:
-        kind, _, file = request.task.partition("=")
-        if kind not in TASKS or not file:
-            raise UserError("bad-task", f"--task is {request.task!r}; use classify=FILE with a text and a label column")
-        if not Path(file).exists():
-            raise UserError("missing-data", f"--task {request.task}: there is no file {file}")
-        request = replace(request, task=f"{kind}={Path(file).resolve()}")
-    if request.init and request.size != "auto":
-        raise UserError("conflicting-options", "--size and --init exclude each other: the weights have a size")
-    return request
-
-
-def _check(request: Request, out: Path) -> None:
-    """Refuse, before anything is written, what a later stage would refuse: settings, weights and the task's table."""
-    from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
-    from bertrain.tasks.registry import open_task
-    from bertrain.training.task_settings import resolve_task
-    from bertrain.weights.source import open_source
-
-    check_language(request.language)
-    place = out.resolve()
-    for path in map(Path, request.inputs):
-        if path in (place, *place.parents):
-            raise UserError("output-in-input", f"--out {out} lies in the text {path}; choose a folder outside it")
-    resolve("bert-tiny" if request.size == "auto" else f"bert-{request.size}", request.settings(of_task=False))
-    if request.init and not request.init.startswith(PREFIX):
-        open_source(request.init, hashes=False)
-    if request.task:
-        kind, _, file = request.task.partition("=")
-        settings = resolve_task(kind, request.settings(of_task=True))
-        task = open_task(settings, Path(file), Vocabulary(SPECIAL_WORDS, lower_case=not request.cased))
-        task.training()
-        task.held_out()
 
 
 def _kept_plan(request: Request, out: Path) -> Plan | None:
@@ -279,7 +204,7 @@ def _wait_for_plan(request: Request, out: Path) -> Plan:
     return plan
 
 
-def _choose(text: Text, request: Request, nproc: int = 0) -> Plan:
+def _choose(text: Text, request: Request, nproc: int) -> Plan:
     return make_plan(
         text,
         measure_machine(dict(request.overrides).get("train.device", "auto"), nproc),
@@ -317,8 +242,9 @@ def _extract(request: Request, out: Path) -> dict[str, Any]:
             raise
     description: dict[str, Any] = json.loads(done.read_text())
     counts, skipped = description["counts"], description["skipped"]
-    left_out = "".join(f", {count:,} {reason} left out" for reason, count in skipped.items())
-    print(f"text: {counts['documents']:,} documents, {counts['characters'] / 1e6:,.1f} M characters{left_out}")
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
+    found = f"{counts['documents']:,} documents, {compact(counts['characters'])} characters"
+    print(f"text: {found}{f'; left out: {left_out}' if left_out else ''}")
     return description
 
 
@@ -354,7 +280,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
                 workers=_workers(),
                 progress=unit_progress(),
             )
-            print(f"{folder}: {made['rows']:,} examples, {made['tokens'] / 1e6:,.1f} M tokens")
+            print(f"{folder}: {made['rows']:,} examples, {compact(made['tokens'])} tokens")
 
 
 def _workers() -> int:
@@ -380,6 +306,7 @@ def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
 
 def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
+    print(f"task: fine-tuning for {kind} on {file}, beyond the --budget of the pre-training", flush=True)
     settings = request.settings(of_task=True)
     num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
@@ -395,11 +322,14 @@ def _finetune(request: Request, out: Path, nproc: int) -> None:
 
 def _num_ranks(settings: Settings, nproc: int) -> int:
     """How many ranks to start; 1: this process trains, alone or as one of several ranks."""
+    return 1 if under_launcher() else nproc or _num_gpus(settings.train.device)
+
+
+def _num_gpus(device: str) -> int:
+    """The GPUs that a run takes; 1 where it computes on the CPU."""
     import torch
 
-    if under_launcher() or settings.train.device == "cpu":
-        return 1 if under_launcher() else max(1, nproc)
-    return nproc or max(1, torch.cuda.device_count())
+    return 1 if device == "cpu" else max(1, torch.cuda.device_count())
 
 
 def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
@@ -410,7 +340,7 @@ def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
 
 
 def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
-    """The devices that a run takes, and how fast one trains, by the speed of a matrix product."""
+    """The device that a run of `nproc` ranks takes, and how fast it trains, by the speed of a matrix product."""
     import torch
 
     from bertrain.base.machine import cpu_name
@@ -422,8 +352,8 @@ def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
     is_gpu = chosen.type == "cuda"
     name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
     speed = training_speed(chosen, choose_precision(Settings().train, chosen)[0])
-    local = (nproc or torch.cuda.device_count()) if is_gpu else 1  # ranks on a CPU share what was measured
-    return Machine(name, count_ranks() if under_launcher() else local, speed, is_gpu)
+    num_gpus = count_ranks() if under_launcher() else min(nproc or _num_gpus(device), _num_gpus(device))
+    return Machine(name, num_gpus if is_gpu else 1, speed, is_gpu)
 
 
 # --- what is handed over ----------------------------------------------------------------------------------------
@@ -435,11 +365,12 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.weights.export import export
 
     settings = Run.open(out / "run").settings
-    length = replace(settings.train, budget="")  # train.fits has what the budget made of the clock
+    # train.fits has what the budget made of the clock; train.max_steps would say another length
+    length = replace(settings.train, budget="", max_steps=settings.train.last_step() or settings.train.max_steps)
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
     again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
     again += f" --init {quote(request.init)}" if request.init else ""
-    write_atomically(out / "recipe.toml", f"# Repeats the run of `bertrain train`:\n# {again}\n\n{recipe}")
+    write_atomically(out / "recipe.toml", f"{RECIPE_HEAD.format(again=again)}\n{recipe}")
     report([out / "run"], out=out / "report.html")
     if not (out / "model").is_dir():
         export(out / "run", out / "model")
@@ -478,8 +409,12 @@ def summary(made: Trained) -> list[str]:
     if learned < USEFUL * baseline:
         lines.append("warning:  it has learned little more than which words are common; give it a longer --budget")
     if made.task_metrics:
-        scores = ", ".join(f"{name} {value:.3f}" for name, value in made.task_metrics.items() if name in SCORES)
-        lines.append(f"task:     {scores}; {made.folder / 'task'}")
+        found = {name: value for name, value in made.task_metrics.items() if name in SCORES}
+        scores = ", ".join(f"{title_of(name)} {value:.1%}" for name, value in found.items())
+        lines.append(f"task:     {scores} (always the same answer), on held-out rows; {made.folder / 'task'}")
+        if len(found) == 2 and found[SCORES[0]] <= found[SCORES[1]]:
+            cure = "try `bertrain finetune` with --epochs 10"
+            lines.append(f"warning:  the task's model is no better than one answer for every text; {cure}")
     lines += [
         f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}",
         f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')",

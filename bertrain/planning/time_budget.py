@@ -41,12 +41,12 @@ class Plan:
         """How the evaluations differ from those of the plan `before`, in a sentence; empty if they do not."""
         changes = []
         if self.evaluation_interval != before.evaluation_interval:
-            often = f"every {self.evaluation_interval:,} samples" if self.evaluation_interval else "only at the end"
-            changes.append(f"evaluating {often} instead of every {before.evaluation_interval:,}")
+            often = f"every {self.evaluation_interval:,}" if self.evaluation_interval else "only at the end"
+            changes.append(f"evaluating {often} instead of every {before.evaluation_interval:,} samples")
         if self.num_examples != before.num_examples:
             changes.append(f"on {self.num_examples:,} examples instead of {before.num_examples:,}")
         share = seconds_per_evaluation / parse_duration(train_budget, "train.budget")
-        cost = f"an evaluation takes about {duration(seconds_per_evaluation)}, {share:.1%} of train.budget"
+        cost = f"an evaluation would take about {duration(seconds_per_evaluation)}, {share:.1%} of train.budget"
         return f"{cost}: {', '.join(changes)}" if changes else ""
 
 

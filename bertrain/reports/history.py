@@ -23,7 +23,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low
 from bertrain.data.formats.shards import MANIFEST
 from bertrain.run import checkpoint
-from bertrain.run.folder import ENVIRONMENT, Run, read_starts
+from bertrain.run.folder import ENVIRONMENT, TRAIN_PLAN, Run, read_starts
 from bertrain.run.records import EvaluationRecord, RankMeans, is_metric
 from bertrain.run.stream import Floats, MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import RunTelemetry, read_telemetry
@@ -146,10 +146,11 @@ def read_lengths(run: Run) -> dict[int, int] | None:
 
 
 def display_names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names, or their paths if two have the same name."""
-    names = [folder.resolve().name for folder in folders]
+    """The folders' names, or their paths if two have the same name; those of `bertrain train` with its folder."""
+    paths = [folder.resolve() for folder in folders]
+    names = [f"{path.parent.name}/{path.name}" if (path.parent / TRAIN_PLAN).is_file() else path.name for path in paths]
     if len(set(names)) < len(names):
-        names = [str(folder.resolve()) for folder in folders]
+        names = [str(path) for path in paths]
     return [name.encode("utf-8", "replace").decode() for name in names]  # a folder's name need not be Unicode
 
 

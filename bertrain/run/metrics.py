@@ -130,7 +130,7 @@ class Metrics:
             self._spikes = SpikeWatch(step.loss for step in before)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
             if tensorboard and not is_installed("tensorboard"):
-                console.say(str(missing_package("tensorboard")))
+                console.say(f"without TensorBoard events: {missing_package('tensorboard')}")
             elif tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
 

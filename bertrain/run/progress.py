@@ -37,7 +37,7 @@ def metrics_text(steps: Steps) -> str:
         return skipped
     num_not_finite = sum(not step.applied for step in steps) - num_skipped
     not_finite = f"{num_not_finite} not finite, not applied" if num_not_finite else ""
-    loss = f"loss {_mean(steps, 'loss'):.4f}  {accuracy_text(steps, 2)}lr {steps[-1].learning_rate:.2e}"
+    loss = f"loss {_mean(steps, 'loss'):.4f}  {accuracy_text(steps, 2)}lr {_rate(steps[-1].learning_rate)}"
     return "  ".join(filter(None, (loss, _speed(steps), not_finite, skipped)))
 
 
@@ -82,6 +82,10 @@ def seconds_left(train: TrainSettings, step: int, seconds_per_step: float, loop_
 
 def computed(steps: Steps) -> list[StepRecord]:
     return [step for step in steps if not step.skipped]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.2e}" if rate > 1e-12 else "0"  # under a budget whose end is not known yet, a warm-up begins near 0
 
 
 def _speed(steps: Steps) -> str:

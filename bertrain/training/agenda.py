@@ -259,6 +259,8 @@ class Agenda:
         train, target = self.settings.train, self.settings.evaluate.target_accuracy
         limit, sentence = time_limit(train)
         if progress.step >= self.last_step(progress.step):
+            if train.budget and not train.epochs:
+                return f"train.budget {train.budget} is over"
             return f"all {self.last_step(progress.step):,} steps are done"
         if train.max_samples and progress.samples >= train.max_samples:
             return f"train.max_samples {train.max_samples:,} is reached"

@@ -101,7 +101,8 @@ def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
     policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
-    return f"a step is {size}, in bins of {batch.token_budget:,} tokens (batch.policy {policy})"
+    other = "" if policy == "budget" else f" (batch.policy {policy})"
+    return f"a step is {size}, in bins of up to {batch.token_budget:,}{other}"
 
 
 def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
@@ -122,7 +123,7 @@ def dry_run(
     place = place_for(settings, source, world)
     if settings.batch.auto and resolved.begun is None:
         settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
-        notes.append(f"batch.auto: a token_budget of {settings.batch.token_budget:,}, by the estimate alone")
+        notes.append(f"batch.auto: bins of up to {settings.batch.token_budget:,} tokens, by the estimate alone")
     warn_of_emulation(settings.train, parallel.choose_device(settings.train.device)[0])
     needed = place.needs(settings)
     loader = Loader(source, settings, world=world)

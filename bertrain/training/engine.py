@@ -14,12 +14,12 @@ from torch import Tensor
 
 from bertrain.base import isa
 from bertrain.base.console import warn
-from bertrain.base.errors import UserError
+from bertrain.base.errors import AgreedError, UserError
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import SHAPES
 from bertrain.data.feed.loader import Step
-from bertrain.kernels import backend, cpu_library
+from bertrain.kernels import backend, cpu_library, self_test
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert, Outputs, split_parts
@@ -112,8 +112,9 @@ def choose(settings: Settings, device: torch.device, model: Bert | None = None) 
     """The engine that computes `model` (by default, a new one of these settings), and the reason."""
     precision, asked = settings.train.precision, settings.train.kernels
     check_precision(settings.train, device)
-    usable, reason = _kernels(settings, device)
-    if usable and (mismatch := why_not_implemented(model or uninitialized(settings.model))):
+    usable, reason = kernels_serve(settings, device)
+    model = model or uninitialized(settings.model)
+    if usable and (mismatch := why_not_implemented(model) or failed_kernel(settings, device)):
         usable, reason = False, mismatch
     name: EngineName = "fused" if usable else "plain"
     if precision == "fp8" and not usable:
@@ -131,7 +132,7 @@ def choose(settings: Settings, device: torch.device, model: Bert | None = None) 
     return name, f"{ENGINES[name]}, {precision} ({reason}){instructions}"
 
 
-def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
+def kernels_serve(settings: Settings, device: torch.device) -> tuple[bool, str]:
     """Whether kernels can run on this device with these settings, and the reason."""
     precision = settings.train.precision
     on_cpu = device.type == "cpu" and not backend.INTERPRETED
@@ -150,13 +151,35 @@ def _kernels(settings: Settings, device: torch.device) -> tuple[bool, str]:
     return usable, reason
 
 
+def failed_kernel(settings: Settings, device: torch.device) -> str:
+    """The first kernel that the self-test found not to work on this GPU, and why; empty if there is none."""
+    return self_test.why_failed(kernel_sizes(settings), device) if device.type == "cuda" else ""
+
+
+def kernel_sizes(settings: Settings) -> self_test.Sizes:
+    """What the kernels of a run are compiled for."""
+    model = settings.model
+    return self_test.Sizes(
+        hidden=model.hidden_size, heads=model.num_heads, inner=model.intermediate_size, vocabulary=model.vocab_size,
+        padded_vocabulary=model.padded_vocab_size, hidden_dropout=model.hidden_dropout,
+        attention_dropout=model.attention_dropout, fp8=settings.train.precision == "fp8",
+    )  # fmt: skip
+
+
 def build(
     model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
 ) -> PlainEngine | FusedEngine:
-    """Build the engine that `choose` selects; warns if only the model's structure rules out the kernels."""
+    """Build the engine that `choose` selects; warns if the kernels do not compute this model, or fail on this GPU."""
     device = arena.values.device
     name, _ = choose(settings, device, model)
-    if name != "fused" and ranks.is_first and _kernels(settings, device)[0]:
-        warn(f"the kernels do not compute this model, so it trains on {ENGINES[name]}: {why_not_implemented(model)}")
+    if name != "fused" and ranks.is_first and kernels_serve(settings, device)[0]:
+        reason = why_not_implemented(model) or failed_kernel(settings, device)
+        warn(f"this run computes with {ENGINES[name]}, which is slower than the kernels: {reason}")
+    number = list(ENGINES).index(name)
+    if ranks.all_max(number) != -ranks.all_max(-number):
+        why = (
+            "the ranks would not all compute alike: the kernels work on some of them only (`bertrain doctor --kernels`)"
+        )
+        raise AgreedError("engines-differ", f"{why}; use --train.kernels compiled")
     engines = {"fused": FusedEngine, "compiled": compiled_engine.CompiledEngine, "plain": PlainEngine}
     return engines[name](model, arena, optimizer, exchange, ranks, settings)

@@ -246,10 +246,10 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
         return {}
     events.evaluated(progress.samples, result)
     if session.ranks.is_first and session.agenda.evaluations_are_dear():
-        warn(
-            "evaluations take more than a tenth of the time; --evaluate.every_samples sets their interval, "
-            "--evaluate.max_examples their size"
-        )
+        cure = "--evaluate.every_samples sets their interval, --evaluate.max_examples their size"
+        if session.run.settings.task.name:
+            cure = "--evaluate.every_epochs sets their interval"
+        warn(f"evaluations take more than a tenth of the time; {cure}")
     session.metrics.evaluation(progress.step, progress.samples, result)
     return result
 

@@ -55,7 +55,7 @@ def resolve_auto(settings: Settings, begun: Run | None = None) -> tuple[Settings
     if settings.batch.auto:
         token_budget = begun.settings.batch.token_budget
         settings = memory_fit.with_budget(settings, token_budget)
-        notes.append(f"batch.auto: a token_budget of {token_budget:,}, as the run began")
+        notes.append(f"batch.auto: bins of up to {token_budget:,} tokens, as the run began")
     return with_fits(settings, begun), notes
 
 
@@ -125,9 +125,9 @@ def find_token_budget(settings: Settings, data: DataSource, ranks: parallel.Rank
         raise AgreedError("out-of-memory", f"batch.auto found no token_budget that fits into memory; {cure}")
     settings = memory_fit.with_budget(settings, budget)
     is_whole = budget == share_of_a_step(settings, place)
-    limit = "a rank's share of a step" if is_whole else f"{place.bytes / GIB:.1f} GiB {place.label}"
+    limit = "a rank's share of a step" if is_whole else f"what fits into {place.bytes / GIB:.1f} GiB {place.label}"
     need = place.needs(settings).total / GIB
-    return settings, [f"batch.auto: a token_budget of {budget:,}, about {need:.1f} GiB (limited by {limit})"]
+    return settings, [f"batch.auto: bins of up to {budget:,} tokens, {limit}; about {need:.1f} GiB"]
 
 
 def share_of_a_step(settings: Settings, place: memory_fit.Place) -> int:

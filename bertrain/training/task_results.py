@@ -12,7 +12,7 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE
+from bertrain.base.formatting import BASELINE, show_brief
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, read_records
@@ -78,9 +78,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
         seeds = f" ({len(outcome.seeds)} seeds)" if len(outcome.seeds) > 1 else ""
         scores = [name for name in outcome.metrics if not name.rpartition("/")[2].startswith(NO_SCORES)]
         shown = [
-            f"{name} {outcome.mean(name):.4g}"
-            + (f" +- {outcome.deviation(name):.2g}" if seeds else "")
-            + (f" (baseline {outcome.mean(BASELINE + name):.4g})" if BASELINE + name in outcome.metrics else "")
+            f"{name} {show_brief(name, outcome.mean(name))}"
+            + (f" +- {show_brief(name, outcome.deviation(name), 2)}" if seeds else "")
+            + (
+                f" (baseline {show_brief(name, outcome.mean(BASELINE + name))})"
+                if BASELINE + name in outcome.metrics
+                else ""
+            )
             for name in scores
         ]
         best = "  at the best evaluation" if outcome.keeps_best else ""

@@ -252,6 +252,15 @@ def test_the_table_of_errors_is_the_codes() -> None:
     assert written == load_script("make_errors").errors(), "docs/errors.md is out of date: run docs/make_errors.py"
 
 
+def test_causes_belong_to_codes() -> None:
+    """Every code with several sentences has one line for all, and no line is about a code that is gone."""
+    script = load_script("make_errors")
+    sentences, causes = script.sentences(script.raised()), script.causes()
+    assert not causes.keys() - sentences.keys()
+    assert not {code for code, texts in sentences.items() if len(texts) > 2} - causes.keys()
+    assert all(cause.endswith(".") and "\n" not in cause for cause in causes.values())
+
+
 def test_sentences_are_read_off_the_code(tmp_path: Path) -> None:
     package = tmp_path / "bertrain"
     package.mkdir()

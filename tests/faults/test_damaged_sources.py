@@ -181,7 +181,7 @@ def test_wrong_columns(tmp_path: Path) -> None:
         (b"<mediawiki><page><title>x</page></mediawiki>", "damaged-input", "page 1 of {}"),
         (b'[{"text": "One."}, {"text": "Two."}]\n', "damaged-input", "one object per line"),
         (b'{\n "text": "One."\n}\n', "damaged-input", "one object per line"),
-        (b"", "no-document", "0 records"),
+        (b"", "no-document", "empty"),
         (b"\n\n \n", "no-document", ""),
     ],
 )

@@ -73,4 +73,4 @@ def test_the_largest_bins_are_tried_out(tmp_path: Path, capsys: pytest.CaptureFi
     budget = json.loads((run / "config.json").read_text())["settings"]["batch"]["token_budget"]
     assert budget > 64
     assert budget % 64 == 0
-    assert f"batch.auto: a token_budget of {budget:,}" in capsys.readouterr().out
+    assert f"batch.auto: bins of up to {budget:,} tokens" in capsys.readouterr().out

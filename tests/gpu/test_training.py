@@ -83,7 +83,9 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, precision: st
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    expected_path = "fused kernels" if USABLE and precision != "fp32" and kernels == "auto" else "plain PyTorch"
+    expected_path = {"auto": "fused kernels" if USABLE else "compiled PyTorch", "compiled": "compiled PyTorch"}.get(
+        kernels, "plain PyTorch"
+    )
     assert f"computing with {expected_path}, {precision}" in to_the_end(tmp_path / "calm")
     process = subprocess.Popen(start(run), env=helpers.environment(), stdout=subprocess.DEVNULL)
     while len(list((run / "checkpoints").glob("step-*"))) < 2 and process.poll() is None:

@@ -164,6 +164,6 @@ def test_dry_run_shows_memory_and_what_auto_means(tmp_path: Path) -> None:
         helpers.make_data(tmp_path),
     )
     assert "train.precision auto: " in shown
-    assert "batch.auto: a token_budget of " in shown
+    assert "batch.auto: bins of up to " in shown
     assert "memory on each rank: about " in shown
     assert f"the process {PROCESS / GIB:.2f}" in shown

@@ -16,7 +16,7 @@ def test_drop_after_keeps_whole_lines_up_to_a_step(tmp_path: Path) -> None:
     evaluation = '{"kind": "evaluation", "step": 2}\n'
     end = '{"kind": "end", "step": 2, "reason": "done"}\n'
     path.write_text(steps[0] + steps[1] + evaluation + end + steps[2] + '{"st')
-    assert drop_after(path, 2, num_kept=1) == [StepRecord(2, loss=2.0)]
+    assert [(step.step, step.loss) for step in drop_after(path, 2, num_kept=1)] == [(2, 2.0)]
     assert path.read_text() == steps[0] + steps[1] + evaluation
 
 

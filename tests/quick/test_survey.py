@@ -10,12 +10,17 @@ import shutil
 import textwrap
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 
 from bertrain.config.choices import DocumentEnd
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.extract import extract
-from bertrain.data.text.survey import guess_language, survey
+from bertrain.data.text.languages import guess_language
+from bertrain.data.text.streams import guess_encoding
+from bertrain.data.text.survey import survey
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.data.text.vocabulary_training import train_vocabulary
 from tests import helpers
@@ -171,24 +176,59 @@ def test_encodings_that_are_named(tmp_path: Path, encoding: str) -> None:
     assert made["counts"]["lines_not_utf8"] == 0
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
 def test_encodings_that_are_recognized(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.txt").write_bytes(GERMAN.encode(encoding))
     extract([tmp_path / "a.txt"], tmp_path / "out")
     assert sentences_of(tmp_path / "out") == GERMAN_DOCUMENTS
-    (tmp_path / "a.jsonl").write_bytes(json.dumps({"text": "Schön."}, ensure_ascii=False).encode(encoding))
+    (tmp_path / "a.jsonl").write_bytes(json.dumps({"text": "Das ist schön."}, ensure_ascii=False).encode(encoding))
     extract([tmp_path / "a.jsonl"], tmp_path / "json")
-    assert sentences_of(tmp_path / "json") == [["Schön."]]
+    assert sentences_of(tmp_path / "json") == [["Das ist schön."]]
+
+
+def test_a_guessed_encoding_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = write_files(tmp_path / "raw", [GERMAN, GERMAN + "Das ist der Käse."])
+    (raw / "001.txt").write_bytes((raw / "001.txt").read_text().encode("latin-1"))
+    made = extract([raw], tmp_path / "out")
+    assert made["guessed_encoding"] == [str(raw / "001.txt")]
+    said = capsys.readouterr().err
+    assert f"1 file not in UTF-8, read as Windows-1252 (--encoding auto): {raw / '001.txt'}" in said
+
+
+CZECH = "Příliš žluťoučký kůň úpěl ďábelské ódy. Byl to krásný den a všichni byli rádi. "
+RUSSIAN = "Это не так просто, как кажется, и в этом что-то есть. "
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CZECH.encode("cp1250"),
+        RUSSIAN.encode("cp1251"),
+        RUSSIAN.encode("koi8-r"),
+        "日本語の文章です。".encode("shift-jis"),
+        GERMAN.encode() + "Das ist schön.".encode("latin-1"),
+        b"The end of the text is \x81.",
+        b"Bj\xf6rk",
+    ],
+    ids=["cp1250", "cp1251", "koi8-r", "shift-jis", "damaged UTF-8", "undefined byte", "no language"],
+)
+def test_no_other_bytes_are_taken_for_western_text(content: bytes) -> None:
+    assert guess_encoding(content) == "utf-8"
 
 
 @pytest.mark.parametrize("document_end", ["auto", "blank-line", "file", "line", "size"])
-def test_no_letter_is_dropped_in_silence(tmp_path: Path, document_end: DocumentEnd) -> None:
+def test_no_letter_is_dropped_in_silence(
+    tmp_path: Path, document_end: DocumentEnd, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "a.txt"
-    path.write_bytes(("Plain.\n\nPlain too.\n" + GERMAN).encode("latin-1"))
+    path.write_bytes("Plain. Čeština.\n\nPlain too.\n".encode() + GERMAN.encode("latin-1"))
     with helpers.refused("not-utf8", f"line 4 of {path}", "--encoding latin-1", "--on-error skip"):
         extract([path], tmp_path / "out", document_end=document_end)
+    capsys.readouterr()
     made = extract([path], tmp_path / "out", document_end=document_end, on_error="skip")
     assert made["counts"]["lines_not_utf8"] == 3
+    assert made["lost_bytes"] == {str(path): 3}
+    assert str(path) in capsys.readouterr().err
     assert "Der Kufer berprft die Mbel." in text_of(tmp_path / "out")
     (tmp_path / "cut.txt").write_bytes(GERMAN.encode("utf-16")[:-1])
     with helpers.refused("not-utf8", f"line 4 of {tmp_path / 'cut.txt'}"):
@@ -259,6 +299,23 @@ def test_the_text_column_is_named_only_where_it_is_obvious(tmp_path: Path) -> No
     (tmp_path / "a.jsonl").write_text('{"title": "a title", "name": "a name"}\n')
     with helpers.refused("damaged-input", "'title', 'name'; give --text-column"):
         extract([tmp_path / "a.jsonl"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_the_only_column_of_long_strings_is_the_text(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": number, "title": "A title", "content": " ".join(article)} for number, article in enumerate(ARTICLES)]
+    table = pa.Table.from_pylist(rows)
+    if name == "a.csv":
+        pyarrow.csv.write_csv(table, tmp_path / name)
+    elif name == "a.parquet":
+        pyarrow.parquet.write_table(table, tmp_path / name)
+    else:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = extract([tmp_path / name], tmp_path / "out")
+    assert made["counts"]["documents"] == len(rows)
+    assert "the text is in 'content' (--text-column)" in capsys.readouterr().err
 
 
 def binaries(folder: Path) -> list[Path]:

@@ -507,7 +507,7 @@ def test_the_baseline_is_the_most_frequent_class(tmp_path: Path) -> None:
     assert metrics_of_a["accuracy"] == metrics_of_a["baseline_accuracy"] == share
     assert split.metrics(said_for_sure(split.targets, 2))["baseline_accuracy"] == share
     assert "mlm" not in evaluation_text(metrics_of_a)
-    assert f"accuracy {share:.4g} (baseline {share:.4g})" in evaluation_text(metrics_of_a)
+    assert f"accuracy {share:.2%} (baseline {share:.2%})" in evaluation_text(metrics_of_a)
     assert headline_of(["baseline_accuracy", "accuracy"]) == "accuracy"
 
 

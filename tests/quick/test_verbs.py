@@ -137,7 +137,7 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     ],
 )
 def test_words_of_other_programs_lead_to_settings(words: str, named: str) -> None:
-    with helpers.refused("unknown-setting", words.split()[0].lstrip("-").split("=")[0], named):
+    with helpers.refused("unknown-option", words.split()[0].split("=")[0], named):
         parse_overrides(words.split())
 
 
@@ -187,9 +187,33 @@ def test_help_is_where_people_look_for_it(monkeypatch: pytest.MonkeyPatch, capsy
     assert run_main(monkeypatch, "pretrain") == 2
     said = capsys.readouterr()
     assert "Usage: bertrain pretrain" in said.out
+    assert "bertrain pretrain --help" in said.out
+    assert "--max-steps N" not in said.out, "only what is required"
     assert "RECIPE" in said.err
+    assert "[usage]" in said.err
     assert run_main(monkeypatch, "pretrain", "bert-tiny") == 2
     assert "Usage:" not in capsys.readouterr().out, "something was given: one sentence is enough"
+
+
+@pytest.mark.parametrize(("words", "named"), [("train --hepl", "--help"), ("finetune classify --datta x", "--data")])
+def test_a_misspelt_option_is_named_before_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, named: str
+) -> None:
+    assert run_main(monkeypatch, *words.split()) == 2
+    said = capsys.readouterr().err
+    assert f"did you mean '{named}'? [unknown-option]" in said
+    assert said.count("\n") == 1
+
+
+def test_help_takes_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    widths = {}
+    for columns in (80, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run_main(monkeypatch, "train", "--help") == 0
+        widths[columns] = max(map(len, capsys.readouterr().out.splitlines()))
+    assert widths[80] <= 80 < widths[160] <= 160
 
 
 def test_verbs_that_are_not_there_and_systems_that_are_not_supported(

@@ -138,7 +138,7 @@ def test_several_seeds_have_a_mean_and_a_deviation(mini: Miniature, tmp_path: Pa
     before = {path: path.read_bytes() for path in run.glob("seed-*/checkpoints/*/*")}
     again = command_line(*words)
     assert "(3 seeds)" in again.out
-    assert f"accuracy {statistics.fmean(values):.4g} +- {statistics.stdev(values):.2g}" in again.out
+    assert f"accuracy {statistics.fmean(values):.2%} +- {statistics.stdev(values):.2%}" in again.out
     assert {path: path.read_bytes() for path in run.glob("seed-*/checkpoints/*/*")} == before, "nothing is redone"
 
 
@@ -165,7 +165,9 @@ def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tm
     words = ["finetune", "classify", "--init", mini.base, "--data", tmp_path, "--run", tmp_path / "run"]
     done = command_line(*words, "--max-steps", 2, *miniature_tasks.arguments(task__hold_out=0))
     assert "dev.csv" in done.out
-    assert " sentences/s" in done.out.splitlines()[-1]
+    *_, scores, following = done.out.splitlines()
+    assert " sentences/s" in scores
+    assert following.startswith(f"next: bertrain predict {tmp_path / 'run'} ")
     with helpers.refused("no-examples", tmp_path):
         evaluate_task(tmp_path / "run")
 
@@ -184,7 +186,7 @@ def test_a_single_table_is_split_and_later_verbs_see_the_same_rows(mini: Miniatu
     scored = metrics_of(run)
     assert scored["examples"] == 24
     assert scored["baseline_accuracy"] < 0.6
-    assert f"(baseline {scored['baseline_accuracy']:.4g})" in done.out.splitlines()[-1]
+    assert f"(baseline {scored['baseline_accuracy']:.2%})" in done.out.splitlines()[-2]
     assert scored["accuracy"] > scored["baseline_accuracy"]
 
     steps = records(run, "step")
@@ -337,8 +339,8 @@ def test_the_table_has_scores_speed_and_the_average_of_glue() -> None:
         {"accuracy": (0.6,), "dev_mismatched/accuracy": (0.5,), SPEED: (1234.5,), SPEED_OVERALL: (1e3,)},
     )
     assert table([mrpc, mnli]).splitlines() == [
-        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071 (baseline 0.81)  accuracy 0.75 +- 0.071",
-        "glue/mnli  accuracy 0.6  dev_mismatched/accuracy 0.5  1,234 sentences/s, 1,000 overall",
+        "glue/mrpc (2 seeds)  f1 0.85 +- 0.071 (baseline 0.81)  accuracy 75.00% +- 7.07%",
+        "glue/mnli  accuracy 60.00%  dev_mismatched/accuracy 50.00%  1,234 sentences/s, 1,000 overall",
         "average    0.675 of 2 tasks",
     ]
     assert len(table([mrpc]).splitlines()) == 1

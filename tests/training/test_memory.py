@@ -37,14 +37,13 @@ def test_the_budget_is_a_ranks_share_of_a_step_and_is_kept(
     assert 24 * mean < budget <= 24 * mean + 64 + 64
     assert budget % 64 == 0
     said = capsys.readouterr().out
-    assert f"batch.auto: a token_budget of {budget:,}, about" in said
-    assert "(limited by a rank's share of a step)" in said
+    assert f"batch.auto: bins of up to {budget:,} tokens, a rank's share of a step; about" in said
     calm = helpers.losses(run)
     # The same command, and resume, on a machine with less memory: the run keeps the budget it has.
     monkeypatch.setattr(resolve_auto, "FILLED", 0.0)
     (run / "checkpoints" / "step-00000004" / "manifest.json").unlink()
     pretrain(settings, data, run)
-    assert f"batch.auto: a token_budget of {budget:,}, as the run began" in capsys.readouterr().out
+    assert f"batch.auto: bins of up to {budget:,} tokens, as the run began" in capsys.readouterr().out
     (run / "checkpoints" / "step-00000004" / "manifest.json").unlink()
     resume(run)
     assert budget_of(run) == budget

@@ -14,6 +14,7 @@ from bertrain.data.text.documents import read_documents
 from bertrain.data.text.extract import estimate, extract
 from bertrain.pipeline import train as pipeline
 from bertrain.pipeline.train import Trained, summary, train
+from bertrain.run.folder import Run
 from bertrain.training.start import pretrain
 from bertrain.weights.source import open_source
 from bertrain.weights.tensors import load_tensors
@@ -59,6 +60,9 @@ def test_it_leaves_a_model_a_report_and_a_card(made: Trained) -> None:
     assert [line.partition(":")[0] for line in of_nothing] == ["made", "quality", "warning", "files", "use", "next"]
     much = summary(replace(made, metrics=made.metrics | {"mlm_accuracy": 0.3, "constant_accuracy": 0.05}))
     assert not any(line.startswith("warning") for line in much)
+    head = (made.folder / "recipe.toml").read_text()
+    assert "# train.fits" in head
+    assert f"max_steps = {Run.open(made.run).settings.train.last_step()}\n" in head, "not that of the recipe"
 
 
 def test_its_recipe_repeats_the_run_to_the_bit(made: Trained, tmp_path: Path) -> None:
@@ -106,6 +110,8 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         overrides=(("log.tensorboard", "false"), ("task.text", "words"), ("task.label", "kind")),
     )
     assert again.task_metrics["accuracy"] > 0
+    poor = replace(again, task_metrics={"accuracy": 0.5, "baseline_accuracy": 0.5})
+    assert any("warning" in line and "task" in line for line in summary(poor))
     said = "\n".join(summary(again))
     assert str(again.folder / "task") in said
     assert "bertrain predict" in said
@@ -121,6 +127,7 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         ({"init": "x", "size": "tiny"}, "conflicting-options"),
         ({"budget": "soon"}, "invalid-duration"),
         ({"language": "xx"}, "unknown-language"),
+        ({"overrides": (("train.epochs", "0"),)}, "no-length"),
         ({"init": "nowhere"}, "missing-weights"),
         ({"overrides": (("optimizer.learning_rat", "1"),)}, "unknown-setting"),
         ({"overrides": (("optimizer.learning_rate", "abc"),)}, "invalid-value"),
@@ -150,7 +157,7 @@ def test_the_text_must_not_hold_the_result(tmp_path: Path) -> None:
 def test_one_bad_byte_stops_it_or_is_counted(tmp_path: Path) -> None:
     articles = write_articles(tmp_path / "articles")
     with open(articles / "00.txt", "ab") as file:
-        file.write("Ein Café .\n".encode("latin-1"))
+        file.write("Čeština .\n".encode("cp1250") + b"\x81\n")
     command = ["train", articles, "--out", tmp_path / "out", "--dry-run"]
     stopped = helpers.bertrain(*command, check=False)
     assert stopped.returncode == 2

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import file_digest, new_folder, reading, write_atomically
+from bertrain.base.files import file_digest, is_writable, new_folder, reading, write_atomically
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
@@ -60,7 +60,7 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
         if _is_fresh(place, stamps):
             _verify(folder, place, verify)
             return place
-    writable = next((place for place in places if _is_writable(place.parent)), None)
+    writable = next((place for place in places if _can_hold(place)), None)
     if writable is None:
         raise UserError("unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}")
     with _locked(writable):
@@ -224,11 +224,10 @@ def _index_places(folder: Path) -> list[Path]:
     return [beside, cache / f"{name}{INDEX}"]
 
 
-def _is_writable(folder: Path) -> bool:
-    """Whether new files may be written there; root, too, respects missing write permissions."""
+def _can_hold(place: Path) -> bool:
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+        place.parent.mkdir(parents=True, exist_ok=True)
+    return is_writable(place.parent)
 
 
 def _stamp(folder: Path, path: Path) -> dict[str, Any]:

@@ -22,14 +22,16 @@ from typing import Any, NamedTuple, TypeVar
 from bertrain.base.console import remark, warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, refuse_occupied
+from bertrain.base.formatting import counted, few
 from bertrain.base.seeds import derive
 from bertrain.config.choices import DocumentEnd, Form, OnError, Splitter
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING, Document, find_inputs
+from bertrain.data.text.languages import LANGUAGES, check_language
 from bertrain.data.text.parsing import Result, parse_records
 from bertrain.data.text.processes import process_pool
 from bertrain.data.text.progress import progress
 from bertrain.data.text.records import Problem, Reading, Record, read_records
-from bertrain.data.text.survey import LANGUAGES, Survey, check_language, survey
+from bertrain.data.text.survey import Survey, survey
 
 EVALUATION = "eval.txt"
 SAMPLED_BYTES = 4 << 20
@@ -45,7 +47,7 @@ def extract(
     out: str | Path,
     *,
     form: Form = "auto",
-    text_column: str = "text",
+    text_column: str = "auto",
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
     wrapped: bool | None = None,
@@ -81,7 +83,8 @@ def extract(
     remark("\n".join(said))
     with new_folder(out) as folder, progress("extract", found.bytes) as report:
         tally = _Tally(min_characters, deduplicate, on_error)
-        records = _all_records(source.files, source, report)
+        guessed: list[str] = []
+        records = _all_records(source.files, source, report, guessed)
         batches = in_order(source.parse, _batches(records), min(workers, 1 + (found.bytes >> 20)))
         kept = (result.document for results in batches for result in results if tally.keeps(result))
         parts = _write_parts(kept, folder / EXTRACT_TRAINING, part_bytes)
@@ -96,10 +99,17 @@ def extract(
             "survey": asdict(found) | {"said": said},
             "counts": tally.counts | {"held_out": held_out},
             "skipped": dict(sorted(tally.skipped.items())),
+            "guessed_encoding": guessed,
+            "lost_bytes": dict(tally.lost_bytes),
             "problems": tally.problems,
             "files": _name_parts(folder),
         }
         (folder / EXTRACT_DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    if sentence := _describe_guessed(guessed):
+        remark(sentence)
+    if tally.lost_bytes:
+        lines = counted(tally.counts["lines_not_utf8"], "line")
+        warn(f"{lines} had bytes that cannot be decoded, which were left out, in {few(tally.lost_bytes)}")
     mean = tally.counts["sentences"] / tally.counts["documents"]
     if mean < 2 and tally.counts["documents"] >= 20 and "text" in found.forms:
         cure = "if these are parts of longer ones, give another --document-end, such as file or size"
@@ -110,7 +120,7 @@ def extract(
 def estimate(
     inputs: str | Path | Iterable[str | Path],
     *,
-    text_column: str = "text",
+    text_column: str = "auto",
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
     language: str = "auto",
@@ -122,11 +132,12 @@ def estimate(
     """
     source = _look_at(inputs, "auto", text_column, encoding, document_end, None, "sentencex", language)
     tally, num_bytes = _Tally(0, False, on_error), 0
+    guessed: list[str] = []
     files = list(source.files)
     random.Random(0).shuffle(files)
     for file in files:
         num_read = [0]
-        records = _all_records([file], source, partial(num_read.__setitem__, 0))
+        records = _all_records([file], source, partial(num_read.__setitem__, 0), guessed)
         for result in chain.from_iterable(map(source.parse, _batches(records))):
             tally.keeps(result)
             if num_read[0] > SAMPLED_BYTES:
@@ -136,7 +147,15 @@ def estimate(
             break
     tally.refuse_no_document()
     times = max(1.0, source.survey.bytes / max(1, num_bytes))
-    return source.sentences, {name: round(times * count) for name, count in tally.counts.items()}
+    said = [*source.sentences, *([_describe_guessed(guessed)] if guessed else [])]
+    return said, {name: round(times * count) for name, count in tally.counts.items()}
+
+
+def _describe_guessed(names: list[str]) -> str:
+    """Says which files were not in UTF-8, and how they were read; empty if there are none."""
+    if not names:
+        return ""
+    return f"{counted(len(names), 'file')} not in UTF-8, read as Windows-1252 (--encoding auto): {few(names)}"
 
 
 class _Source(NamedTuple):
@@ -174,9 +193,9 @@ def _look_at(
         files=files,
         survey=found,
         sentences=found.sentences + [rules] * (sentences == "sentencex"),
-        reading=Reading(form, encoding, text_column, document_end, found.wrapped),
+        reading=Reading(form, encoding, found.text_column, document_end, found.wrapped),
         named=set(map(Path, inputs)) if is_auto else set(files),
-        parse=partial(parse_records, text_column=text_column, splitter=sentences, language=language),
+        parse=partial(parse_records, text_column=found.text_column, splitter=sentences, language=language),
     )
 
 
@@ -187,12 +206,14 @@ def _check_least(least: int, **given: float) -> None:
             raise UserError("option-out-of-range", f"{option} is {value}; it must be at least {least}")
 
 
-def _all_records(files: list[Path], source: _Source, report: Callable[[int], None]) -> Iterator[Record | Problem]:
+def _all_records(
+    files: list[Path], source: _Source, report: Callable[[int], None], guessed: list[str]
+) -> Iterator[Record | Problem]:
     """The records of all files; those that are not `named` may be binary."""
     before = 0
     for file in files:
         done = partial(lambda before, done: report(before + done), before)
-        yield from read_records(file, source.reading, done, skip_binary=file not in source.named)
+        yield from read_records(file, source.reading, done, guessed, skip_binary=file not in source.named)
         before += file.stat().st_size
 
 
@@ -232,6 +253,8 @@ class _Tally:
         self._on_error = on_error
         self.counts = {"documents": 0, "sentences": 0, "characters": 0, "lines_not_utf8": 0}
         self.skipped: Counter[str] = Counter()
+        self.lost_bytes: Counter[str] = Counter()
+        """Lines that lost bytes, by file."""
         self.problems: list[str] = []
 
     def keeps(self, result: Result) -> bool:
@@ -253,6 +276,8 @@ class _Tally:
         self.counts["sentences"] += len(result.document)
         self.counts["characters"] += characters
         self.counts["lines_not_utf8"] += result.lines_not_utf8
+        if result.lines_not_utf8 and (result.name in self.lost_bytes or len(self.lost_bytes) < PROBLEMS_LISTED):
+            self.lost_bytes[result.name] += result.lines_not_utf8
         return True
 
     def _reason_to_skip(self, document: Document, characters: int) -> str:

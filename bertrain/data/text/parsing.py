@@ -22,6 +22,7 @@ class Result(NamedTuple):
     skipped: str = ""
     problem: Problem | None = None
     lines_not_utf8: int = 0
+    name: str = ""  # of the file that lost bytes
 
 
 def parse_records(
@@ -51,7 +52,7 @@ def _document_of(record: Record | Problem, text_column: str, splitter: Splitter,
     if not lost:
         return Result(document)
     problem = Problem(f"line {lost[0]:,} of {record.name}", "has bytes that are not UTF-8, or not in --encoding")
-    return Result(document, problem=problem, lines_not_utf8=len(lost))
+    return Result(document, problem=problem, lines_not_utf8=len(lost), name=record.name)
 
 
 def _lines_not_utf8(record: Record) -> list[int]:

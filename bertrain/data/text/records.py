@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.config.choices import DocumentEnd, Form
-from bertrain.data.text.streams import DAMAGE, Stream, open_streams, recode
+from bertrain.data.text.streams import DAMAGE, GUESSED, Stream, open_streams, recode
 from bertrain.data.text.wikipedia import Wiki
 
 LARGEST_RECORD = 64 << 20
@@ -72,13 +72,18 @@ class Reading(NamedTuple):
 
 
 def read_records(
-    path: Path, reading: Reading, report: Callable[[int], None], *, skip_binary: bool
+    path: Path, reading: Reading, report: Callable[[int], None], guessed: list[str], *, skip_binary: bool
 ) -> Iterator[Record | Problem]:
-    """All records of a file. With `skip_binary`, one that is not text yields a record of the form "skipped"."""
+    """All records of a file. With `skip_binary`, one that is not text yields a record of the form "skipped".
+
+    Adds to `guessed` the name of a stream whose encoding is a guess.
+    """
     place = f"the beginning of {path}"
     try:
         for packed in open_streams(path, report):
             stream = recode(packed, reading.encoding)
+            if reading.encoding == "auto" and stream.encoding == GUESSED:
+                guessed.append(stream.name)
             place = f"the beginning of {stream.name}"
             for record in read_stream(stream, reading, skip_binary=skip_binary or stream.name != str(path)):
                 place = record.place
@@ -128,7 +133,9 @@ def recognize(beginning: bytes, name: str) -> str:
         return "dump"
     if head.startswith(b"<doc "):
         return "wikiextractor"
-    if ending in ("jsonl", "ndjson") or (head.startswith(b"{") and _is_json_object(content)):
+    if ending in ("jsonl", "ndjson") or (
+        head.startswith(b"{") and _json_object(content.split(b"\n", 1)[0]) is not None
+    ):
         return "jsonl"
     if _BEGINS_JSON.match(head) or (ending == "json" and head.startswith((b"[", b"{"))):
         return "json" if head.startswith(b"[") or b"\n" in content else "jsonl"  # one line, longer than `beginning`
@@ -137,11 +144,12 @@ def recognize(beginning: bytes, name: str) -> str:
     return "csv" if ending in ("csv", "tsv", "tab") else "text"
 
 
-def _is_json_object(head: bytes) -> bool:
+def _json_object(line: bytes | Problem) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
-    except ValueError:
-        return False
+        row = json.loads(line) if isinstance(line, bytes) else None
+        return row if isinstance(row, dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _pages(stream: Stream) -> Iterator[Record | Problem]:
@@ -311,8 +319,7 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
     try:
         with open_columns(stream.path) as (schema, read):
             if text_column not in schema.names:
-                sample = next(read(schema.names, 20), None)
-                rows = [] if sample is None else sample.slice(0, 20).to_pylist()
+                rows = first_rows(stream, "parquet")
                 yield Problem(stream.name, no_column("column", text_column, schema.names, rows))
                 return
             kind = schema.field(text_column).type
@@ -352,10 +359,33 @@ def open_columns(path: Path) -> Iterator[tuple[Any, Callable[[list[str], int], I
 
 def no_column(kind: str, wanted: str, names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Says that there is no such column, and which column of these rows has the text, if that is obvious."""
-    lengths = Counter({name: sum(len(row[name]) for row in rows if isinstance(row[name], str)) for name in names})
-    (longest, most), (_, second) = [*lengths.most_common(2), ("", 0), ("", 0)][:2]
-    hint = f" {longest}" if most > 2 * second else ""
+    hint = f" {longest}" if (longest := longest_column(rows)) else ""
     return f"has no {kind} {wanted!r} but {listed(list(names)) or f'no {kind} at all'}; give --text-column{hint}"
+
+
+def longest_column(rows: Sequence[Mapping[str, Any]], least: int = 1) -> str:
+    """The column with more than twice the text of any other, and `least` characters in a row; "" if there is none."""
+    lengths: Counter[str] = Counter()
+    for row in rows:
+        lengths.update({name: len(value) for name, value in row.items() if isinstance(value, str)})
+    (longest, most), (_, second) = [*lengths.most_common(2), ("", 0), ("", 0)][:2]
+    return longest if most > 2 * second and most >= least * len(rows) else ""
+
+
+def first_rows(stream: Stream, form: str, count: int = 20) -> list[dict[str, Any]]:
+    """The first rows of a table or of JSON lines, as far as they can be read; none of another form."""
+    if form == "csv":
+        rows = csv_rows(stream)
+        _, names = next(rows, (0, []))
+        whole = (row for _, row in rows if isinstance(row, list) and len(row) == len(names))
+        return [dict(zip(names, row, strict=True)) for row in islice(whole, count) if isinstance(names, list)]
+    if form in ("parquet", "arrow") and stream.path is not None:
+        with open_columns(stream.path) as (schema, read):
+            sample = next(read(schema.names, count), None)
+            return [] if sample is None else sample.slice(0, count).to_pylist()
+    if form == "jsonl":
+        return [row for _, line in islice(numbered_lines(stream), count) if (row := _json_object(line)) is not None]
+    return []
 
 
 def numbered_lines(stream: Stream) -> Iterator[tuple[int, bytes | Problem]]:

@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,11 +17,14 @@ from typing import IO, Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import reading
+from bertrain.data.text.languages import guess_language
 
 DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 """Raised by decompression of damaged or truncated input."""
 
 BUFFER = 1 << 20
+GUESSED = "cp1252"  # Windows-1252, which contains the letters of Latin-1
+WESTERN = ("en", "de", "fr", "es", "it", "pt", "nl")  # languages that cp1252 writes
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,9 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
 
 
 def recode(stream: Stream, encoding: str) -> Stream:
-    """The stream in UTF-8; "auto" knows UTF-16 by its byte order mark. Bytes that cannot be decoded become 0xff."""
+    """The stream in UTF-8; "auto" is what `guess_encoding` says. Bytes that cannot be decoded become 0xff."""
     if encoding == "auto":
-        encoding = "utf-16" if stream.bytes.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+        encoding = guess_encoding(stream.bytes.peek(BUFFER))
     if codecs.lookup(encoding).name == "utf-8":
         return stream  # whoever reads it checks it
     decoder, rest = codecs.getincrementaldecoder(encoding)(_INVALID), b""
@@ -66,6 +70,35 @@ def recode(stream: Stream, encoding: str) -> Stream:
 
     recoded: Any = _Unpacked(read_some)
     return Stream(stream.name, io.BufferedReader(recoded, BUFFER), stream.path, encoding)
+
+
+def guess_encoding(beginning: bytes) -> str:
+    """UTF-16 by its byte order mark; cp1252 for a text that is not UTF-8 and reads well in it; else UTF-8.
+
+    It reads well if it is in a language of western Europe and bytes above 127 are few, become letters or common signs,
+    and hardly any happens to be UTF-8. So neither a damaged UTF-8 file nor Cyrillic or Czech passes.
+    """
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        codecs.utf_8_decode(beginning, "strict", False)  # a character may be cut off at the end
+        return "utf-8"
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = beginning.decode(GUESSED)
+    except UnicodeDecodeError:
+        return "utf-8"
+    foreign = _NOT_ASCII.findall(text)
+    num_sensible = sum(letter.isalpha() or letter in _SIGNS for letter in foreign)
+    num_utf8 = len(_NOT_ASCII.findall(beginning.decode("utf-8", "ignore")))
+    reads_well = num_sensible >= 0.9 * len(foreign) and num_utf8 <= 0.05 * len(foreign)
+    reads_well &= len(foreign) < 0.2 * len(text)
+    return GUESSED if reads_well and guess_language([text]) in WESTERN else "utf-8"
+
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_SIGNS = "\xa0©®°·«»§£¢“”„‘’‚–—…€™•¡¿ºª½¼¾±"
 
 
 def check_encoding(encoding: str) -> None:

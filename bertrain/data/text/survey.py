@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import codecs
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -22,31 +22,13 @@ from bertrain.base.errors import UserError
 from bertrain.base.formatting import amount, counted
 from bertrain.config.choices import DocumentEnd, Form
 from bertrain.data.text.documents import find_inputs
-from bertrain.data.text.records import Reading, Record, form_of, read_stream
+from bertrain.data.text.languages import LANGUAGES, guess_language
+from bertrain.data.text.records import Reading, Record, first_rows, form_of, longest_column, read_stream
 from bertrain.data.text.streams import DAMAGE, Stream, check_encoding, open_streams, recode
 
 SAMPLED_FILES, SAMPLED_BYTES = 64, 1 << 16
-LANGUAGES = {
-    "en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese",
-    "nl": "Dutch", "ru": "Russian", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ar": "Arabic", "el": "Greek",
-    "he": "Hebrew", "hi": "Hindi", "th": "Thai",
-}  # fmt: skip
-_ISO_639 = (
-    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
-    "eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv "
-    "ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne "
-    "ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st "
-    "su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
-)
-_STOP_WORDS = {
-    "en": "the and of to is that it for was with", "de": "der die und das ist nicht ein zu den mit",
-    "fr": "le les et des est une du dans pour qui", "es": "el los las que y por con una del en",
-    "it": "il che di non per sono della gli è nel", "pt": "o os que não uma do da em com para",
-    "nl": "de het een van en niet dat zijn op voor", "ru": "и в не на что с по как это из",
-}  # fmt: skip
-_SCRIPTS = {
-    "CJK": "zh", "HANGUL": "ko", "ARABIC": "ar", "GREEK": "el", "HEBREW": "he", "DEVANAGARI": "hi", "THAI": "th",
-}  # fmt: skip
+TABLES = ("csv", "jsonl", "parquet", "arrow")
+LONG_STRING = 40  # characters, on average, of a column that is taken for the text
 _ENDS_SENTENCE = tuple('.!?:;…。！？"”»)')
 _SENTENCE_WITHIN = re.compile(r"[.!?…][\"”»')\]]*\s+\S|[。！？].")
 _DOCUMENTS = {
@@ -68,12 +50,15 @@ class Survey:
     document_end: DocumentEnd
     wrapped: bool
     language: str  # its code, or "" if it is not recognized
+    text_column: str = "text"
 
     @property
     def sentences(self) -> list[str]:
         forms = ", ".join({"text": "plain text"}.get(form, form) for form in self.forms if form)
         forms += " (files that are not text are left out)" if forms and "" in self.forms else ""
         facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
+        if not self.forms.keys().isdisjoint(TABLES) and self.text_column != "text":
+            facts.append(f"the text is in {self.text_column!r} (--text-column)")
         if "text" not in self.forms:
             return ["; ".join(filter(None, facts))]
         facts.append(self.encoding.upper() or "neither UTF-8 nor UTF-16")
@@ -91,12 +76,13 @@ class Sample(NamedTuple):
 
 
 def survey(
-    inputs: Iterable[str | Path], *, form: Form = "auto", encoding: str = "auto", text_column: str = "text"
+    inputs: Iterable[str | Path], *, form: Form = "auto", encoding: str = "auto", text_column: str = "auto"
 ) -> Survey:
     """Look at a bounded sample of files or folders of text, before `extract` reads them whole."""
     check_encoding(encoding)
     files = find_inputs(inputs)
     chosen = dict.fromkeys(files[number * len(files) // SAMPLED_FILES] for number in range(SAMPLED_FILES))
+    text_column = _guess_column(chosen, form, encoding) if text_column == "auto" else text_column
     reading = Reading(form, encoding, text_column)
     samples: list[Sample] = []
     for path in chosen:
@@ -114,7 +100,18 @@ def survey(
         document_end=end,
         wrapped=wrapped,
         language=guess_language([sample.text for sample in samples]),
+        text_column=text_column,
     )
+
+
+def _guess_column(files: Iterable[Path], form: Form, encoding: str) -> str:
+    """The column of text in the first table: "text", or the one of long strings; "text" if that is not clear."""
+    for path in files:
+        with suppress(UserError, ValueError, *DAMAGE):  # `extract` says what cannot be read; Arrow's are ValueErrors
+            for stream in map(partial(recode, encoding=encoding), islice(open_streams(path, lambda _: None), 1)):
+                if rows := first_rows(stream, form_of(stream, form)):
+                    return "text" if "text" in rows[0] else longest_column(rows, LONG_STRING) or "text"
+    return "text"
 
 
 def _sample(stream: Stream, reading: Reading, size: int) -> Sample:
@@ -162,26 +159,3 @@ def _are_wrapped(texts: list[list[str]]) -> bool:
             before = (line for line, word in pairs if len(line) + len(word) >= 0.9 * column)
             wrapped += sum(not line.endswith(_ENDS_SENTENCE) for line in before)
     return breaks >= 8 and wrapped > 0.25 * breaks and sentences > 0.05 * breaks
-
-
-def check_language(code: str) -> None:
-    """Refuse what is no language, whose sentences would be split by the rules of none."""
-    if code != "auto" and code not in _ISO_639.split():
-        raise UserError("unknown-language", f"--language is {code!r}; give the two letters of a language, such as de")
-
-
-def guess_language(texts: list[str]) -> str:
-    """The code of the language of most of the text, by its script and its most frequent words; "" if unsure."""
-    text = " ".join(text[:4096] for text in texts).lower()
-    names = (unicodedata.name(letter, "").split(" ")[0] for letter in text if letter.isalpha())
-    scripts = Counter(name.split("-")[0] for name in names)
-    kana = scripts["HIRAGANA"] + scripts["KATAKANA"]
-    if kana > 0.1 * scripts.total():
-        return "ja"
-    for script, code in _SCRIPTS.items():
-        if scripts[script] > scripts.total() / 2:
-            return code
-    words = Counter(re.findall(r"[^\W\d_]+", text))
-    hits = Counter({code: sum(words[word] for word in stops.split()) for code, stops in _STOP_WORDS.items()})
-    (best, most), (_, second) = hits.most_common(2)
-    return best if most > 0.05 * words.total() and most > 1.2 * second else ""
