@@ -17,7 +17,8 @@ QUIET := $(shell test -t 2 || echo -q)
 PIP := $(BIN)/pip --disable-pip-version-check install $(QUIET) -c constraints.txt
 TORCH := torch>=2.11,<=2.13.0
 
-SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5
+SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5 \
+	buildah mmdebstrap
 
 .PHONY: demo pictures install quick test test-services test-wheel kernel-matrix check docs release format clean
 

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertrain.base import hardware
 from bertrain.base.extras import EXTRAS, is_installed
 from bertrain.base.machine import cpu_flags, cpu_name, free_memory, read_or_empty, total_memory
 
@@ -99,16 +100,18 @@ def _gpus() -> list[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        return [Finding("gpu", "none that torch sees", "note", "training runs on the CPU")]
+        row = hardware.of_cpu(cpu_flags())
+        return [
+            Finding("gpu", "none that torch sees", "note", f"training runs on the CPU; {row.family}: {row.engines}")
+        ]
     findings = []
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         capability = f"compute capability {facts.major}.{facts.minor}"
         found = f"{facts.name}, {facts.total_memory / GIB:.0f} GiB, {capability}"
-        verdict, advice = "ok", "bf16, tf32 and the fused kernels"
-        if facts.major < 8:
-            verdict, advice = "note", "fp32 or fp16: bf16 and tf32 need compute capability 8.0"
-        findings.append(Finding(f"gpu {number}", found, verdict, advice))
+        row = hardware.of_gpu((facts.major, facts.minor), is_amd=bool(torch.version.hip))
+        verdict = "note" if row.kernels == "none" else "ok"
+        findings.append(Finding(f"gpu {number}", found, verdict, f"{row.family}: {row.engines}"))
     return findings
 
 

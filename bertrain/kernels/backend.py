@@ -67,6 +67,8 @@ def available(device: torch.device | str) -> tuple[bool, str]:
         return True, "triton interpreter (TRITON_INTERPRET=1)"
     if device.type != "cuda":
         return False, f"triton kernels need a CUDA device, not {device.type}"
+    if torch.version.hip:
+        return False, "the kernels are for NVIDIA GPUs"
     if not torch.cuda.is_available():
         return False, "no CUDA device"
     return _cuda_available(device.index if device.index is not None else torch.cuda.current_device())

@@ -2,11 +2,15 @@
 
 It needs no kernel of ours, so it serves what those do not: fp16, tf32 and fp32, other head sizes, other GPUs. A bin has
 one of few fixed shapes, and each is compiled once. What does not compile runs as the plain engine does, with a warning.
+
+Off NVIDIA's GPUs, attention is that of the plain engine and stays out of the compiled graph: it needs the lengths of a
+bin on the host.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -30,44 +34,72 @@ NO_HOST_NUMBERS: dict[str, Any] = {
 
 def why_not_compiled(settings: Settings, device: torch.device) -> str:
     """The reason why the compiled engine cannot run on this device; empty if it can."""
-    if device.type != "cuda":
-        return "torch.compile with variable-length attention needs a GPU"
-    if torch.version.hip:
-        return "PyTorch's variable-length attention has not been tried on AMD GPUs"
-    if torch.cuda.get_device_capability(device) < (7, 0):
-        return "torch.compile needs compute capability 7.0 or newer"
+    if device.type == "cpu" and settings.train.kernels != "compiled":
+        return "torch.compile takes minutes to start on a CPU"
     if not (shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")):
         return "torch.compile needs a C compiler: put gcc or clang on the PATH"
-    if settings.model.head_size % 8 or settings.model.head_size > MAX_FLASH_HEAD:
-        return f"heads of {settings.model.head_size} are not a multiple of 8 up to {MAX_FLASH_HEAD}"
+    if is_nvidia(device) and torch.cuda.get_device_capability(device) < (7, 0):
+        return "torch.compile needs compute capability 7.0 or newer"
     return ""
 
 
-def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash", "efficient"]:
+def is_nvidia(device: torch.device) -> bool:
+    return device.type == "cuda" and not torch.version.hip
+
+
+def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash", "efficient", "grouped"]:
+    head_size = settings.model.head_size
+    if not is_nvidia(device) or head_size % 8 or head_size > MAX_FLASH_HEAD:
+        return "grouped"
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
     return "flash" if has_flash and settings.train.precision in SIXTEEN_BITS else "efficient"
 
 
 def use_varlen_attention(model: Bert, settings: Settings, device: torch.device) -> None:
-    """Let `model` compute attention over `cu_seqlens`."""
+    """Let `model` compute attention over `cu_seqlens`, where PyTorch can."""
     kernel = attention_kernel(settings, device)
-    model.plan_attention = lambda batch: VarlenPlan(batch.cu_seqlens, batch.max_seqlen, kernel)
+    if kernel != "grouped":
+        model.plan_attention = lambda batch: VarlenPlan(batch.cu_seqlens, batch.max_seqlen, kernel)
+
+
+class OutsideGraph:
+    """The plain engine's attention for the bin at hand; the compiler leaves the graph for it and guards nothing."""
+
+    plan: RaggedPlan
+
+    def attend(self, qkv: Tensor, dropout_rate: float) -> Tensor:
+        return _attend_outside(self, qkv, dropout_rate)
+
+
+_attend_outside: Callable[[OutsideGraph, Tensor, float], Tensor] = torch.compiler.disable(
+    lambda outside, qkv, dropout_rate: outside.plan.attend(qkv, dropout_rate)
+)
 
 
 class CompiledEngine(PlainEngine):
     """The plain engine with its loss compiled, forward and backward."""
 
+    needs_few_shapes = True
+
     def __init__(self, model: Bert, *others: Any) -> None:
         super().__init__(model, *others)
-        use_varlen_attention(model, self._settings, self.sums.device)
+        device = self.sums.device
+        use_varlen_attention(model, self._settings, device)
+        self._outside: OutsideGraph | None = None
+        if attention_kernel(self._settings, device) == "grouped":
+            outside = self._outside = OutsideGraph()
+            # Evaluations, whose bins have host numbers, run without the compiler.
+            model.plan_attention = lambda batch: RaggedPlan.of(batch) if batch.sequence_lengths else outside
         torch._dynamo.reset()  # PyTorch limits recompilations of a function, and earlier runs of this process count
-        self._compiled = torch.compile(self._loss_of_tensors, dynamic=False, fullgraph=True)
+        self._compiled = torch.compile(self._loss_of_tensors, dynamic=False, fullgraph=self._outside is None)
         self._compiles = True
 
     def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
         if not self._compiles:
             return super()._loss(batch, num_predictions, num_sequences)
         tensors = {item.name: getattr(batch, item.name) for item in fields(batch) if item.name not in NO_HOST_NUMBERS}
+        if self._outside is not None:
+            self._outside.plan = RaggedPlan.of(batch)
         from torch._dynamo.exc import TorchDynamoException  # seconds to import, so only where it is needed
 
         try:

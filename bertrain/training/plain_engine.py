@@ -25,6 +25,8 @@ from bertrain.training.recompute import recompute_layers
 class PlainEngine:
     """The specification of every engine; see `engine.Engine` for the methods."""
 
+    needs_few_shapes = False
+
     def __init__(
         self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
     ) -> None:
@@ -58,7 +60,8 @@ class PlainEngine:
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         # Losses are divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
         device = self.sums.device
-        batch = batch.without_padding() if device.type == "cpu" else batch.to(device)
+        trims = device.type == "cpu" and not self.needs_few_shapes
+        batch = batch.without_padding() if trims else batch.to(device)
         torch.manual_seed(batch.dropout_seed)
         loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences)
         self._completes_gradient = is_last

@@ -10,13 +10,10 @@ import importlib.util
 import json
 import re
 import shutil
-import tomllib
 from itertools import chain
 from pathlib import Path
 
 import pytest
-import yaml
-from packaging.specifiers import SpecifierSet
 
 from tests.docs.test_documents import Action, perform, verbs
 from tests.training.test_train import write_articles
@@ -88,15 +85,6 @@ def test_the_others_are_run_elsewhere(command: str) -> None:
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if call in line and not line.lstrip().startswith("#")], f"{file} runs no {command}"
     assert not file.endswith(".py") or [line for line in lines if line.startswith("def test_")]
-
-
-def test_the_conda_environment_asks_for_what_the_package_needs() -> None:
-    """conda itself is not at hand: its file is read, not tried."""
-    wanted = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (python,) = [entry.partition("=")[2] for entry in wanted if str(entry).startswith("python=")]
-    assert python in SpecifierSet(project["requires-python"])
-    assert wanted[-1] == {"pip": ["-c constraints.txt", "-e ."]}
 
 
 def test_a_recorded_terminal_is_what_stood_on_the_screen() -> None:

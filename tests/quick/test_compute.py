@@ -199,7 +199,7 @@ CHANGES = {
 def test_the_kernels_refuse_another_model(change: Callable[..., Bert], monkeypatch: pytest.MonkeyPatch) -> None:
     model = change(monkeypatch)
     assert CHANGES[change] in why_not_implemented(model)
-    monkeypatch.setattr(engine, "_kernels", lambda *_: (True, "kernels everywhere"))
+    monkeypatch.setattr(engine, "kernels_serve", lambda *_: (True, "kernels everywhere"))
     settings = helpers.tiny_settings(train__precision="bf16")
     name, sentence = engine.choose(settings, CPU, model)
     assert name == "plain"
@@ -222,7 +222,7 @@ def test_a_fingerprint_ignores_comments_and_layout() -> None:
         ((7, 5), {"train__precision": "fp16"}, ("compiled", "efficient attention")),
         ((6, 1), {"train__precision": "fp32"}, ("plain", "")),
         ((9, 0), {"train__precision": "fp32", "train__kernels": "plain"}, ("plain", "asked for")),
-        ((9, 0), {"train__precision": "fp32", "model__hidden_size": 24}, ("plain", "")),
+        ((9, 0), {"train__precision": "fp32", "model__hidden_size": 24}, ("compiled", "grouped attention")),
     ],
 )
 def test_where_the_kernels_do_not_serve_a_gpu_compiles(
@@ -239,7 +239,21 @@ def test_where_the_kernels_do_not_serve_a_gpu_compiles(
     assert expected[1] in sentence
 
 
-def test_an_engine_that_cannot_run_is_refused_when_it_is_asked_for() -> None:
-    for name in ("fused", "compiled"):
-        with helpers.refused("engine-not-possible", f"train.kernels {name}"):
-            engine.choose(helpers.tiny_settings(train__kernels=name), CPU)
+def test_an_amd_gpu_compiles_without_anything_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 4))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "some GPU")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    name, sentence = engine.choose(helpers.tiny_settings(train__precision="bf16"), torch.device("cuda"))
+    assert name == "compiled"
+    assert "grouped attention" in sentence
+
+
+def test_kernels_that_cannot_run_are_refused_when_they_are_asked_for() -> None:
+    with helpers.refused("engine-not-possible", "train.kernels fused"):
+        engine.choose(helpers.tiny_settings(train__kernels="fused"), CPU)
+
+
+def test_a_cpu_compiles_only_if_it_is_asked_to() -> None:
+    assert engine.choose(helpers.tiny_settings(), CPU)[0] == "plain"
+    assert engine.choose(helpers.tiny_settings(train__kernels="compiled"), CPU)[0] == "compiled"

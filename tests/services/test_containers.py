@@ -1,18 +1,16 @@
-"""The container files, as far as they can be tried without an engine: every step is run, in the files' own order.
-
-The base image is not pulled, and pip installs the package alone, beside the packages that are here already.
-"""
+"""The container files and environment.yml, as far as reading them goes; test_image.py builds the Dockerfile."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "container" / "Dockerfile").read_text()
@@ -41,50 +39,49 @@ def copied() -> list[str]:
     return [name for keyword, rest in instructions() if keyword == "COPY" for name in rest.split()[:-1]]
 
 
+def smoke_test() -> int:
+    """The place in `steps` from which on they test the image."""
+    return next(place for place, step in enumerate(steps()) if step.startswith("pip check"))
+
+
 def test_both_files_say_the_same() -> None:
-    (base,) = (rest for keyword, rest in instructions() if keyword == "FROM")
-    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", base), "an exact version of a small image"
-    assert f"From: {base}\n" in DEFINITION
-    assert section("post") == ["cd /opt/bertrain", *steps()]
+    (base,) = (rest for keyword, rest in instructions() if rest.startswith("BASE="))
+    assert re.fullmatch(r"BASE=python:\d+\.\d+\.\d+-slim-\w+", base), "an exact version of a small image"
+    assert ("FROM", "${BASE}") in instructions()
+    assert "From: {{ BASE }}\n" in DEFINITION
+    assert section("arguments") == ["BOOTSTRAP=docker", base, "PIP_EXTRA_INDEX_URL="]
+    installing = [step for step in steps()[: smoke_test()] if not step.startswith("useradd")]  # Apptainer needs no user
+    export = 'export PIP_EXTRA_INDEX_URL="{{ PIP_EXTRA_INDEX_URL }}"'
+    assert section("post") == [export, "cd /opt/bertrain", *installing]
+    assert section("test") == steps()[smoke_test() :]
+    (path,) = (rest for keyword, rest in instructions() if rest.startswith("PATH="))
+    assert section("environment") == [f"export {path}"]
     assert [line.split() for line in section("files")] == [[name, f"/opt/bertrain/{name}"] for name in copied()]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert [line[1:] for line in ignored if line.startswith("!")] == copied(), "what is copied reaches the engine"
-    keywords = [keyword for keyword, _ in instructions()]
-    assert set(keywords) == {"FROM", "WORKDIR", "COPY", "RUN", "ENTRYPOINT"}
-    assert keywords.index("FROM") == 0
 
 
-@pytest.mark.services
-@pytest.mark.skipif(os.geteuid() != 0, reason="a step of a container installs Debian's packages, which takes root")
-def test_every_step_runs(tmp_path: Path) -> None:
-    for name in copied():
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, tmp_path / name)
-    site = tmp_path / "site"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "DEBIAN_FRONTEND": "noninteractive",
-        "PIP_NO_DEPS": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it as the option's own value: no isolation
-        "PIP_TARGET": str(site),
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
-    for step in steps():
-        done = subprocess.run(["sh", "-ec", step], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{step}\n{done.stdout}\n{done.stderr}"
-    assert (site / "bertrain" / "config" / "recipes" / "bert-tiny.toml").is_file()
-    where = [sys.executable, "-c", "import bertrain; print(bertrain.__file__)"]
-    alone = environment | {"PYTHONPATH": str(site)}
-    found = subprocess.run(where, cwd=site, env=alone, capture_output=True, text=True, check=True)
-    assert found.stdout.startswith(str(site))
+def test_images_and_conda_have_every_extra_of_users_within_the_pins() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    developers = {"test", "check", "docs", "release"}
+    covered = set(re.findall(r"\w+", " ".join(project["optional-dependencies"]["all"]))) - {"bertrain"}
+    extras = sorted(set(project["optional-dependencies"]) - developers - covered)
+    package = f".[{','.join(extras)}]"
+    (torch,) = (one for one in project["dependencies"] if one.startswith("torch"))
+    pip = "/opt/venv/bin/pip install --no-cache-dir -c constraints.txt"
+    assert [step for step in steps() if " pip " in step or "/pip " in step] == [
+        f'{pip} "{torch}"',
+        f'{pip} "{package}"',
+    ]
+    wanted = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert wanted[-1] == {"pip": ["-c constraints.txt", f"-e {package}"]}
+    (python,) = (entry.partition("=")[2] for entry in wanted if str(entry).startswith("python="))
+    assert python in SpecifierSet(project["requires-python"])
 
 
 @pytest.mark.services
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here; Debian's package is called so")
 def test_a_linter_has_nothing_to_say_of_the_steps() -> None:
-    text = "\n".join(["#!/bin/sh", "set -e", *steps(), *section("runscript")])
+    text = "\n".join(["#!/bin/sh", "set -e", "cd /opt/bertrain", *steps(), *section("runscript")])
     done = subprocess.run(["shellcheck", "-"], input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

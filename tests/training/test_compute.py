@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertrain.base import isa
 from bertrain.kernels import cpu_library
@@ -71,7 +73,7 @@ def test_kernels_can_be_switched_off_and_on_again(tmp_path: Path, capsys: pytest
 def test_a_changed_model_trains_on_the_plain_engine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engine, "_kernels", lambda *_: (True, "kernels everywhere"))
+    monkeypatch.setattr(engine, "kernels_serve", lambda *_: (True, "kernels everywhere"))
     monkeypatch.setattr(bert.Layer, "forward", relu_forward)
     settings = helpers.tiny_settings(train__precision="bf16")
     assert engine.choose(settings, CPU)[0] == "plain", "known before a model is built"
@@ -80,3 +82,26 @@ def test_a_changed_model_trains_on_the_plain_engine(
     assert "Layer.forward" in capsys.readouterr().err
     with helpers.refused("precision-not-possible", "Layer.forward"):
         engine.choose(helpers.tiny_settings(train__precision="fp8"), CPU)
+
+
+def test_compiled_with_attention_outside_the_graph_is_the_plain_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What AMD GPUs and odd head sizes get: bins of few shapes and many groups, each shape traced once.
+
+    The last stage of the compiler, which turns a graph into C++, takes minutes on a CPU and is left out.
+    """
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    data, losses = helpers.make_data(tmp_path), {}
+    torch._dynamo.utils.counters.clear()
+    for kernels in ("plain", "compiled"):
+        settings = helpers.tiny_settings(
+            train__kernels=kernels, train__max_steps=6, model__hidden_dropout=0, model__attention_dropout=0,
+            evaluate__data=data, evaluate__every_samples=20,
+        )  # fmt: skip
+        pretrain(settings, data, tmp_path / kernels)
+        losses[kernels] = helpers.losses(tmp_path / kernels)
+    assert "torch.compile failed" not in capsys.readouterr().err
+    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-5)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 0 < graphs <= 4 * (settings.model.num_layers + 2), "compiled more than once for a shape"
