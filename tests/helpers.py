@@ -30,6 +30,7 @@ from bertrain.weights.huggingface import huggingface_names
 SHARED = Path(__file__).parents[2] / "shared"
 """Larger data of other people, beside the checkout where there is any."""
 SHARED_DATA = SHARED / "data"
+DATA = Path(__file__).parent / "data"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 TINY = {

@@ -25,6 +25,9 @@ CAPS: dict[Isa, dict[str, str]] = {
     },
 }
 FLAGS: dict[Isa, str] = {"amx": "amx_tile", "avx512": "avx512bw", "avx2": "avx2"}  # newest first
+NEWER: dict[Isa, tuple[Isa, ...]] = {"avx2": ("avx512", "amx"), "avx512": ("amx",), "amx": ()}
+ONEDNN_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # as oneDNN reads them: the first that is set counts
+ONEDNN_NAMES: dict[str, Isa] = {"AVX512_CORE_AMX": "amx", "AVX512": "avx512", "AVX2": "avx2"}  # beginnings of values
 ARM_VECTORS = ("sve2", "sve", "asimd")  # newest first; PyTorch uses what is there, without a cap
 
 
@@ -35,12 +38,39 @@ def newest_of(flags: set[str]) -> Isa | None:
 
 def usable(wish: Wish) -> Isa | None:
     """The newest instruction set that products will use under `train.isa`; None where the CPU has none of the three."""
-    return _capped_outside() or newest_of(cpu_flags()) if wish == "auto" else wish
+    if wish != "auto":
+        return wish
+    newest, (cap, _) = newest_of(cpu_flags()), capped_outside()
+    return cap if newest and cap and newest in NEWER[cap] else newest
 
 
-def _capped_outside() -> Isa | None:
-    """The cap that environment variables set, whoever set them."""
-    return next((name for name, cap in CAPS.items() if cap.items() <= os.environ.items()), None)
+def capped_outside() -> tuple[Isa | None, str]:
+    """The cap on oneDNN's products that the environment sets, and the variable, whoever set it; None: there is none."""
+    for name in ONEDNN_VARIABLES:
+        if value := os.environ.get(name, "").upper():
+            cap = next((isa for start, isa in ONEDNN_NAMES.items() if value.startswith(start)), None)
+            return cap, f"{name}={value}"
+    return None, ""
+
+
+def emulation(precision: str, wish: Wish) -> str:
+    """Why this CPU computes products in a 16-bit format by other means than its own instructions; empty if it does not.
+
+    Such products are many times slower than those of fp32.
+    """
+    if precision not in ("bf16", "fp16"):
+        return ""
+    flags, newest, (_, cap) = cpu_flags(), usable(wish), capped_outside()
+    if newest is None:
+        native = ["bf16"]  # of ARM; oneDNN has no fast products of its fp16
+    else:
+        native = [f"{name}_{precision}" for name in ("avx512", "amx") if name == newest or newest == "amx"]
+        if cap.endswith("AVX512_CORE_AMX"):
+            native = [name for name in native if name != "amx_fp16"]
+    if flags.intersection(native):
+        return ""
+    limit = f", limited by {cap}" if cap and wish == "auto" and newest != newest_of(flags) else ""
+    return (f"the CPU has no {' or '.join(native)}" if native else f"{newest} has no {precision}") + limit
 
 
 def cap_isa(wish: Wish) -> None:
@@ -55,6 +85,9 @@ def cap_isa(wish: Wish) -> None:
     if FLAGS[wish] not in flags:
         newest = newest_of(flags) or "no such instructions"
         raise UserError("unsupported-isa", f"this CPU has {newest}, not train.isa {wish}; use --train.isa auto")
+    outside, variable = capped_outside()
+    if outside and wish in NEWER[outside] and wish not in CAPS:
+        raise UserError("isa-capped", f"{variable} in the environment leaves out train.isa {wish}; unset the variable")
     cap = CAPS.get(wish, {})
     if all(os.environ.get(name) == value for name, value in cap.items()):
         return
@@ -73,7 +106,8 @@ def describe(wish: Wish, precision: str = "") -> str:
     newest = usable(wish)
     if precision == "fp16" and newest == "amx" and "amx_fp16" not in cpu_flags():
         return "instructions up to avx512 (this CPU has no AMX for fp16)"
-    reason = "train.isa" if wish != "auto" else "the environment's cap" if _capped_outside() else "all this CPU has"
+    is_capped = newest != newest_of(cpu_flags())
+    reason = "train.isa" if wish != "auto" else capped_outside()[1] if is_capped else "all this CPU has"
     if newest is None:
         on_arm = next((name for name in ARM_VECTORS if name in cpu_flags()), None)
         return f"instructions up to {on_arm} (all this CPU has)" if on_arm else "no known vector instructions"

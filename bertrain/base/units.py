@@ -21,6 +21,14 @@ def parse_slice(text: str) -> tuple[Fraction, Fraction]:
     raise UserError("invalid-slice", f"data.slice is {text!r}; give begin and end, from 0 to 1, such as 0:0.9 or 0.9:1")
 
 
+def parse_shares(text: str) -> tuple[int, ...]:
+    """The numbers of batch.shares, such as 6 3 2 5."""
+    words = text.split()
+    if not all(word.isascii() and word.isdigit() for word in words) or (words and not any(map(int, words))):
+        raise UserError("invalid-shares", f"batch.shares is {text!r}; give whole numbers such as 6 3 2 5")
+    return tuple(map(int, words))
+
+
 def parse_duration(text: str, key: str) -> float:
     """Seconds in a duration such as 20m, 1h30m or 90s; 0 for an empty text."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text, re.ASCII)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from bertrain.cli import options
 from bertrain.cli.options import ENCODING, TEXT_COLUMN, AsJson, NewFolder, new_app, printed_json
 from bertrain.config.choices import (
     MAX_PER_ROW,
@@ -186,8 +188,11 @@ def data_prepare(
     unit_mb: Annotated[float, Option(help="MB of text in a unit of work; random sentences come from the unit")] = 16,
     workers: Workers = None,
     engine: Annotated[Engine, Option(help="local: this machine; dask: a cluster (needs the extra `dask`)")] = "local",
-    scheduler: Annotated[str | None, Option(help="address of the Dask scheduler, whose workers see the files")] = None,
+    scheduler: Annotated[
+        str | None, Option(help="address of the Dask scheduler; under `launch`, the ranks are scheduler and workers")
+    ] = None,
     on_error: Annotated[OnError, Option(help="unreadable files, lines and bytes. stop: refuse; skip: omit")] = "stop",
+    dry_run: Annotated[bool, Option("--dry-run", help="check everything and write nothing")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn text (a sentence per line, a blank line between documents) into training examples.
@@ -198,13 +203,24 @@ def data_prepare(
     """
     from bertrain.data.prepare.prepare import prepare
     from bertrain.data.text.progress import unit_progress
+    from bertrain.launch.dask_workers import dask_scheduler
 
-    manifest = prepare(
-        inputs, out, vocab=vocab, lower_case=lower_case, max_seq_length=max_seq_length, short_seq_prob=short_seq_prob,
-        dupe_factor=dupe_factor, seed=seed, full_sentences=full_sentences, reference=reference, per_file=per_file,
-        max_predictions=max_predictions, masked_lm_prob=masked_lm_prob, rows_per_shard=rows_per_shard, unit_mb=unit_mb,
-        workers=_workers(workers), engine=engine, scheduler=scheduler, on_error=on_error, progress=unit_progress(),
+    make = functools.partial(
+        prepare, inputs, out, vocab=vocab, lower_case=lower_case, max_seq_length=max_seq_length,
+        short_seq_prob=short_seq_prob, dupe_factor=dupe_factor, seed=seed, full_sentences=full_sentences,
+        reference=reference, per_file=per_file, max_predictions=max_predictions, masked_lm_prob=masked_lm_prob,
+        rows_per_shard=rows_per_shard, unit_mb=unit_mb, workers=_workers(workers), engine=engine, on_error=on_error,
     )  # fmt: skip
+    if dry_run or options.is_launched():
+        found = make(scheduler=scheduler, dry_run=True)
+        if not dry_run:
+            options.start_ranks(1, runs=[out], data=inputs)
+        print(f"{found['files']:,} file(s), {found['units']:,} unit(s) of work; nothing was written")
+        return
+    with dask_scheduler(engine, scheduler) as address:
+        if address is None and engine == "dask":
+            return  # this rank has worked for the first one
+        manifest = make(scheduler=address, progress=unit_progress())
     facts = {name: manifest[name] for name in ("rows", "tokens", "masks", "preparation")}
     if printed_json({"folder": str(out), "files": len(manifest["files"])} | facts, as_json):
         return
@@ -247,7 +263,11 @@ def data_mlperf(
     mirror: Annotated[str | None, Option(help="address to use instead of MLCommons'")] = None,
     shards: Annotated[int, Option(min=1, help="files of training data")] = 4320,
     eval_count: Annotated[int, Option(min=1, help="examples to pick for evaluation")] = 10_000,
+    max_seq_length: Annotated[int, Option(help="512, or 128 into OUT/length-128")] = 512,
     needed_only: Annotated[bool, Option("--needed-only", help="leave out 1.1 TB that training does not read")] = False,
+    convert_checkpoint: Annotated[
+        bool, Option("--convert-checkpoint", help="also write phase1/model.ckpt-28252.pt, for NVIDIA's own trainer")
+    ] = False,
     workers: Annotated[int, Option(min=1, help="worker processes")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -261,7 +281,8 @@ def data_mlperf(
 
     made = mlperf_data(
         out, packed=packed, skip_download=skip_download, mirror=mirror, shards=shards, eval_count=eval_count,
-        needed_only=needed_only, workers=workers, say=lambda line: print(line, file=sys.stderr, flush=True),
+        max_seq_length=max_seq_length, needed_only=needed_only, convert_checkpoint=convert_checkpoint,
+        workers=workers, say=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     if printed_json(made, as_json):
         return

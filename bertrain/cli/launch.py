@@ -4,50 +4,114 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
+from bertrain.base.errors import UserError
 from bertrain.cli import options
-from bertrain.config import resolve as config
-from bertrain.launch.job import JobSpec, Launcher, MpiType, Runtime, make_job
+from bertrain.launch.job import JobSpec, Launcher, MpiType, Placement, Runtime, Task, make_job, place
 
-app = options.new_app("launch", "Jobs on this machine or a cluster: written into a folder, then started.")
+if TYPE_CHECKING:
+    from bertrain.config.settings import Settings
+
+app = options.new_app("launch", "Run a bertrain command as a job, on this machine or a cluster.")
 
 Job = Annotated[Path, typer.Argument(metavar="JOB", help="a job folder")]
 Nodes = Annotated[int, Option(min=1, help="machines")]
 ListedNodes = Annotated[int, Option(min=0, help="machines; 0: all hosts of the hostfile, or this one")]
+Array = Annotated[bool, Option("--array", help="a job array: each repeat or experiment is a job of its own")]
 Hostfile = Annotated[str, Option(help="a file with a host per line, such as `node1 slots=8`")]
 
 
 def _launch(
+    context: typer.Context,
     launcher: Launcher,
-    recipe: options.RecipeName,
-    data: Annotated[Path, Option(help="the data folder, as every node sees it")],
-    run: Annotated[Path, Option(help="the run folder to create or continue, as every node sees it")],
-    overrides: options.Overrides,
-    settings_file: options.SettingsFile = None,
-    init: Annotated[Path | None, Option(help="initial weights, as for `pretrain`")] = None,
-    job: Annotated[Path | None, Option(help="the job folder to create; default: jobs/RUN-1, -2, ...")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="print the script and write nothing")] = False,
+    job: Annotated[Path | None, Option(help="the job folder to create; default: jobs/NAME-1, -2, ...")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="check the command, print the script and write nothing")] = False,
+    repeats: Annotated[int, Option(min=1, help="number of runs RUN-1, RUN-2, ...; their seeds count up")] = 1,
+    env: Annotated[
+        list[str] | None, Option(metavar="NAME[=VALUE]", help="a variable for the ranks; repeatable")
+    ] = None,
     **resources: Any,
 ) -> None:
-    """Resolve the settings, write the job folder and submit the job; `resources` are fields of JobSpec."""
-    from bertrain.launch.scripts import job_script
-    from bertrain.launch.submit import submit_job
-
-    spec = JobSpec(**{"runtime": "apptainer"} | resources)
-    defaults = [("train.binding", "auto"), ("train.device", "cuda" if spec.gpus_per_node else "cpu")]
-    settings = config.resolve(recipe, [*defaults, *overrides], settings_file)
-    made = make_job(launcher, settings, data, run, spec=spec, folder=job, init=str(init or ""))
-    if dry_run:
-        print(job_script(made))
+    """Let the verb behind `--` check itself, then submit it as a job; `resources` are fields of JobSpec."""
+    words = context.args
+    if "--" not in sys.argv or not words:
+        form = f"bertrain launch {launcher} [OPTIONS] -- pretrain bert-tiny --data data --run runs/tiny"
+        raise UserError("missing-command", f"write the command to launch behind --, such as: {form}")
+    placement = place(launcher, JobSpec(**{"runtime": "apptainer", "env": tuple(env or ())} | resources))
+    submission = Submission(placement, job, repeats, dry_run)
+    root = context.find_root()
+    verb: Any = root.command
+    rest = list(words)
+    while hasattr(verb, "commands"):
+        _, verb, rest = verb.resolve_command(root, rest)
+    if {"nproc", "engine"} & {parameter.name for parameter in verb.params}:  # it knows ranks
+        sys.argv[1:] = words
+        with options.launching(submission):
+            root.command.main(words, prog_name="bertrain", standalone_mode=False)
         return
-    print(f"job {made.folder}: {made.world} rank(s); follow it with `bertrain launch logs {made.folder}`", flush=True)
-    print(f"submitted as {submit_job(made, settings)}")
+    if placement.world > 1:
+        raise UserError("one-process-verb", f"`bertrain {verb.name}` runs in one process; launch it as a single rank")
+    verb.make_context(verb.name, rest)  # refuses wrong options
+    submission.submit([words], [], 0, None, [])
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job in the making, which the verb completes."""
+
+    placement: Placement
+    folder: Path | None
+    repeats: int
+    dry_run: bool
+
+    @property
+    def world(self) -> int:
+        return self.placement.world
+
+    def submit(
+        self, commands: Sequence[Sequence[str]], folders: Sequence[Path], restarts: int, settings: Settings | None,
+        data: Sequence[Path],
+    ) -> None:  # fmt: skip
+        """Write the job folder and submit the job, or print its script."""
+        from bertrain.launch.scripts import job_script
+        from bertrain.launch.submit import submit_job
+
+        own = [str(folder) for folder in folders] or [""] * len(commands)
+        tasks = [Task(command=tuple(words), folder=folder) for words, folder in zip(commands, own, strict=False)]
+        if self.repeats > 1:
+            tasks = repeat_task(tasks, self.repeats, settings)
+        job = make_job(self.placement, tasks, data=data, restarts=restarts, folder=self.folder)
+        if self.dry_run:
+            print(job_script(job))
+            return
+        what = f"{job.world} rank(s)" + (f", {len(tasks)} tasks" if len(tasks) > 1 else "")
+        print(f"job {job.folder}: {what}; follow it with `bertrain launch logs {job.folder}`", flush=True)
+        print(f"submitted as {submit_job(job, settings)}")
+
+
+def repeat_task(tasks: Sequence[Task], repeats: int, settings: Settings | None) -> list[Task]:
+    """The same run several times, each with its own folder and seed."""
+    (task, *others), words = tasks, list(tasks[0].command)
+    named = [word for word in words if word in options.RUN_OPTIONS]
+    if others or settings is None or not task.folder or not named:
+        raise UserError("cannot-repeat", "--repeats is for a command with --run RUN; leave it out")
+    place, seed = words.index(named[0]) + 1, settings.train.seed
+    option = "--seed" if "--seed" in words else "--train.seed"
+
+    def again(number: int) -> Task:
+        words[place] = f"{task.folder}-{number}"
+        seeds = [option, str(seed + number - 1)] if seed >= 0 else []  # below 0: every run draws its own
+        return Task(command=(*words, *seeds), folder=words[place])
+
+    return [again(number) for number in range(1, repeats + 1)]
 
 
 def _resources(
@@ -55,12 +119,12 @@ def _resources(
     procs_per_node: Annotated[int, Option(min=0, help="ranks per node, without GPUs")] = 0,
     time: Annotated[str, Option(help="time limit, such as 2h or 02:00:00")] = "",
     warning: Annotated[str, Option(help="time before the limit at which the job saves and stops")] = "2m",
-    python: Annotated[str, Option(help="the Python of the nodes; default: this one")] = "",
+    python: Annotated[str, Option(help="the Python of the nodes; default: this one, or the image's")] = "",
     container: Annotated[str, Option(help="an image to run in")] = "",
-    mounts: Annotated[str, Option(help="folders the container sees, such as /data:/data,/runs:/runs")] = "",
-    repeats: Annotated[int, Option(min=1, help="number of runs RUN-1, RUN-2, ...; their seeds count up")] = 1,
-    restarts: Annotated[int, Option(min=0, help="restarts of all ranks in a row without a new checkpoint")] = 0,
-    preflight: Annotated[bool, Option("--preflight/--no-preflight", help="check every node before training")] = True,
+    mounts: Annotated[str, Option(help="more folders that the container sees, such as /data:/data,/raid:/raid")] = "",
+    preflight: Annotated[
+        bool, Option("--preflight/--no-preflight", help="check every node before the first task")
+    ] = True,
 ) -> None:
     """The options of every launcher, fields of JobSpec."""
 
@@ -79,7 +143,7 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
     def decorate(own_options: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(own_options)
         def verb(**arguments: Any) -> None:
-            _launch(launcher, **arguments)
+            _launch(launcher=launcher, **arguments)
 
         parameters: list[inspect.Parameter] = []
         declarations: list[Callable[..., None]] = [_launch, _resources, own_options, _network]
@@ -88,7 +152,9 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
             own = [one for one in declared if one.name not in ("launcher", "resources")]
             parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         verb.__dict__["__signature__"] = inspect.Signature(parameters)
-        return app.command(launcher, context_settings=options.OVERRIDES)(options.takes_settings()(verb))
+        verb.__annotations__ = {one.name: one.annotation for one in parameters}
+        usage = "[OPTIONS] -- VERB [OPTIONS OF THE VERB]"
+        return app.command(launcher, context_settings={"allow_extra_args": True}, options_metavar=usage)(verb)
 
     return decorate
 
@@ -97,7 +163,7 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
 def launch_local() -> None:
     """Run a job on this machine, its folder and logs as on a cluster.
 
-    Example: bertrain launch local bert-tiny --data data --run runs/tiny --procs-per-node 2
+    Example: bertrain launch local --procs-per-node 2 -- pretrain bert-tiny --data data --run runs/tiny
     """
 
 
@@ -109,7 +175,7 @@ def launch_ssh(
 ) -> None:
     """Run a job on the hosts of a list, over ssh.
 
-    Example: bertrain launch ssh bert-base-phase1 --data data --run runs/base --hostfile hosts --gpus-per-node 8
+    Example: bertrain launch ssh --hostfile hosts --gpus-per-node 8 -- pretrain bert-base --data data --run runs/base
     """
 
 
@@ -122,28 +188,31 @@ def launch_slurm(
     constraint: Annotated[str, Option(help="features that nodes must have")] = "",
     nodelist: Annotated[str, Option(help="only these nodes")] = "",
     cpus_per_node: Annotated[int, Option(min=0, help="0: whole nodes, exclusively")] = 0,
+    array: Array = False,
     mpi: Annotated[MpiType, Option(help="srun's --mpi; bertrain needs none")] = "none",
     runtime: Annotated[Runtime, Option(help="what runs the container")] = "pyxis",
 ) -> None:
     """Submit a job to Slurm, or run it in place inside an allocation (salloc).
 
-    Example: bertrain launch slurm bert-base-phase1 --data data --run runs/base --nodes 2 --gpus-per-node 8 --time 4h
+    Example: bertrain launch slurm --nodes 2 --gpus-per-node 8 -- pretrain bert-base --data data --run runs/base
     """
 
 
 @_launcher("pbs")
 def launch_pbs(
-    nodes: Nodes = 1,
+    nodes: Annotated[int, Option(min=0, help="machines; 0: as many as --select has chunks, or 1")] = 0,
     queue: Annotated[str, Option(help="PBS's queue")] = "",
-    project: Annotated[str, Option(help="PBS's project")] = "",
+    project: Annotated[str, Option(help="PBS's project (-P)")] = "",
+    account: Annotated[str, Option(help="PBS's account (-A)")] = "",
     select: Annotated[str, Option(help="chunks in PBS's notation; default: N:ngpus=G")] = "",
     place: Annotated[str, Option(help="placement of the chunks")] = "scatter:excl",
     cpus_per_node: Annotated[int, Option(min=0, help="ncpus of a chunk; 0: PBS's own")] = 0,
+    array: Array = False,
     ssh: Annotated[str, Option(help="the ssh command from node to node")] = "ssh",
 ) -> None:
     """Submit a job to PBS, or run it in place inside an allocation (qsub -I).
 
-    Example: bertrain launch pbs bert-base-phase1 --data data --run runs/base --nodes 2 --gpus-per-node 4 --time 4h
+    Example: bertrain launch pbs --nodes 2 --gpus-per-node 4 -- finetune glue/mnli --init w --data glue --run runs/mnli
     """
 
 
@@ -155,7 +224,7 @@ def launch_mpi(
 ) -> None:
     """Run a job whose ranks mpirun starts; they communicate over torch.distributed.
 
-    Example: bertrain launch mpi bert-base-phase1 --data data --run runs/base --nodes 2 --procs-per-node 4
+    Example: bertrain launch mpi --nodes 2 --procs-per-node 4 -- pretrain bert-base --data data --run runs/base
     """
 
 
@@ -163,11 +232,11 @@ def launch_mpi(
 def launch_worker(
     role: Annotated[Literal["node", "rank", "ssh"], typer.Argument()],
     job: Job,
-    stage: Annotated[Literal["preflight", "training"], typer.Argument()],
+    stage: Annotated[Literal["preflight", "task"], typer.Argument()],
 ) -> None:
     """Run one part of a job; the job's script calls this, people do not.
 
-    Example: bertrain launch worker node jobs/tiny-1 training
+    Example: bertrain launch worker node jobs/tiny-1 task
     """
     from bertrain.launch.job import read_job
     from bertrain.launch.node import exec_rank, run_node
@@ -223,8 +292,9 @@ def launch_status(job: Job, as_json: options.AsJson = False) -> None:
     if options.printed_json(status, as_json):
         return
     print(f"{status['job']} ({status['launcher']}): {status['state']}")
-    for one in status["runs"]:
-        print(f"  {one['run']}: step {one['step']}; {one['last_event'] or 'not started'}")
+    for one in status["tasks"]:
+        step = f"step {one['step']}; " if one["step"] else ""
+        print(f"  {one['command']}: {step}{one['last_event'] or 'not started'}")
 
 
 @app.command("cancel")

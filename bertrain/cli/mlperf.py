@@ -13,6 +13,7 @@ from bertrain.base.errors import AgreedError, UserError
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import options
 from bertrain.config import resolve as config
+from bertrain.weights.hub import absolute
 
 if TYPE_CHECKING:
     from bertrain.mlperf.check import SubmissionCheck
@@ -34,7 +35,8 @@ def mlperf_run(
     nproc: options.RankCount = 1,
     attempts: Annotated[int, Option(min=1, help="attempts at an experiment that crashes")] = 3,
     only: Annotated[str | None, Option(help="only this experiment (a number, or probe), in these processes")] = None,
-    attempt: Annotated[int, Option(min=1, help="with --only: the number of this attempt")] = 1,
+    attempt: Annotated[int, Option(min=0, help="with --only: the number of this attempt; 0: the next")] = 0,
+    dry_run: Annotated[bool, Option("--dry-run", help="print the resolved experiments and stop")] = False,
 ) -> None:
     """Train to the target several times, each with a new seed; write MLPerf's logs and check them.
 
@@ -47,12 +49,25 @@ def mlperf_run(
     """
     settings = replace(config.resolve(recipe, overrides, settings_file), given=None)  # --init must fit the recipe
     options.prepare_process(settings.train)
-    beginning = str(init or "")
-    from bertrain.mlperf.experiment import probe_initial_weights, run_experiment
-    from bertrain.mlperf.run import run_experiments
+    beginning = absolute(str(init or ""))
+    from bertrain.mlperf.experiment import probe_initial_weights
+    from bertrain.mlperf.run import check_experiments, run_experiments, run_one
 
     if only is None and under_launcher():
         raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
+    if only is None and (dry_run or options.is_launched()):
+        world, here = options.world(nproc), not options.is_launched()
+        experiments = check_experiments(settings, data, out, init=beginning, world=world, here=here)
+        if dry_run:
+            from bertrain.training.announce import dry_run as describe
+
+            print(f"{nexp} experiment(s) into {out}, each of them:\n{describe(experiments, data, world=world)}")
+            return
+        parts = [*(["probe"] if settings.mlperf.probe_accuracy else []), *map(str, range(nexp))]
+        options.start_ranks(
+            nproc, attempts - 1, [out] * len(parts), settings=experiments, data=[data, settings.evaluate.data],
+            tasks=[["--only", part] for part in parts],
+        )  # fmt: skip
     if only is None:
         checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
         _print_verdict(checked, as_json=False)
@@ -61,7 +76,9 @@ def mlperf_run(
         if is_first_rank():
             print(f"the probe: the initial weights predict {accuracy:.5f} of the masked words correctly, as expected")
     elif only.isascii() and only.isdigit():
-        run_experiment(settings, data, out, number=int(only), attempt=attempt, init=beginning)
+        checked_all = run_one(settings, data, out, number=int(only), attempt=attempt, nexp=nexp, init=beginning)
+        if checked_all is not None:
+            _print_verdict(checked_all, as_json=False)
     else:
         raise UserError("invalid-value", f"--only is the number of an experiment, or probe, not {only!r}")
 

@@ -11,21 +11,24 @@ import inspect
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import under_launcher
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import WORDS, describe, parse_overrides
 
 if TYPE_CHECKING:
-    from bertrain.config.settings import TrainSettings
+    from bertrain.config.settings import Settings, TrainSettings
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Overrides = list[tuple[str, str]]
@@ -35,6 +38,7 @@ TEXT_COLUMN = "field or column that holds the text; auto: text, or the only one 
 ENCODING = "such as latin-1; auto: UTF-8, UTF-16 with a byte order mark, or Windows-1252 where a file reads well in it"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
+RUN_OPTIONS = ("--run", "--run-folder")  # torchrun takes --run for its own, unless it is called with `-m --`
 NewFolder = Annotated[Path, Option("--out", help="the folder to create")]
 RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())
@@ -233,8 +237,51 @@ def printed_json(result: Any, as_json: bool) -> bool:
     return as_json
 
 
+class Launch(Protocol):
+    """What `bertrain launch` does with the command behind `--`, in place of ranks on this machine."""
+
+    @property
+    def world(self) -> int: ...
+
+    def submit(
+        self, commands: Sequence[Sequence[str]], folders: Sequence[Path], restarts: int, settings: Settings | None,
+        data: Sequence[Path],
+    ) -> None: ...  # fmt: skip
+
+
+_launch: ContextVar[Launch | None] = ContextVar("launch", default=None)
+
+
+@contextmanager
+def launching(launch: Launch) -> Iterator[None]:
+    """Let the verbs that are called meanwhile check themselves as always, and submit a job instead of starting."""
+    before = _launch.set(launch)
+    try:
+        yield
+    finally:
+        _launch.reset(before)
+
+
+def is_launched() -> bool:
+    """Whether the verb will run elsewhere, so that this machine's hardware does not count."""
+    return _launch.get() is not None
+
+
+def world(nproc: int) -> int:
+    """The number of ranks that `start_ranks` will start."""
+    launch = _launch.get()
+    return launch.world if launch else nproc
+
+
+def starts_ranks(nproc: int, restarts: int = 0) -> bool:
+    """Whether the verb is to check itself, then call `start_ranks`, rather than to do its work in this process."""
+    return (is_launched() or nproc > 1 or restarts > 0) and not under_launcher()
+
+
 def prepare_process(train: TrainSettings) -> None:
     """Set what torch's libraries read when they are loaded: instruction set, memory allocator, OpenMP runtime."""
+    if is_launched():
+        return
     from bertrain.base.isa import cap_isa
     from bertrain.ranks.preload import start_again
 
@@ -242,8 +289,27 @@ def prepare_process(train: TrainSettings) -> None:
     cap_isa(train.isa)
 
 
-def start_ranks(nproc: int, restarts: int = 0, runs: Sequence[Path] = ()) -> None:
-    """Run this same command as several ranks, and exit as they do; a new checkpoint in one of `runs` is progress."""
+def start_ranks(
+    nproc: int,
+    restarts: int = 0,
+    runs: Sequence[Path] = (),
+    *,
+    settings: Settings | None = None,
+    data: Sequence[Path | str] = (),
+    tasks: Sequence[Sequence[str]] = (),
+) -> None:
+    """Run this same command as several ranks, and exit as they do; a new checkpoint in one of `runs` is progress.
+
+    Under `bertrain launch` the ranks are those of a job, whose nodes are checked by `settings` and `data` first.
+    `tasks` are words to add to the command, if the job is to run it several times.
+    """
+    launch = _launch.get()
+    if launch is not None:
+        if nproc > 1:
+            raise UserError("conflicting-options", "--nproc is for one machine; give launch --procs-per-node instead")
+        commands = [[*sys.argv[1:], *words] for words in tasks or [[]]]
+        launch.submit(commands, runs, restarts, settings, [Path(path) for path in data if path])
+        raise SystemExit(0)
     from bertrain.launch.local import run_ranks
 
     def steps_saved() -> int:

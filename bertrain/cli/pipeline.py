@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
+from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
     ENCODING,
     OVERRIDES,
@@ -15,8 +16,10 @@ from bertrain.cli.options import (
     TEXT_COLUMN,
     InitialWeights,
     Overrides,
+    is_launched,
     new_app,
     prepare_process,
+    start_ranks,
     takes_settings,
 )
 from bertrain.config.choices import DocumentEnd, OnError
@@ -77,7 +80,12 @@ def train(
     if dry_run:
         print("\n".join(pipeline.dry_run(text, out, **wishes)))
         return
-    print("\n".join(["", *pipeline.summary(pipeline.train(text, out, **wishes))]))
+    if is_launched():
+        pipeline.check(text, out, **wishes)
+        start_ranks(max(1, nproc), runs=[out / "run"], data=text)
+    made = pipeline.train(text, out, **wishes)
+    if is_first_rank():
+        print("\n".join(["", *pipeline.summary(made)]))
 
 
 def parse_share(text: str) -> float:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from bertrain.base.machine import under_launcher
 from bertrain.cli import options
 from bertrain.config import resolve as config
 
@@ -59,9 +58,9 @@ def profile_run(
 
     resolved = config.resolve(recipe, overrides, settings_file)
     options.prepare_process(resolved.train)
-    if nproc > 1 and not under_launcher():
+    if options.starts_ranks(nproc):
         refuse_occupied(out)
-        options.start_ranks(nproc)
+        options.start_ranks(nproc, runs=[out], settings=resolved, data=[data] if data else [])
     from bertrain.profiling.profile import profile
 
     profile(

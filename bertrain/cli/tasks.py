@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.isa import cap_isa
-from bertrain.base.machine import is_first_rank, under_launcher
+from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config.resolve import parse_overrides
 
@@ -24,7 +24,7 @@ def finetune(
         str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify")
     ],
     data: Annotated[Path, Option(help="the folder with the task's files")],
-    run: Annotated[Path, Option(help="the run folder to create or continue")],
+    run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],
     overrides: options.Overrides,
     init: options.InitialWeights = None,
     do: Annotated[
@@ -50,7 +50,8 @@ def finetune(
     """
     if as_json:
         overrides.insert(0, ("log.level", "quiet"))
-    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # the settings refuse other values below
+    if not options.is_launched():
+        cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
     from bertrain.training import finetune as tuning
     from bertrain.training import predict as predicting
     from bertrain.training import task_results, task_settings
@@ -70,12 +71,14 @@ def finetune(
         from bertrain.training.announce import dry_run as describe
 
         for name, settings in resolved.items():
-            print(describe(settings, data, run=places[name][0], world=nproc, init=beginning))
+            print(describe(settings, data, run=places[name][0], world=options.world(nproc), init=beginning))
         return
-    if (nproc > 1 or restarts) and not under_launcher():
+    if options.starts_ranks(nproc, restarts):
+        world, here = options.world(nproc), not options.is_launched()
         for name, settings in resolved.items():
-            preflight(settings, data, places[name][0], init=beginning, world=nproc)
-        options.start_ranks(nproc, restarts, [place for several in places.values() for place in several])
+            preflight(settings, data, places[name][0], init=beginning, world=world, here=here)
+        runs = [place for several in places.values() for place in several]
+        options.start_ranks(nproc, restarts, runs, settings=next(iter(resolved.values())), data=[data])
     outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers, predicts=do == "predict")
     shown = [one.to_dict() for one in outcomes]
     if do == "predict":

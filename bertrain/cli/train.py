@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
-from bertrain.base.machine import is_first_rank, under_launcher
+from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config import resolve as config
 from bertrain.config.settings import Settings
@@ -26,7 +26,7 @@ def pretrain(
     recipe: options.RecipeName,
     data: DataFolder,
     overrides: options.Overrides,
-    run: Annotated[Path | None, Option(help="the run folder to create or continue")] = None,
+    run: Annotated[Path | None, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")] = None,
     settings_file: options.SettingsFile = None,
     init: options.InitialWeights = None,
     nproc: options.RankCount = 1,
@@ -63,16 +63,17 @@ def pretrain(
         raise UserError("missing-option", "--run is missing: the folder of this run, for example --run runs/first")
     from bertrain.training import start as training
 
-    if (nproc > 1 or restarts) and not under_launcher():
-        training.preflight(resolved, data, run, init=str(init or ""), world=nproc)
-        options.start_ranks(nproc, restarts, [run])
+    if options.starts_ranks(nproc, restarts):
+        world, here = options.world(nproc), not options.is_launched()
+        training.preflight(resolved, data, run, init=str(init or ""), world=world, here=here)
+        options.start_ranks(nproc, restarts, [run], settings=resolved, data=[data, resolved.evaluate.data])
     training.pretrain(resolved, data, run, init=str(init or ""))
     _finish(run)
 
 
 def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
-    if nproc > 1 and not under_launcher():
-        options.start_ranks(nproc)
+    if options.starts_ranks(nproc):
+        options.start_ranks(nproc, settings=settings, data=[data])
     from bertrain.training.benchmark import benchmark as measure
 
     metrics = measure(settings, data, steps=steps, warm_up=warm_up)
@@ -108,12 +109,16 @@ def resume(
     from bertrain.ranks.restart import ROLLED_BACK
     from bertrain.training import start as training
 
-    if (nproc > 1 or restarts) and not under_launcher():
-        training.preflight_resume(run, overrides, from_step=from_step, world=nproc)
+    if options.starts_ranks(nproc, restarts):
+        world, here = options.world(nproc), not options.is_launched()
+        resolved = training.preflight_resume(run, overrides, from_step=from_step, world=world, here=here)
         if from_step is not None:
             training.roll_back(run, from_step)
             os.environ[ROLLED_BACK] = "1"
-        options.start_ranks(nproc, restarts, [run])
+        settings = resolved.settings
+        options.start_ranks(
+            nproc, restarts, [run], settings=settings, data=[Run.open(run).data, settings.evaluate.data]
+        )
     training.resume(run, overrides, from_step=from_step)
     _finish(run)
 
@@ -131,6 +136,7 @@ def evaluate(
     max_examples: Annotated[int, Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
     batch_size: options.BatchSize = 0,
     device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    nproc: options.RankCount = 1,
     as_json: options.AsJson = False,
 ) -> None:
     """Print loss and accuracy of a run on held-out data, or the metrics of a fine-tuned run's task.
@@ -143,7 +149,10 @@ def evaluate(
     from bertrain.base.console import evaluation_text
     from bertrain.run.folder import Run
 
-    if Run.open(run).settings.task.name:
+    settings = Run.open(run).settings
+    if options.starts_ranks(nproc):
+        options.start_ranks(nproc, settings=settings, data=[data] if data else [])
+    if settings.task.name:
         from bertrain.training.predict import evaluate_task
 
         if max_examples:

@@ -161,6 +161,12 @@ class BatchSettings:
         0, "policy exchange: ranks that share examples, a divisor of all; 0: all", min=0, experimental=True
     )
     packing: StepPacking = setting(PACKING, "policy packed: longest or shortest pack first", experimental=True)
+    shares: str = setting(
+        "",
+        "examples of each quarter of the lengths, such as 6 3 2 5: so many of them in every 16 examples of a step, "
+        "each quarter in an order of its own; empty: lengths as they come",
+        experimental=True,
+    )
     auto: bool = changeable(
         False, "set token_budget to the largest that fits into memory, at most a rank's share of a step"
     )
@@ -286,7 +292,15 @@ class TrainSettings:
     openmp: Literal["auto", "intel", "gnu"] = changeable(
         "auto", "OpenMP runtime on a CPU. auto, gnu: PyTorch's own; intel: Intel's or LLVM's, if installed"
     )
-    bucket_mb: int = setting(25, "MB of a bucket in which gradients are summed over ranks", min=1, experimental=True)
+    exchange_precision: Literal["fp32", "bf16", "fp16"] = setting(
+        "fp32",
+        "format in which gradients travel between ranks. bf16: half the bytes; fp16: the same, more exactly, with "
+        "precision fp16; sums are made in fp32 and rounded once",
+        experimental=True,
+    )
+    bucket_mb: int = setting(
+        25, "MB (in fp32) of a bucket in which gradients are summed over ranks", min=1, experimental=True
+    )
     hang_timeout: str = changeable(
         "10m",
         "stop the run and name the rank that hangs if no rank makes progress for this long; at least 10m while "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from bertrain.base.errors import UserError
-from bertrain.base.units import parse_duration, parse_fits, parse_slice, parse_steps
+from bertrain.base.units import parse_duration, parse_fits, parse_shares, parse_slice, parse_steps
 from bertrain.config.sections import BatchSettings as BatchSettings
 from bertrain.config.sections import CheckpointSettings as CheckpointSettings
 from bertrain.config.sections import DataSettings as DataSettings
@@ -63,6 +63,9 @@ class Settings:
         parse_fits(self.train.fits, "train.fits")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
+        if self.train.exchange_precision == "fp16" != self.train.precision:
+            what = "train.exchange_precision fp16 needs the loss scale of train.precision fp16"
+            raise UserError("conflicting-settings", f"{what}; use --train.exchange_precision bf16")
         _check_schedule(self.schedule)
         self._check_optimizer()
         self._check_evaluation()
@@ -117,6 +120,9 @@ class Settings:
             raise UserError("bin-too-small", f"batch.token_budget {budget} is below data.max_seq_length {longest}")
         if 0 < batch.tokens < longest:
             raise UserError("step-too-small", f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}")
+        if (shares := parse_shares(batch.shares)) and (not batch.sequences or batch.sequences % sum(shares)):
+            parts = f"batch.shares {batch.shares} makes parts of {sum(shares)} examples"
+            raise UserError("conflicting-settings", f"{parts}; make batch.sequences a multiple of that")
         group, policy = batch.group_size, batch.policy
         if group and policy != "exchange":
             raise UserError("conflicting-settings", f"batch.group_size {group} is for policy exchange, not {policy}")

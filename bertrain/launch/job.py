@@ -1,8 +1,8 @@
 """The job folder: everything a job consists of, written once, before anything is started.
 
 job.sh        the script that the scheduler runs; can be read, edited and submitted by hand
-recipe.toml   all settings, resolved
-job.json      the rest: the exact command, nodes and ranks, the version of the code
+job.json      the tasks (bertrain commands), nodes and ranks, environment, the version of the code
+recipe.toml   the settings that the tasks resolve to, for the pre-flight and for people
 hosts         the hosts, if there is a hostfile
 submitted     the scheduler's job number, a line for each submission
 events        the events of the script, with their times
@@ -23,8 +23,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -35,15 +37,22 @@ from bertrain.base.files import new_folder
 from bertrain.base.units import parse_duration
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
-from bertrain.weights.hub import absolute
+from bertrain.ranks.restart import ROLLED_BACK
 
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
 Runtime = Literal["pyxis", "apptainer"]
 MpiType = Literal["none", "pmi2", "pmix"]
 JOB, RECIPE, SCRIPT, HOSTS = "job.json", "recipe.toml", "job.sh", "hosts"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 DIRECTIVES = ("nodelist", "partition", "account", "gres", "constraint", "queue", "project", "select", "place")
 """Fields of JobSpec that a scheduler parses rather than bash."""
+CARRIED = (
+    "CCL_*", "DNNL_*", "FI_*", "GLOO_*", "HF_HOME", "HF_*_OFFLINE", "KMP_*", "LD_PRELOAD", "MALLOC_CONF", "NCCL_*",
+    "OMP_*", "PYTHONPATH", "PYTORCH_*", "TORCH_*", "TRANSFORMERS_OFFLINE", "UCX_*", ROLLED_BACK,
+)  # fmt: skip
+"""Environment variables that a job takes along to every node."""
+ONLY_HERE = ("LD_PRELOAD", "PYTHONPATH")  # paths of this machine, which a container does not have
+SECRETS = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +67,7 @@ class Host:
 class JobSpec:
     """The resources of a job; fields are named after the options of `bertrain launch`."""
 
-    nodes: int = 1
+    nodes: int = 0
     gpus_per_node: int = 0
     procs_per_node: int = 0
     time: str = ""
@@ -84,8 +93,8 @@ class JobSpec:
     nic: str = ""
     port: int = 0
     rendezvous_host: str = ""
-    repeats: int = 1
-    restarts: int = 0
+    env: tuple[str, ...] = ()
+    array: bool = False
     preflight: bool = True
 
     @property
@@ -116,6 +125,12 @@ class JobSpec:
             raise UserError("gpus-without-ranks", f"--gres {self.gres} requests GPUs; give --gpus-per-node for them")
         if self.runtime == "pyxis" and self.container and launcher != "slurm":
             raise UserError("wrong-container-runtime", "pyxis is a plugin of Slurm; elsewhere use --runtime apptainer")
+        if self.mounts and not self.container:
+            raise UserError("option-without-effect", "--mounts is for --container; give both, or leave it out")
+        chunks = self.selected_nodes()
+        if self.nodes and chunks not in (0, self.nodes):
+            selected = f"--select {self.select} has {chunks} chunk(s)"
+            raise UserError("conflicting-options", f"{selected}, but --nodes is {self.nodes}; leave out --nodes")
         if launcher == "ssh" and not self.hostfile:
             raise UserError("missing-hostfile", "give --hostfile, with one host per line, such as `node1 slots=8`")
         if launcher == "local" and self.nodes > 1:
@@ -123,24 +138,19 @@ class JobSpec:
             raise UserError("too-many-nodes", f"{why}; use ssh, slurm, pbs, mpi")
         return self
 
+    def selected_nodes(self) -> int:
+        """The number of chunks in `select`, such as 3 in 2:ngpus=4+1:ncpus=8; 0 without one."""
+        counts = [chunk.partition(":")[0] for chunk in self.select.split("+")] if self.select else []
+        return sum(int(count) if count.isascii() and count.isdigit() else 1 for count in counts)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job as its folder describes it."""
+class Placement:
+    """Where a job runs: a checked JobSpec, with its hosts."""
 
-    folder: Path
     launcher: Launcher
-    name: str
-    data: str
-    run: str
-    init: str
-    seed: int
     spec: JobSpec
     hosts: tuple[Host, ...] = ()
-    python: str = sys.executable
-    environment: dict[str, str] = field(default_factory=dict)
-    code: dict[str, str] = field(default_factory=dict)
-    created: str = ""
 
     @property
     def world(self) -> int:
@@ -148,18 +158,42 @@ class Job:
             return sum(host.slots for host in self.hosts)
         return self.spec.nodes * self.spec.ranks_per_node
 
-    def run_of(self, repeat: int) -> str:
-        """The run folder of a repeat; 0: the job has a single run."""
-        return f"{self.run}-{repeat}" if repeat else self.run
 
-    def command(self, repeat: int = 0) -> list[str]:
-        """The arguments of `bertrain` on each rank; every repeat has its own run folder and seed."""
-        words = ["pretrain", str(self.folder / RECIPE), "--data", self.data, "--run", self.run_of(repeat)]
-        if self.init:
-            words += ["--init", self.init]
-        if repeat and self.seed >= 0:  # below 0: every run draws its own
-            words += ["--train.seed", str(self.seed + repeat - 1)]
-        return words
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One command of a job, which all of its ranks run."""
+
+    command: tuple[str, ...]
+    """The arguments of `bertrain`, as they were typed."""
+    folder: str = ""
+    """What it writes: a run folder, whose new checkpoints count as progress, or another folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Placement):
+    """A job as its folder describes it."""
+
+    folder: Path
+    name: str
+    tasks: tuple[Task, ...]
+    data: tuple[str, ...] = ()
+    """What all nodes must see alike."""
+    restarts: int = 0
+    directory: str = ""
+    """The working directory of the tasks."""
+    python: str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether each task is a job of its own to the scheduler."""
+        return self.spec.array and len(self.tasks) > 1
+
+    def output(self, number: int) -> Path:
+        """Where the logs and events of a task (1 ...) lie."""
+        return self.folder / f"task-{number}" if len(self.tasks) > 1 else self.folder
 
     def describe_code(self) -> str:
         commit = f", commit {self.code['commit']}" if self.code["commit"] else ""
@@ -230,48 +264,93 @@ def code_version() -> dict[str, str]:
     return {"version": bertrain.__version__, "commit": commit, "files": digest.hexdigest()}
 
 
-def make_job(
-    launcher: Launcher,
-    settings: Settings,
-    data: str | Path,
-    run: str | Path,
-    *,
-    spec: JobSpec,
-    folder: str | Path | None = None,
-    init: str = "",
-) -> Job:
-    """Describe a job, checked, with every path absolute; writes nothing."""
+def place(launcher: Launcher, spec: JobSpec) -> Placement:
+    """Check the resources of a job, and count its nodes."""
     if launcher not in get_args(Launcher):
         raise UserError("unknown-launcher", f"no launcher {launcher!r}; use one of {', '.join(get_args(Launcher))}")
     spec = spec.check(launcher)
     hosts = read_hostfile(Path(spec.hostfile), spec.ranks_per_node, spec.nodes) if spec.hostfile else ()
-    spec = dataclasses.replace(spec, nodes=len(hosts) or spec.nodes or 1)
-    numbered = (Path("jobs") / f"{Path(run).name}-{number}" for number in itertools.count(1))
-    place = Path(folder) if folder is not None else next(path for path in numbered if not path.exists())
-    if launcher in ("slurm", "pbs"):
-        refuse_quotation_marks("--job", str(place.resolve()))
-    _refuse_existing(place)
-    kept = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
-    if spec.nic:
-        kept |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
+    spec = replace(spec, nodes=len(hosts) or spec.nodes or spec.selected_nodes() or 1)
+    return Placement(launcher=launcher, spec=replace(spec, container=find_image(spec)), hosts=hosts)
+
+
+def find_image(spec: JobSpec) -> str:
+    """The container image: a file by its absolute path, since pyxis takes a bare name for one of a registry."""
+    path = Path(spec.container)
+    if not spec.container or path.is_absolute() or not (path.exists() or path.suffix in (".sif", ".sqsh")):
+        return spec.container
+    if not path.exists():
+        raise UserError("missing-image", f"there is no image {path} (--container); give the nodes' absolute path")
+    return str(path.resolve())
+
+
+def make_job(
+    placement: Placement,
+    tasks: Sequence[Task],
+    *,
+    data: Sequence[str | Path] = (),
+    restarts: int = 0,
+    folder: str | Path | None = None,
+) -> Job:
+    """Describe a job, checked, with every path absolute; writes nothing."""
     # Resolved, since a link or the working directory may bring in a name that was not typed.
-    paths = {"data": str(Path(data).resolve()), "run": str(Path(run).resolve())}
-    paths["init"] = absolute(init)
-    paths["python"] = os.path.abspath(spec.python) if "/" in spec.python else spec.python or sys.executable
-    for option, value in (paths | {"job": str(place.resolve())} | kept).items():
-        refuse_control_characters(f"--{option}" if option.islower() else option, value)
+    tasks = [replace(task, folder=str(Path(task.folder).resolve()) if task.folder else "") for task in tasks]
+    verb = "-".join(itertools.takewhile(lambda word: word.isalpha(), tasks[0].command[:2]))
+    name = Path(tasks[0].folder).name or verb
+    numbered = (Path("jobs") / f"{name}-{number}" for number in itertools.count(1))
+    chosen = Path(folder) if folder is not None else next(path for path in numbered if not path.exists())
+    _refuse_existing(chosen)
+    spec, here = placement.spec, chosen.resolve()
+    if placement.launcher in ("slurm", "pbs"):
+        refuse_quotation_marks("--job", str(here))
+    python = spec.python or ("python3" if spec.container else sys.executable)
+    paths = {"--python": os.path.abspath(python) if "/" in python else python, "--job": str(here)}
+    paths |= {"the working directory": os.getcwd(), "--container": spec.container}
+    paths |= {f"the data {path}": str(Path(path).resolve()) for path in data}
+    paths |= {word: word for task in tasks for word in (*task.command, task.folder)}
+    environment = carried_environment(spec)
+    for what, value in (paths | environment).items():
+        refuse_control_characters(what, value)
     return Job(
-        **paths,
-        folder=place.resolve(),
-        launcher=launcher,
-        name=Path(run).name,
-        seed=settings.train.seed,
+        launcher=placement.launcher,
         spec=spec,
-        hosts=hosts,
-        environment=kept,
+        hosts=placement.hosts,
+        folder=here,
+        name=name,
+        tasks=tuple(tasks),
+        data=tuple(str(Path(path).resolve()) for path in data),
+        restarts=restarts,
+        directory=os.getcwd(),
+        python=paths["--python"],
+        environment=environment,
         code=code_version(),
         created=f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}",
     )
+
+
+def carried_environment(spec: JobSpec) -> dict[str, str]:
+    """The variables that every node gets: CARRIED as far as they are set, then `--env`; never a secret."""
+    carried = {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in CARRIED)
+        and not SECRETS.search(name)
+        and not (spec.container and name in ONLY_HERE)
+    }
+    if spec.nic:
+        carried |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
+    for word in spec.env:
+        name, given, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UserError("invalid-value", f"--env {word}: give NAME, or NAME=VALUE")
+        if SECRETS.search(name):
+            raise UserError(
+                "secret", f"--env {name} looks like a secret, and job folders are readable; set it on the nodes"
+            )
+        if not given and name not in os.environ:
+            raise UserError("missing-variable", f"--env {name}: the variable is not set; give --env {name}=VALUE")
+        carried[name] = value if given else os.environ[name]
+    return carried
 
 
 def _refuse_existing(folder: Path) -> None:
@@ -279,15 +358,15 @@ def _refuse_existing(folder: Path) -> None:
         raise UserError("folder-exists", f"{folder} exists; choose another --job, or leave it out")
 
 
-def write_job(job: Job, settings: Settings, script: str) -> None:
+def write_job(job: Job, settings: Settings | None, script: str) -> None:
     """Write the job folder, whole or not at all."""
     _refuse_existing(job.folder)
-    command = ["bertrain", *job.command(1 if job.spec.repeats > 1 else 0)]
-    content = {"schema_version": SCHEMA_VERSION, "command": command} | dataclasses.asdict(job)
+    content = {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(job)
     del content["folder"]
     with new_folder(job.folder) as partial:
         (partial / JOB).write_text(json.dumps(content, indent=1) + "\n")
-        (partial / RECIPE).write_text(f"# Resolved for the run {job.run}\n\n" + to_toml(settings))
+        if settings is not None:
+            (partial / RECIPE).write_text(to_toml(settings))
         (partial / SCRIPT).write_text(script)
         (partial / SCRIPT).chmod(0o755)
         if job.hosts:
@@ -303,8 +382,9 @@ def read_job(folder: str | Path) -> Job:
         content: dict[str, Any] = json.loads(path.read_text())
         if content.pop("schema_version") != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
-        del content["command"]
-        content |= {"spec": JobSpec(**content["spec"]), "hosts": tuple(Host(**host) for host in content["hosts"])}
-        return Job(folder=folder, **content)
+        content["spec"] = JobSpec(**content["spec"] | {"env": tuple(content["spec"]["env"])})
+        content["hosts"] = tuple(Host(**host) for host in content["hosts"])
+        content["tasks"] = tuple(Task(**task | {"command": tuple(task["command"])}) for task in content["tasks"])
+        return Job(folder=folder, **content | {"data": tuple(content["data"])})
     except (ValueError, KeyError, TypeError):
         raise UserError("damaged-job", f"{path} is damaged; launch the job again") from None

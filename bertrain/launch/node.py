@@ -19,7 +19,7 @@ from bertrain.launch.job import Job
 from bertrain.launch.local import code_after_signal, describe_failure, run_agent
 from bertrain.ranks.signals import STOP_SIGNALS, handling
 
-PREFLIGHT, TRAINING = "preflight", "training"
+PREFLIGHT, TASK = "preflight", "task"
 """The stages of a job."""
 SIGNALS_FROM_STDIN = "BERTRAIN_SIGNALS_FROM_STDIN"
 
@@ -88,13 +88,13 @@ def exec_rank(job: Job, stage: str) -> None:
     if job.launcher == "mpi":
         host, port = _endpoint(job, rank, is_listening=False)
         os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    for name in ("BERTRAIN_FAILED", "BERTRAIN_REPEAT"):
-        if not os.environ.get(name):
-            os.environ.pop(name, None)
+    if not os.environ.get("BERTRAIN_FAILED"):
+        os.environ.pop("BERTRAIN_FAILED", None)
     _copy_output_to(folder / f"rank-{rank:05d}.log")
+    os.chdir(job.directory)
     arguments = ["launch", "preflight", str(job.folder)]
-    if stage == TRAINING:
-        arguments = job.command(int(os.environ.get("BERTRAIN_REPEAT", "0")))
+    if stage == TASK:
+        arguments = list(job.tasks[int(os.environ["BERTRAIN_TASK"]) - 1].command)
     os.execv(sys.executable, [sys.executable, "-u", "-m", "bertrain", *arguments])
 
 

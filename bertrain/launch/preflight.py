@@ -80,7 +80,8 @@ class Preflight:
 def preflight_job(folder: str | Path) -> Preflight | None:
     """Check this machine or, as a rank of a job, all of its nodes. Returns None on all ranks but the first."""
     job = read_job(folder)
-    settings = config.resolve(str(job.folder / RECIPE))
+    recipe = job.folder / RECIPE
+    settings = config.resolve(str(recipe)) if recipe.is_file() else Settings()
     with parallel.join(settings.train) as ranks:
         marker = _create_marker(job, ranks)
         ranks.broadcast_int(0)  # a barrier: the marker exists now, and all ranks read their clocks at the same moment
@@ -107,7 +108,8 @@ def _create_marker(job: Job, ranks: Ranks) -> Path | None:
     """A file beside the run folder, by which the other nodes see that they share it; None if it cannot be written."""
     if ranks.world == 1:
         return None
-    place = next(path for path in (Path(job.run), *Path(job.run).parents) if path.exists())
+    own = output_folder(job)
+    place = next(path for path in (own, *own.parents) if path.exists())
     # The random name keeps this job apart from others, and from its other repeats, in the same folder.
     marker = place / f".bertrain-probe-{ranks.broadcast_int(secrets.randbits(62)):016x}"
     if ranks.is_first:
@@ -118,6 +120,11 @@ def _create_marker(job: Job, ranks: Ranks) -> Path | None:
     return marker
 
 
+def output_folder(job: Job) -> Path:
+    """What the first task writes; every node must see it."""
+    return Path(job.tasks[0].folder or job.directory)
+
+
 def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
     """Collect the facts of this rank; those of the whole node only on its first rank."""
     found = Facts(
@@ -126,14 +133,14 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
         host=platform.node(),
         is_first_of_node=ranks.local_rank == 0,
         versions=look.versions(code_version()),
-        gpus_seen=torch.cuda.device_count() if settings.train.device != "cpu" else 0,
+        gpus_seen=torch.cuda.device_count() if job.spec.gpus_per_node else 0,
         binding=ranks.bindings[ranks.local_rank].describe() if ranks.bindings else "any core",
     )
     if not found.is_first_of_node:
         return found
     own = look.own_processes()
     others = [one for one in machine.gpu_processes() if one.number not in own]
-    free, place, can_write = look.disk_free(Path(job.run))
+    free, place, can_write = look.disk_free(output_folder(job))
     fingerprint, problem = _fingerprint_data(job, settings)
     return replace(
         found,
@@ -152,10 +159,15 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
 
 
 def _fingerprint_data(job: Job, settings: Settings) -> tuple[str, str]:
-    folders = [job.data, *([settings.evaluate.data] if settings.evaluate.data else [])]
+    """What the data of pre-training is, and what is wrong with it; of other data only whether it is there."""
+    for path in job.data:
+        if not Path(path).exists():
+            return "", f"there is no {path}"
+    if settings.task.name or not (job.folder / RECIPE).is_file():
+        return "", ""
     try:
         quiet = not is_first_rank()
-        opened = [open_data(folder, vocab=settings.data.vocab, verify="size", quiet=quiet) for folder in folders]
+        opened = [open_data(folder, vocab=settings.data.vocab, verify="size", quiet=quiet) for folder in job.data]
     except UserError as error:
         return "", str(error)
     return " ".join(data.fingerprint for data in opened), ""
@@ -227,7 +239,7 @@ def _median_seconds(action: Callable[[], object], device: torch.device) -> float
 def compare(facts: Sequence[Facts], links: Sequence[Link], job: Job, settings: Settings) -> tuple[list[str], list[str]]:
     """Reasons not to train, and warnings: a sentence each."""
     nodes = [one for one in facts if one.is_first_of_node]
-    gpus = _gpu_refusals(facts, nodes) if settings.train.device == "cuda" else ()
+    gpus = _gpu_refusals(facts, nodes) if job.spec.gpus_per_node else ()
     refusals = [*_differences(facts, nodes), *gpus, *_disk_refusals(nodes, settings)]
     return refusals, [*_warnings(facts, nodes, links, job)]
 

@@ -27,7 +27,7 @@ from bertrain.launch.scripts import SAVE_MARGIN_S, container_command
 
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
 """ssh asks no questions, and gives up on a host that does not answer for a minute."""
-SENT_VARIABLES = ("BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED")
+SENT_VARIABLES = ("BERTRAIN_START", "BERTRAIN_TASK", "BERTRAIN_FAILED")
 SSH_FAILED = 255
 NO_PYTHON = (126, 127)
 
@@ -40,7 +40,7 @@ class Connection:
         is_local = host.name in ("localhost", platform.node(), platform.node().split(".")[0])
         ssh = [*shlex.split(job.spec.ssh), *(f"-o{option}" for option in SSH_OPTIONS), host.name]
         self.process = subprocess.Popen(
-            [*(["bash", "-c"] if is_local else ssh), node_command(job, stage, host, node, hosts)],
+            [*(["bash", "-c"] if is_local else ssh), node_command(job, stage, host, node, hosts, is_local=is_local)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,7 +76,8 @@ class Connection:
         print(f"bertrain: host {self.host.name} {problem} ({known})", file=sys.stderr, flush=True)
 
 
-def node_command(job: Job, stage: str, host: Host, node: int, hosts: Sequence[Host]) -> str:
+def node_command(job: Job, stage: str, host: Host, node: int, hosts: Sequence[Host], *, is_local: bool = False) -> str:
+    """The shell command that runs a stage on a host; this process is in the job's container already, if it has one."""
     variables = {name: os.environ[name] for name in SENT_VARIABLES if os.environ.get(name)} | job.environment
     variables |= {
         "BERTRAIN_NODE": str(node),
@@ -87,7 +88,7 @@ def node_command(job: Job, stage: str, host: Host, node: int, hosts: Sequence[Ho
     }
     pairs = [shlex.quote(f"{name}={value}") for name, value in variables.items()]
     module = [shlex.quote(job.python), "-u -m bertrain launch worker node", shlex.quote(str(job.folder)), stage]
-    return " ".join(["exec env", *pairs, *container_command(job), *module])
+    return " ".join(["exec env", *pairs, *([] if is_local else container_command(job)), *module])
 
 
 def run_hosts(job: Job, stage: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
 from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, write_time
@@ -29,21 +30,21 @@ def job_script(job: Job) -> str:
     make_part = {"local": _local, "ssh": _ssh, "slurm": _slurm, "pbs": _pbs, "mpi": _mpi}[job.launcher]
     part = make_part(job)
     return "\n".join(
-        ["#!/bin/bash", *part.directives, *_settings(job), *part.start, *_repeats(job), part.requeue, COMMON_PART]
+        ["#!/bin/bash", *part.directives, *_settings(job), *part.start, *_tasks(job), part.requeue, COMMON_PART]
     )
 
 
 def _settings(job: Job) -> list[str]:
-    nodes = len(job.hosts) or job.spec.nodes
+    first, others = shlex.join(job.tasks[0].command), len(job.tasks) - 1
     return [
         "",
         f"# Written by `bertrain launch {job.launcher}`, {job.created}; can be submitted again unchanged.",
-        f"#   each rank runs: bertrain {shlex.join(job.command(1 if job.spec.repeats > 1 else 0))}",
-        f"#   on {nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
+        f"#   each rank runs: bertrain {first}" + (f", then {others} other task(s) of job.json" if others else ""),
+        f"#   on {job.spec.nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
         "",
-        f"job={shlex.quote(str(job.folder))}  # the job folder: logs, events, settings",
+        f"job={shlex.quote(str(job.folder))}  # the job folder: logs, events, tasks",
         f"python={shlex.quote(job.python)}",
-        f"restarts={job.spec.restarts}  # in a row, without a new checkpoint",
+        f"restarts={job.restarts}  # in a row, without a new checkpoint",
         f"preflight={'yes' if job.spec.preflight else ''}",
         *(f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()),
         "",
@@ -61,25 +62,44 @@ def _launch_module(job: Job, role: str) -> list[str]:
 
 def container_command(job: Job) -> list[str]:
     """The words before Python that run it in an Apptainer container; pyxis takes options of srun instead."""
-    spec = job.spec
-    if not spec.container or spec.runtime != "apptainer":
+    if not job.spec.container or job.spec.runtime != "apptainer":
         return []
-    mounts = [f"--bind {shlex.quote(mount)}" for mount in spec.mounts.split(",") if mount]
-    gpu = ["--nv"] if spec.gpus_per_node else []
-    return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(spec.container)])]
+    mounts = [f"--bind {shlex.quote(mount)}" for mount in _mounts(job)]
+    gpu = ["--nv"] if job.spec.gpus_per_node else []
+    return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(job.spec.container)])]
 
 
-def _repeats(job: Job) -> list[str]:
-    every = f'$(seq -s " " {job.spec.repeats})'  # also inside an allocation that is no job array
-    numbers = {
-        "slurm": f'"${{SLURM_ARRAY_TASK_ID:-{every}}}"',
-        "pbs": f'"${{BERTRAIN_ONLY:-${{PBS_ARRAY_INDEX:-{every}}}}}"',
-    }.get(job.launcher, f'"{every}"')
+def _mounts(job: Job) -> list[str]:
+    """What the container sees: `--mounts`, and what the job reads and writes, as far as those leave it out."""
+    given = [mount for mount in job.spec.mounts.split(",") if mount]
+    seen = {Path(mount.split(":")[1 if ":" in mount else 0]) for mount in given}
+    own = [
+        job.directory,
+        str(job.folder),
+        *job.data,
+        *(str(Path(task.folder).parent) for task in job.tasks if task.folder),
+    ]
+    for path in map(Path, own):
+        if not seen & {path, *path.parents}:
+            seen.add(path)
+            given.append(f"{path}:{path}")
+    return given
+
+
+def _tasks(job: Job) -> list[str]:
+    every = f'$(seq -s " " {len(job.tasks)})'  # also inside an allocation that is no job array
+    of_array = {
+        "slurm": f"${{SLURM_ARRAY_TASK_ID:-{every}}}",
+        "pbs": f"${{BERTRAIN_ONLY:-${{PBS_ARRAY_INDEX:-{every}}}}}",
+    }
+    folders = " ".join(shlex.quote(task.folder) for task in job.tasks)
+    output = "$job/task-$task" if len(job.tasks) > 1 else "$job"
     return [
         "",
-        "# The repeats that this script runs, one after another; 0: a single run, without a number.",
-        f"repeats={numbers if job.spec.repeats > 1 else '0'}",
-        f"run={shlex.quote(job.run)}",
+        "# The tasks of job.json that this script runs, one after another, and the folder that each writes.",
+        f'tasks="{of_array.get(job.launcher, every) if job.is_array else every}"',
+        f"folders=('' {folders})",
+        f'set_output() {{ output="{output}"; }}',
         "",
     ]
 
@@ -94,20 +114,20 @@ def _local(job: Job) -> LauncherPart:
     return LauncherPart([], start, "")
 
 
-def _start_over_ssh() -> list[str]:
+def _start_over_ssh(job: Job) -> list[str]:
     comment = "One ssh connection per host carries output and signals; a node stops when its connection closes."
-    return _start_stage(['"$python" -u -m bertrain launch worker ssh "$job" "$@"'], comment)
+    return _start_stage(_launch_module(job, "ssh"), comment)
 
 
 def _ssh(job: Job) -> LauncherPart:
-    start = [f'export BERTRAIN_HOSTS="$job/{HOSTS}"', "", *_start_over_ssh(), *_timer(job)]
+    start = [f'export BERTRAIN_HOSTS="$job/{HOSTS}"', "", *_start_over_ssh(job), *_timer(job)]
     return LauncherPart([], start, "")
 
 
 def _mpi(job: Job) -> LauncherPart:
     spec = job.spec
     placement = f'--hostfile "$job/{HOSTS}" --map-by slot' if job.hosts else f"--map-by ppr:{spec.ranks_per_node}:node"
-    variables = ["BERTRAIN_START", "BERTRAIN_REPEAT", "BERTRAIN_FAILED", *job.environment]
+    variables = ["BERTRAIN_START", "BERTRAIN_TASK", "BERTRAIN_FAILED", *job.environment]
     words = [
         f"{spec.mpirun} -np {job.world} {placement} --bind-to none",
         " ".join(f"-x {name}" for name in variables),
@@ -115,7 +135,7 @@ def _mpi(job: Job) -> LauncherPart:
     ]
     start = [
         "forward_as=USR1  # mpirun forwards USR1 to the ranks, but not TERM",
-        "export BERTRAIN_REPEAT='' BERTRAIN_FAILED=''",
+        "export BERTRAIN_FAILED=''",
         "",
         *_start_stage(words, "mpirun only starts the ranks; they communicate with torch.distributed."),
         *_timer(job),
@@ -137,9 +157,9 @@ def _slurm(job: Job) -> LauncherPart:
         "account": spec.account,
         "constraint": spec.constraint,
         "nodelist": spec.nodelist,
-        "array": f"1-{spec.repeats}" if spec.repeats > 1 else "",
+        "array": f"1-{len(job.tasks)}" if job.is_array else "",
         "signal": f"B:USR1@{parse_time(spec.warning, '--warning')}",
-        "output": f"{str(job.folder).replace('%', '%%')}/logs/{'job-%A_%a' if spec.repeats > 1 else 'job-%j'}.log",
+        "output": f"{str(job.folder).replace('%', '%%')}/logs/{'job-%A_%a' if job.is_array else 'job-%j'}.log",
         "open-mode": "append",
     }
     directives = [f"#SBATCH --{name}={_quote_directive(value)}" for name, value in options.items() if value]
@@ -152,8 +172,8 @@ def _slurm(job: Job) -> LauncherPart:
         f"--mpi={spec.mpi} --kill-on-bad-exit=0 --wait={SAVE_TIMEOUT_S + SAVE_MARGIN_S}",
     ]
     if spec.container and spec.runtime == "pyxis":
-        mounts = f" --container-mounts={shlex.quote(spec.mounts)}" if spec.mounts else ""
-        words.append(f"--container-image={shlex.quote(spec.container)}{mounts}")
+        mounts = shlex.quote(",".join(_mounts(job)))
+        words.append(f"--container-image={shlex.quote(spec.container)} --container-mounts={mounts}")
     comment = "One task on each node, which starts the ranks of that node."
     return LauncherPart(directives, _start_stage([*words, *_launch_module(job, "node")], comment), SLURM_REQUEUE)
 
@@ -179,8 +199,9 @@ def _pbs(job: Job) -> LauncherPart:
         "-l place=": spec.place or "scatter:excl",
         "-l walltime=": write_time(parse_time(spec.time, "--time")) if spec.time else "",
         "-q ": spec.queue,
-        "-A ": spec.project or spec.account,
-        "-J ": f"1-{spec.repeats}" if spec.repeats > 1 else "",
+        "-P ": spec.project,
+        "-A ": spec.account,
+        "-J ": f"1-{len(job.tasks)}" if job.is_array else "",
         "-r ": "y",
         "-j ": "oe",
         "-o ": _quote_directive(f"{job.folder}/logs/"),
@@ -192,7 +213,7 @@ def _pbs(job: Job) -> LauncherPart:
         'awk \'!seen[$1]++\' "$PBS_NODEFILE" > "$BERTRAIN_HOSTS"',
         "export BERTRAIN_HOSTS",
         "",
-        *_start_over_ssh(),
+        *_start_over_ssh(job),
         *_timer(job),
     ]
     return LauncherPart(directives, start, PBS_REQUEUE.format(script=SCRIPT))
@@ -220,12 +241,12 @@ submit_again() {
 
 PBS_REQUEUE = """\
 submit="qsub"
-# Submits this script again; of a job array only the repeat that was stopped.
+# Submits this script again; of a job array only the task that was stopped.
 submit_again() {{
-    if [ "$repeat" -eq 0 ]; then
+    if [ -z "${{PBS_ARRAY_INDEX:-${{BERTRAIN_ONLY:-}}}}" ]; then
         number=$(qsub "$job/{script}")
     else
-        number=$(sed '/^#PBS -J /d' "$job/{script}" | qsub -v "BERTRAIN_ONLY=$repeat" -)
+        number=$(sed '/^#PBS -J /d' "$job/{script}" | qsub -v "BERTRAIN_ONLY=$task" -)
     fi && echo "$number" >> "$job/submitted" && note "submitted again as $number"
 }}
 """
@@ -234,7 +255,7 @@ COMMON_PART = """\
 # --- the same for every launcher ---------------------------------------------------------------------------------
 # Exit codes: 0 done; 2 user error; 75 stopped and saved, to be continued; everything else is a failure.
 
-note() { # appends a line to the events of this run
+note() { # appends a line to the events of this task
     printf '%s %s\\n' "$(date +%Y-%m-%dT%H:%M:%S%z)" "$*" >> "$output/events"
 }
 
@@ -247,7 +268,7 @@ requeue() {
 }
 
 newest_checkpoint() {
-    find "$run_folder/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
+    find "${folders[task]}/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
 }
 
 # Each stage is a process group of its own: Ctrl-C reaches this script, which forwards it to the stage, once.
@@ -264,7 +285,7 @@ trap 'forward_signal TERM' TERM
 trap 'forward_signal INT' INT
 exec 9<> <(:) # a pipe that nobody writes to
 
-# Runs a stage (preflight or training) on every node and waits for it; sets $code to its exit code.
+# Runs a stage (preflight or task) on every node and waits for it; sets $code to its exit code.
 run_stage() {
     number=$(find "$output/logs" -maxdepth 1 -name 'start-*' | wc -l)
     BERTRAIN_START=$(printf '%s/logs/start-%03d-%s' "$output" "$((number + 1))" "$1")
@@ -284,12 +305,14 @@ run_stage() {
     stage=''
 }
 
-# Runs the pre-flight, then the training, restarted after failures; sets $code to the exit code of the run.
-run_job() {
+# Runs the pre-flight, then the task, restarted after failures; sets $code to its exit code.
+run_task() {
+    export BERTRAIN_TASK=$task BERTRAIN_FAILED=''
     number=${SLURM_JOB_ID:-${PBS_JOBID:-}}
     note "started on $(hostname) as process $$${number:+ of job $number}"
     code=0
     [ -z "$preflight" ] || run_stage preflight
+    preflight=''
     if [ "$code" -ne 0 ]; then
         note "the pre-flight ended with exit code $code"
         return
@@ -297,7 +320,7 @@ run_job() {
     code=75 failures=0
     while [ -z "$stopping" ]; do
         before=$(newest_checkpoint)
-        run_stage training
+        run_stage task
         case $code in 0 | 2 | 75) break ;; esac
         [ -z "$stopping" ] || break
         if [ "$(newest_checkpoint)" = "$before" ]; then failures=$((failures + 1)); else failures=1; fi
@@ -316,14 +339,10 @@ run_job() {
     note "ended with exit code $code"
 }
 
-for repeat in $repeats; do
-    run_folder=$run output=$job
-    if [ "$repeat" -gt 0 ]; then
-        export BERTRAIN_REPEAT=$repeat
-        run_folder=$run-$repeat output=$job/repeat-$repeat
-    fi
+for task in $tasks; do
+    set_output
     mkdir -p "$output/logs"
-    run_job
+    run_task
     [ "$code" -eq 0 ] || break
 done
 [ -z "${timer:-}" ] || kill "$timer" 2> /dev/null

@@ -22,6 +22,7 @@ from bertrain.launch.scripts import job_script
 from bertrain.run.records import StepRecord, last_record
 
 SUBMITTED, EVENTS = "submitted", "events"
+PBS_STATE = re.compile(r"job_state = (\w)")
 PBS_STATES = {"Q": "PENDING", "R": "RUNNING", "B": "RUNNING", "H": "HELD", "E": "ENDING"}
 ALLOCATIONS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 """The variable that each scheduler sets inside an allocation."""
@@ -32,7 +33,7 @@ def is_inside_allocation(launcher: str, environment: Mapping[str, str]) -> bool:
     return launcher in ALLOCATIONS and ALLOCATIONS[launcher] in environment
 
 
-def submit_job(job: Job, settings: Settings) -> str:
+def submit_job(job: Job, settings: Settings | None) -> str:
     """Write the folder of a job that `make_job` made and submit it to the scheduler; returns the job number.
 
     Without a scheduler, or inside one of its allocations, this process becomes the job.
@@ -63,8 +64,9 @@ def submit_job(job: Job, settings: Settings) -> str:
 
 
 def _outputs(job: Job) -> list[Path]:
-    """The folders that hold logs and events: the job's own, or one for each repeat."""
-    return sorted(job.folder.glob("repeat-*")) or [job.folder]
+    """The folders that hold logs and events: the job's own, or one for each task that has begun."""
+    own = [job.output(number) for number in range(1, len(job.tasks) + 1)]
+    return [path for path in own if path.is_dir()]
 
 
 def _lines(path: Path) -> list[str]:
@@ -72,16 +74,14 @@ def _lines(path: Path) -> list[str]:
 
 
 def job_status(folder: str | Path) -> dict[str, Any]:
-    """The state of a job, the last event of its script, and the last step of its run."""
+    """The state of a job, and of each task the last event and the last step of its run."""
     job = read_job(folder)
-    runs: list[dict[str, Any]] = []
-    for output in _outputs(job):
-        repeat = int(output.name.partition("-")[2]) if output != job.folder else 0
-        run = Path(job.run_of(repeat))
-        newest, events = last_record(run / "metrics.jsonl", StepRecord), _lines(output / EVENTS) or [""]
-        step = newest.step if newest else 0
-        runs.append({"repeat": repeat, "run": str(run), "last_event": events[-1], "step": step})
-    return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "runs": runs}
+    tasks: list[dict[str, Any]] = []
+    for number, task in enumerate(job.tasks, start=1):
+        newest = last_record(Path(task.folder) / "metrics.jsonl", StepRecord)
+        event, step = (_lines(job.output(number) / EVENTS) or [""])[-1], newest.step if newest else 0
+        tasks.append({"command": shlex.join(task.command), "folder": task.folder, "last_event": event, "step": step})
+    return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "tasks": tasks}
 
 
 def _state(job: Job) -> str:
@@ -92,9 +92,9 @@ def _state(job: Job) -> str:
         if asked.returncode and "Invalid job id" not in asked.stderr:  # printed for jobs that ended long ago
             raise UserError("unknown-job-state", f"squeue failed for job {numbers[-1]}: {asked.stderr}")
         return " ".join(sorted(set(asked.stdout.split()))) or _state_by_events(job)
-    if job.launcher == "pbs" and numbers:
-        found = re.search(r"job_state = (\w)", _run(["qstat", "-f", numbers[-1]]).stdout)
-        return PBS_STATES.get(found[1], found[1]) if found else _state_by_events(job)
+    if job.launcher == "pbs" and numbers:  # an array, and the elements of it that were submitted again
+        states = {state for number in numbers for state in PBS_STATE.findall(_run(["qstat", "-f", number]).stdout)}
+        return " ".join(sorted(PBS_STATES.get(state, state) for state in states)) or _state_by_events(job)
     host, number = _process(job) or (platform.node(), 0)
     if host != platform.node():
         return f"started on {host}; ask there"
@@ -122,8 +122,8 @@ def _state_by_events(job: Job) -> str:
         return "GONE: its script noted no end"
     if set(codes) != {"0"}:
         return f"ENDED with exit code {max(codes, key=int)}"
-    if len(codes) < job.spec.repeats:
-        return f"GONE: {len(codes)} of {job.spec.repeats} repeats are done"
+    if len(codes) < len(job.tasks):
+        return f"GONE: {len(codes)} of {len(job.tasks)} tasks are done"
     return "DONE"
 
 
@@ -148,11 +148,12 @@ def cancel_job(folder: str | Path) -> str:
     job = read_job(folder)
     numbers = _lines(job.folder / SUBMITTED)
     if job.launcher in ALLOCATIONS and numbers:
-        command = ["scancel" if job.launcher == "slurm" else "qdel", numbers[-1]]
-        done = _run(command)
-        if done.returncode:
-            raise UserError("cancel-failed", f"`{' '.join(command)}` failed: {done.stderr}")
-        return f"cancelled job {numbers[-1]} with {command[0]}"
+        program = "scancel" if job.launcher == "slurm" else "qdel"
+        done = {number: _run([program, number]) for number in numbers}
+        cancelled = [number for number, one in done.items() if not one.returncode]  # the others may have ended
+        if not cancelled:
+            raise UserError("cancel-failed", f"`{program} {numbers[-1]}` failed: {done[numbers[-1]].stderr}")
+        return f"cancelled job {', '.join(cancelled)} with {program}"
     process = _process(job)
     if process is None:
         raise UserError("job-not-started", f"the job in {job.folder} was never started; there is nothing to cancel")
@@ -193,6 +194,6 @@ def _new_lines(path: Path, seen: dict[Path, int], output: Path, is_over: bool) -
         text = text[: text.rfind(b"\n") + 1]  # the rest of an unfinished line comes later
     seen[path] = seen.get(path, 0) + len(text)
     name = int(path.stem.partition("-")[2])
-    repeat = f"{output.name} " if output.name.startswith("repeat-") else ""
+    task = f"{output.name} " if output.name.startswith("task-") else ""
     for line in text.decode(errors="replace").splitlines():
-        yield f"[{repeat}{name}] {line}"
+        yield f"[{task}{name}] {line}"

@@ -13,9 +13,10 @@ import random
 import re
 import shutil
 import tarfile
+import tempfile
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ from bertrain.data.formats.convert import convert, convert_into, shard_sizes, st
 from bertrain.data.formats.hdf5 import row_checksum
 from bertrain.data.formats.shards import Shards
 from bertrain.data.prepare.prepare import prepare
-from bertrain.data.text.download import MLPERF_FILES, download, md5_of
+from bertrain.data.text.download import MLPERF_FILES, download, md5_of, parse_checksums
+from bertrain.weights.export import export
 
-SEQUENCE_LENGTH, PREDICTIONS, DUPE_FACTOR, SEED = 512, 76, 10, 12345
+PREDICTIONS, DUPE_FACTOR, SEED = {512: 76, 128: 20}, 10, 12345  # predictions by the length of sequences
 SHUFFLE_SEED = 24  # of NVIDIA's shuffle, since v3.0
 PICKED = "part_eval_10k.hdf5"
+TEXT_CHECKSUMS, CHECKPOINT = "bert_reference_results_text_md5.txt", "model.ckpt-28252"
 
 # Row checksums that NVIDIA publishes (the first of its lists), by folder and file.
 ROW_CHECKSUMS = {
@@ -68,29 +71,43 @@ def mlperf_data(
     mirror: str | None = None,
     shards: int = 4320,
     eval_count: int = 10_000,
+    max_seq_length: int = 512,
     needed_only: bool = False,
+    convert_checkpoint: bool = False,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Make MLPerf's training and evaluation data below `out`, from its text to shuffled and, if asked, packed shards.
 
     With `skip_download`, the text must be in out/download/results4 and the vocabulary in out/phase1; it may be other
-    text of the same format. For MLPerf's own text, known checksums of the rows are compared, and a difference raises
-    UserError. Existing folders are kept if they were made from this text with these options, else refused.
+    text of the same format. If MLPerf's list of checksums lies beside it, every file is compared. Data of
+    `max_seq_length` 128, as Intel trains phase 1 on, goes below out/length-128. `convert_checkpoint` also writes
+    out/phase1/model.ckpt-28252.pt, which NVIDIA's own trainer reads. For MLPerf's own text, known checksums of the rows
+    are compared, and a difference raises UserError. Existing folders are kept if they were made from this text with
+    these options, else refused.
     `needed_only` leaves out the folders that no training reads. Returns the outcome of each stage.
     """
     out = Path(out)
     say = say or (lambda line: None)
+    if max_seq_length not in PREDICTIONS:
+        raise UserError(
+            "option-out-of-range", f"--max-seq-length is {max_seq_length}; MLPerf's text is made into 128 or 512"
+        )
     if not skip_download:
         download("mlperf", out, mirror=mirror)
     text = _find_text(out)
+    if skip_download and (compared := _check_text(out)):
+        say(f"{compared} text files have the checksums that {TEXT_CHECKSUMS} lists")
     vocab = out / "phase1" / "vocab.txt"
     if not vocab.is_file():
         raise UserError("missing-vocabulary", f"no vocabulary at {vocab}; put it there, or leave --skip-download out")
     is_mlperfs = _is_mlperf_text(text)
     say(f"{len(text) - 1} text files; {'' if is_mlperfs else 'not '}MLPerf's own, by the known checksums")
     digests = {path: file_digest(path)[1] for path in (*text, vocab)}
-    planned = stages(out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, workers=workers)
+    planned = stages(
+        out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, max_seq_length=max_seq_length,
+        workers=workers,
+    )  # fmt: skip
     asked = [stage for stage in planned if stage.needed or not needed_only]
     inputs = {stage.place: {path.name: digests[path] for path in (*stage.text, vocab)} for stage in asked}
     records = {stage.place: {"options": stage.options, "inputs": inputs[stage.place]} for stage in asked}
@@ -111,18 +128,22 @@ def mlperf_data(
         write_atomically(_record_path(place), json.dumps(records[stage.place], indent=1) + "\n")
         stage.make(place)
         done[stage.place] = "made"
-    compared = compare_checksums(out, shards) if is_mlperfs else 0
+    if convert_checkpoint:
+        done[f"phase1/{CHECKPOINT}.pt"] = _convert_checkpoint(out / "phase1")
+    compared = compare_checksums(out, shards) if is_mlperfs and max_seq_length == 512 else 0
     return {"out": str(out), "stages": done, "is_mlperfs_text": is_mlperfs, "checksums_compared": compared}
 
 
 def stages(
-    out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, workers: int
-) -> list[Stage]:
+    out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, max_seq_length: int,
+    workers: int,
+) -> list[Stage]:  # fmt: skip
     """All stages in order. `text` is the parts, then eval.txt."""
-    lengths: dict[str, Any] = {"max_seq_length": SEQUENCE_LENGTH, "max_predictions": PREDICTIONS}
+    below = "" if max_seq_length == 512 else f"length-{max_seq_length}/"
+    lengths: dict[str, Any] = {"max_seq_length": max_seq_length, "max_predictions": PREDICTIONS[max_seq_length]}
     settings = lengths | {"reference": True, "vocab": vocab, "dupe_factor": DUPE_FACTOR, "seed": SEED}
     *parts, held_out = text
-    training, evaluation = out / "arrow" / "training", out / "arrow" / "eval"
+    training, evaluation = out / below / "arrow" / "training", out / below / "arrow" / "eval"
     sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
     sharding, picking = {"--shards": shards}, {"--eval-count": eval_count}
     fixed = partial(convert, training, to="hdf5-fixed", shards=shards)
@@ -143,7 +164,7 @@ def stages(
             Stage("per_seqlen", lambda place: convert(training, place, to="hdf5-per-length"), parts, needed=False),
             Stage("packed_data", lambda place: convert(training, place, **packing), parts, sharding),
         ]
-    return made
+    return [replace(stage, place=f"{below}{stage.place}") for stage in made]
 
 
 # --- the inputs of a stage -------------------------------------------------------------------------------
@@ -197,6 +218,32 @@ def _unpack(archive: Path, folder: Path) -> None:
                         shutil.copyfileobj(content, file)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UserError("damaged-input", f"{archive} is damaged ({error}); remove it and fetch it again") from None
+
+
+def _check_text(out: Path) -> int:
+    """Compare the text with the list of MD5 sums beside it; returns the number of files, 0 without a list."""
+    path = out / "download" / TEXT_CHECKSUMS
+    if not path.is_file():
+        return 0
+    listed = parse_checksums(path.read_text(errors="replace"), str(path))
+    for md5, name in listed:
+        file = out / "download" / "results4" / name
+        if not file.is_file():
+            raise UserError("missing-input", f"no {file}, which {path.name} lists; fetch it, or remove the list")
+        if md5_of(file) != md5:
+            raise UserError("wrong-checksum", f"{file} is not the file that {path.name} lists; fetch it again")
+    return len(listed)
+
+
+def _convert_checkpoint(folder: Path) -> str:
+    """Write model.ckpt-28252.pt beside the TensorFlow checkpoint of the same name."""
+    made = folder / f"{CHECKPOINT}.pt"
+    if made.is_file():
+        return "was there"
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        written = export(folder / CHECKPOINT, Path(temporary) / "pt", to="nvidia")
+        next(written.glob("*.pt")).rename(made)
+    return "made"
 
 
 def _is_mlperf_text(text: list[Path]) -> bool:

@@ -7,18 +7,28 @@ the resolved settings; experiment.py lists the other files.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
 from bertrain.base.errors import EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, StoppedError, UserError
 from bertrain.base.extras import import_extra
 from bertrain.base.files import write_atomically
+from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
+from bertrain.data.formats.source import open_data
 from bertrain.mlperf.check import SubmissionCheck, check_results
-from bertrain.mlperf.experiment import as_experiment, attempt_folder, check_settings, warn_of_settings
+from bertrain.mlperf.experiment import (
+    as_experiment,
+    attempt_folder,
+    check_settings,
+    run_experiment,
+    warn_of_settings,
+)
 from bertrain.mlperf.log import read_log
 from bertrain.mlperf.show import summarize_log
+from bertrain.ranks import parallel
 from bertrain.run.folder import Run
 from bertrain.training.agenda import evaluation_interval
 from bertrain.weights.hub import absolute
@@ -41,13 +51,11 @@ def run_experiments(
     Results that exist in `out` are kept. An attempt that crashes does not count and is repeated with a new seed, up to
     `attempts` times. A run that does not converge counts.
     """
-    import_extra("mlperf_logging")
-    check_settings(settings)
-    settings, out = as_experiment(settings), Path(out)
-    warn_of_settings(settings)
-    init = absolute(init)
-    _preflight(settings, data, out, init, nproc)
-    _write_recipe(settings, out, data, init)
+    init, out = absolute(init), Path(out)
+    settings = check_experiments(settings, data, out, init=init, world=nproc)
+    for folder in (data, settings.evaluate.data):  # once for all experiments
+        open_data(folder, vocab=settings.data.vocab, verify="hash")
+    write_recipe(settings, out, data, init)
     evaluate = settings.evaluate
     every = evaluation_interval(evaluate, settings.nominal_sequences)
     print(f"{nexp} experiment(s) into {out}, each with a new random seed", flush=True)
@@ -61,7 +69,7 @@ def run_experiments(
         if result.is_file():
             print(f"experiment {number}: {result} exists and is kept", flush=True)
             continue
-        first = _first_attempt(out, number)
+        first = next_attempt(out, number)
         for attempt in range(first, first + attempts):
             print(f"experiment {number} of 0 to {nexp - 1}, attempt {attempt}", flush=True)
             code = _start(nproc, [*common, "--only", str(number), "--attempt", str(attempt)])
@@ -77,7 +85,32 @@ def run_experiments(
     return check_results(out)
 
 
-def _first_attempt(out: Path, number: int) -> int:
+def run_one(
+    settings: Settings, data: str | Path, out: str | Path, *, number: int, attempt: int, nexp: int, init: str
+) -> SubmissionCheck | None:
+    """Run one experiment in these ranks, unless it has a result; `attempt` 0 is the next one.
+
+    In a job, the first rank of the experiment that completes all `nexp` returns their check.
+    """
+    out = Path(out)
+    if is_first_rank():
+        write_recipe(as_experiment(settings), out, data, init)
+    if (result := out / f"result_{number}.txt").is_file() and not attempt:
+        if is_first_rank():
+            print(f"experiment {number}: {result} exists and is kept", flush=True)
+    else:
+        if not attempt:
+            with parallel.join(settings.train) as ranks:  # the ranks agree on the number
+                attempt = ranks.broadcast_int(next_attempt(out, number) if ranks.is_first else 0)
+        run_experiment(settings, data, out, number=number, attempt=attempt, init=init)
+    if not is_first_rank() or "BERTRAIN_TASK" not in os.environ:
+        return None
+    print(f"experiment {number}: {describe_result(result)}", flush=True)
+    is_last = all((out / f"result_{other}.txt").is_file() for other in range(nexp))
+    return check_results(out) if is_last else None
+
+
+def next_attempt(out: Path, number: int) -> int:
     """The number of the next attempt; refuses to start one while an earlier one is running."""
     attempt = 1
     while (folder := attempt_folder(out, number, attempt)).exists():
@@ -102,31 +135,42 @@ def describe_exit(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _preflight(settings: Settings, data: str | Path, out: Path, init: str, nproc: int) -> None:
-    """Check everything before anything is written, and verify the data once for all experiments."""
-    from bertrain.data.formats.source import open_data
+def check_experiments(
+    settings: Settings, data: str | Path, out: Path, *, init: str, world: int, here: bool = True
+) -> Settings:
+    """The settings of the experiments; refuses what would fail. Nothing is written. `here` as in `preflight`."""
     from bertrain.training.start import preflight
 
+    import_extra("mlperf_logging")
+    check_settings(settings)
+    settings = as_experiment(settings)
+    warn_of_settings(settings)
     if settings.mlperf.probe_accuracy and not init:
         raise UserError("missing-init", "the probe needs weights; give --init, or set --mlperf.probe_accuracy 0")
-    preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=nproc)
-    for folder in (data, settings.evaluate.data):
-        open_data(folder, vocab=settings.data.vocab, verify="hash")
+    preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=world, here=here)
+    _has_recipe(settings, out, data, init)
+    return settings
 
 
-def _write_recipe(settings: Settings, out: Path, data: str | Path, init: str) -> None:
-    """Write the recipe of the experiments into `out`; refuses a folder of other experiments."""
+def _has_recipe(settings: Settings, out: Path, data: str | Path, init: str) -> bool:
+    """Whether `out` has the recipe of these experiments; refuses a folder of others."""
     recipe, text = out / RECIPE, experiment_recipe(settings, data, init)
     if recipe.is_file():
         first_line = recipe.read_text(encoding="utf-8").partition("\n")[0]
         if first_line != text.partition("\n")[0] or resolve(str(recipe)) != settings:
             raise UserError("other-experiments", f"{recipe} has other settings, data or weights; choose another --out")
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("folder-exists", f"{out} exists and is not a folder of experiments; choose another --out")
+    return recipe.is_file()
+
+
+def write_recipe(settings: Settings, out: Path, data: str | Path, init: str) -> None:
+    """Write the recipe of the experiments into `out`, unless it is there; refuses a folder of other experiments."""
+    if _has_recipe(settings, out, data, init):
+        return
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(recipe, text)
+        write_atomically(out / RECIPE, experiment_recipe(settings, data, init))
     except OSError as error:
         raise UserError("cannot-write", f"cannot write into {out}: {error.strerror or error}") from None
 

@@ -21,8 +21,9 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -31,6 +32,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import BASELINE, compact, duration, title_of
+from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
@@ -95,21 +97,32 @@ def train(
 
     `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
     `overrides` are settings that stand above what is chosen. `nproc` are the ranks to start, 0: one for each GPU.
-    Called again with the same arguments, it continues.
+    Called again with the same arguments, it continues. Called by ranks, the first one prepares the text for all.
 
     Example: bertrain.train("articles", "my-bert", budget="30m")
     """
     request = make_request(locals())
     out = Path(out)
     check_request(request, out)
-    with _locked(out):
-        plan = _plan(request, out, nproc)
-        _prepare(plan, request, out)
+    with _locked(out) if is_first_rank() else nullcontext():
+        if is_first_rank():
+            plan = _plan(request, out, nproc)
+            _prepare(plan, request, out)
+        else:
+            plan = _wait_for_plan(request, out)
         _pretrain(plan, request, out, nproc)
-        _hand_over(plan, request, out)
+        if is_first_rank():
+            _hand_over(plan, request, out)
         if task:
             _finetune(request, out, nproc)
         return _results(out)
+
+
+def check(inputs: str | Path | Iterable[str | Path], out: str | Path, **wishes: Any) -> None:
+    """Refuse what `train` would refuse, before a job is submitted."""
+    request = make_request({"inputs": inputs, **wishes})
+    check_request(request, Path(out))
+    survey(request.inputs, encoding=request.encoding, text_column=request.text_column)
 
 
 def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc: int = 0, **wishes: Any) -> list[str]:
@@ -180,6 +193,15 @@ def _read_plan(path: Path) -> dict[str, Any]:
         return content
     except ValueError:
         raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
+
+
+def _wait_for_plan(request: Request, out: Path) -> Plan:
+    """The plan, once the first rank has made it and prepared the data; if that fails, the launcher ends this rank."""
+    while not all((out / name).exists() for name in (TRAIN_PLAN, "data", "held-out")):
+        time.sleep(0.5)
+    plan = _kept_plan(request, out)
+    assert plan is not None
+    return plan
 
 
 def _choose(text: Text, request: Request, nproc: int) -> Plan:
@@ -270,7 +292,7 @@ def _workers() -> int:
 
 def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
     settings = plan.settings(out / "held-out")
-    num_ranks = nproc or _num_gpus(settings.train.device)
+    num_ranks = _num_ranks(settings, nproc)
     if num_ranks > 1:
         arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
         arguments += ["--init", request.init] if request.init else []
@@ -286,7 +308,7 @@ def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
     print(f"task: fine-tuning for {kind} on {file}, beyond the --budget of the pre-training", flush=True)
     settings = request.settings(of_task=True)
-    num_ranks = nproc or _num_gpus(Run.open(out / "run").settings.train.device)
+    num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
         run = ["--run", str(out / "task"), "--init", str(out / "run")]
         given = [word for key, value in settings.items() for word in (f"--{key}", value)]
@@ -296,6 +318,11 @@ def _finetune(request: Request, out: Path, nproc: int) -> None:
     from bertrain.training.task_settings import resolve_task
 
     finetune(resolve_task(kind, settings), file, out / "task", init=str((out / "run").resolve()))
+
+
+def _num_ranks(settings: Settings, nproc: int) -> int:
+    """How many ranks to start; 1: this process trains, alone or as one of several ranks."""
+    return 1 if under_launcher() else nproc or _num_gpus(settings.train.device)
 
 
 def _num_gpus(device: str) -> int:
@@ -318,14 +345,15 @@ def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
 
     from bertrain.base.machine import cpu_name
     from bertrain.planning.speed import training_speed
-    from bertrain.ranks.parallel import choose_device
+    from bertrain.ranks.parallel import choose_device, count_ranks
     from bertrain.training.precision import choose_precision
 
     chosen, _ = choose_device(device)
     is_gpu = chosen.type == "cuda"
     name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
     speed = training_speed(chosen, choose_precision(Settings().train, chosen)[0])
-    return Machine(name, min(nproc or _num_gpus(device), _num_gpus(device)) if is_gpu else 1, speed, is_gpu)
+    num_gpus = count_ranks() if under_launcher() else min(nproc or _num_gpus(device), _num_gpus(device))
+    return Machine(name, num_gpus if is_gpu else 1, speed, is_gpu)
 
 
 # --- what is handed over ----------------------------------------------------------------------------------------

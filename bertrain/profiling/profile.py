@@ -123,7 +123,9 @@ def profile(
         for number, device in itertools.product(range(1, repeat + 1), devices):
             if made:
                 _pause(cool_down, ranks)
-            index = ranks.local_rank if ranks.world > 1 else device.index or 0  # a rank may see only its own GPU, as 0
+            index = device.index or 0
+            if ranks.world > 1:  # a rank may see only its own GPU, as 0
+                index = ranks.local_rank if device.type == "cuda" else ranks.rank
             place = out / f"{platform.node()}-{device.type}{index}" / f"repeat-{number}"
             facts = {"repeat": number, "data": str(data) if data else "synthetic, all examples of data.max_seq_length"}
             _measure(place, settings, source, replace(ranks, device=device), plan, facts)

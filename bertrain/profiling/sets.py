@@ -43,11 +43,18 @@ class ProfileSet:
     """Columns by name, including `time`; NaN for missing samples. `clock_mhz` is the GPU's, or the cores' mean."""
     facts: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    own_seconds: Floats | None = None
+    """Forward and backward pass of each step, if this is one of several ranks, which wait for each other."""
 
     @property
     def identity(self) -> str:
         """The device: its UUID, or its host and name if it has none."""
         return self.uuid or f"{self.host} {self.device}"
+
+    @property
+    def compared(self) -> Floats:
+        """The times by which devices are compared: their own, so that the slow one of a job is found."""
+        return self.seconds if self.own_seconds is None else self.own_seconds
 
     @property
     def ended(self) -> float:
@@ -83,12 +90,17 @@ def read_set(folder: Path) -> ProfileSet:
     try:
         facts = json.loads(written)
         device, environment = facts["device"], facts["environment"]
+        name, several = device["name"], environment["ranks"] > 1
+        if "index" in device:
+            name = f"{device['kind']}{device['index']} {name}"
+        elif several:
+            name += f", rank {facts['rank']}"
         if not np.isfinite(columns["seconds"]).all() or not len(columns["seconds"]):
             raise ValueError
         return ProfileSet(
             folder=folder,
             host=environment["host"],
-            device=f"{device['kind']}{device['index']} {device['name']}" if "index" in device else device["name"],
+            device=name,
             uuid=device.get("uuid") or "",
             repeat=facts["repeat"],
             started=columns["started"],
@@ -98,6 +110,7 @@ def read_set(folder: Path) -> ProfileSet:
             telemetry=telemetry,
             facts=facts,
             missing=facts["missing"] | _missing_of(folder),
+            own_seconds=columns["forward_backward_s"] if several else None,
         )
     except (KeyError, TypeError, ValueError):
         where = f"the profile set {folder} is damaged, in device.json or iterations.csv"

@@ -1,6 +1,7 @@
 """How much devices, nodes and repeats differ, by profile sets (`bertrain profile`) or by runs with telemetry.
 
-The method is that of the study of GPU variability: a device's time is the median of its steps. The medians of all
+The method is that of the study of GPU variability: a device's time is the median of its steps, or of their forward and
+backward passes if it was one of several ranks, whose steps all take as long as those of the slowest. The medians of all
 devices make a box plot, whose whiskers reach to the last value within 1.5 interquartile ranges of the quartiles. The
 spread is the distance of the whiskers over the median. A device beyond them, or at 1.5 times the median, is an outlier.
 """
@@ -204,18 +205,18 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
     seconds: dict[str, list[Floats]] = defaultdict(list)
     for found, summary in zip(sets, summaries, strict=True):
         by_device[found.identity].append(summary)
-        seconds[found.identity].append(found.seconds)
+        seconds[found.identity].append(found.compared)
     medians = {identity: float(np.median(np.concatenate(parts))) for identity, parts in seconds.items()}
     box = box_of(medians.values())
     devices, slow_repeats = [], []
     for identity, repeats in by_device.items():
         first, median_s = repeats[0], medians[identity]
-        of_repeats = [one.median_s for one in repeats]
+        of_repeats = [float(np.median(part)) for part in seconds[identity]]
         slow_repeats += [
             f"repeat {one.repeat} of {one.uuid or one.device} on host {one.host} takes "
-            f"{one.median_s / median_s:.3f} times the median of that device"
-            for one in repeats
-            if one.median_s >= SLOW * median_s
+            f"{own_s / median_s:.3f} times the median of that device"
+            for one, own_s in zip(repeats, of_repeats, strict=True)
+            if own_s >= SLOW * median_s
         ]
         devices.append(
             DeviceSummary(
@@ -242,13 +243,17 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
         sets=summaries,
         devices=devices,
         hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])),
-        median_s=box.median,
+        median_s=_median_of_devices({name: [one.median_s for one in several] for name, several in by_device.items()}),
         spread=box.spread,
         correlations={name: correlation(column("median_s"), column(key)) for key, name in QUANTITIES.items()},
         joules_per_million_tokens=median(column("joules_per_million_tokens")),
         slow_repeats=slow_repeats,
         verdict="; ".join([verdict(devices), *slow_repeats]),
     )
+
+
+def _median_of_devices(repeats: dict[str, list[float]]) -> float:
+    return float(np.median([np.median(values) for values in repeats.values()]))
 
 
 def median(values: Floats) -> float | None:

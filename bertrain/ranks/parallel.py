@@ -70,9 +70,9 @@ class Ranks:
         return self.control is not None
 
     @property
-    def _copies_through_host(self) -> bool:
+    def copies_through_host(self) -> bool:
         """Whether GPUs communicate over gloo, which has only all-reduce and broadcast for them."""
-        return self.device.type == "cuda" and dist.get_backend() == "gloo"
+        return self.device.type == "cuda" and self.is_connected and dist.get_backend() == "gloo"
 
     def all_reduce_sum(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over all ranks. The order of addition depends on nothing but the ranks."""
@@ -82,7 +82,7 @@ class Ranks:
 
     def start_reduce(self, tensor: Tensor, owner: int | None = None) -> dist.Work:
         """Start to replace a tensor by its sum, on all ranks or on `owner`: undefined on the others; wait for it."""
-        if owner is None or self._copies_through_host:
+        if owner is None or self.copies_through_host:
             return dist.all_reduce(tensor, async_op=True)
         return dist.reduce(tensor, owner, async_op=True)
 
@@ -91,11 +91,11 @@ class Ranks:
         if not self.is_connected:
             return
         parts = flat.chunk(self.world)
-        if self._copies_through_host:
+        if self.copies_through_host:
             for owner, part in enumerate(parts):
                 dist.broadcast(part, owner)
         else:
-            _all_gather(flat, parts[self.rank])
+            all_gather_flat(flat, parts[self.rank])
 
     def gather(self, part: Tensor, into: Tensor | None) -> None:
         """Copy the parts of all ranks `into` host memory of the first rank; needs memory for one part on the device."""
@@ -264,4 +264,4 @@ def _broken_connection(error: Exception) -> str:
 
 
 # Newer versions of torch call it all_gather_single, and warn of the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -22,6 +22,7 @@ from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
 from bertrain.training import engine
+from bertrain.training.precision import warn_of_emulation
 from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
 
@@ -52,6 +53,7 @@ def announce(
     if data.predictions is not None and not settings.task.name:
         console.say("masks: those of the data, the same in every epoch; masking settings have no effect")
     warn_of_warm_up(settings)
+    warn_of_emulation(settings.train, ranks.device)
     if progress.step:
         console.say(f"continuing after step {progress.step} ({progress.samples:,} samples)")
     if ranks.world > 1:
@@ -122,6 +124,7 @@ def dry_run(
     if settings.batch.auto and resolved.begun is None:
         settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
         notes.append(f"batch.auto: bins of up to {settings.batch.token_budget:,} tokens, by the estimate alone")
+    warn_of_emulation(settings.train, parallel.choose_device(settings.train.device)[0])
     needed = place.needs(settings)
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_rows(source, settings)

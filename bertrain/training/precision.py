@@ -4,8 +4,8 @@
     fp32     32 bits   32 bits                everywhere
     tf32     32 bits   10-bit mantissas       GPUs from compute capability 8.0 on
     bf32     32 bits   bf16                   CPUs with AMX; products narrower than 32 stay in fp32
-    bf16     16 bits   bf16                   GPUs from compute capability 8.0 on; every CPU, fast on AMX
-    fp16     16 bits   fp16, loss scaled      everywhere; fast on GPUs
+    bf16     16 bits   bf16                   GPUs from capability 8.0 on; CPUs, fast with AVX-512 or AMX for BF16
+    fp16     16 bits   fp16, loss scaled      GPUs; CPUs, fast with AVX-512 or AMX for FP16
     fp8      8 bits    see kernels/fp8.py     GPUs from compute capability 8.9 on
 
 Weights, moments, gradients of weights and sums have 32 bits in all of them.
@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 
 from bertrain.base import isa
+from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.config.settings import TrainSettings
 
@@ -49,6 +50,13 @@ def check_precision(settings: TrainSettings, device: torch.device) -> None:
     if reason:
         why = f"train.precision {settings.precision} is not possible here ({reason})"
         raise UserError("precision-not-possible", f"{why}; use --train.precision {instead}")
+
+
+def warn_of_emulation(settings: TrainSettings, device: torch.device) -> None:
+    """Warn of a 16-bit format that the CPU has no instructions for."""
+    if device.type == "cpu" and (reason := isa.emulation(settings.precision, settings.isa)):
+        slow = f"train.precision {settings.precision} is many times slower than fp32 here"
+        warn(f"{slow}: {reason}; use --train.precision fp32")
 
 
 def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
-from bertrain.data.feed.loader import check_data, training_rows
+from bertrain.data.feed.loader import check_data, check_shares, training_rows
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
@@ -92,12 +92,14 @@ def resolve_run(
     init: str = "",
     ranks: Ranks | None = None,
     world: int = 1,
+    here: bool = True,
     same_task: ResolvedRun | None = None,
 ) -> ResolvedRun:
     """Resolve a start of the run in `folder`, and refuse what does not fit together. Nothing is written.
 
     Called by every rank with its `ranks`: the first one verifies hashes for all. Without `ranks`, before any are
-    started, nothing is hashed, and `world` is their number. `same_task` is an earlier run on the same task data.
+    started, nothing is hashed, and `world` is their number; if they will not be started `here`, no device is
+    looked at. `same_task` is an earlier run on the same task data.
     """
     init = absolute(init)
     begun = Run.open(folder) if folder is not None and Run.exists(folder) else None
@@ -113,12 +115,15 @@ def resolve_run(
         task = same_task.task if same_task and is_same else registry.open_task(settings, Path(data), vocabulary)
         assert task is not None
         settings = fit_to_task(settings, task, begun, weights, world=world)
-    settings, notes = resolve_auto(settings, begun)
-    device, _ = parallel.choose_device(settings.train.device)
-    engine.choose(settings, device)
+    notes: list[str] = []
+    if here or begun is not None:
+        settings, notes = resolve_auto(settings, begun)
+    if here:
+        engine.choose(settings, parallel.choose_device(settings.train.device)[0])
     resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
     settings = resolved.settings
     check_data(resolved.data, settings)
+    check_shares(resolved.data, settings)
     training_rows(resolved.data, settings)
     if begun is not None:
         begun.refuse_other(settings, init)

@@ -87,19 +87,34 @@ def start(
     return Trained(resolved.folder, end.step, end.samples, end.loop_seconds, last.loss, metrics)
 
 
-def preflight(settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1) -> ResolvedRun:
-    """Resolve a run of `world` ranks before any is started, and refuse what would fail. Nothing is written."""
-    resolved = resolve_run(settings, data, run, init=init, world=world)
-    resolved.check_memory()
+def preflight(
+    settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1, here: bool = True
+) -> ResolvedRun | None:
+    """Resolve a run of `world` ranks before any is started, and refuse what would fail. Nothing is written.
+
+    Of a run that is not `here`, but on the nodes of a job, neither device nor memory of this machine count.
+    """
+    if not here and not Path(data).exists():
+        print(f"{data} is not on this machine: the nodes will check it", flush=True)
+        return None
+    resolved = resolve_run(settings, data, run, init=init, world=world, here=here)
+    if here:
+        resolved.check_memory()
     return resolved
 
 
 def preflight_resume(
-    run: str | Path, overrides: Sequence[tuple[str, str]] | None = None, *, from_step: int | None = None, world: int = 1
+    run: str | Path,
+    overrides: Sequence[tuple[str, str]] | None = None,
+    *,
+    from_step: int | None = None,
+    world: int = 1,
+    here: bool = True,
 ) -> ResolvedRun:
     """Resolve the continuation of a run before any of its `world` ranks is started, and refuse what would fail."""
     resolved = resolve_resume(run, overrides or (), from_step=from_step, world=world)
-    resolved.check_memory()
+    if here:
+        resolved.check_memory()
     return resolved
 
 

@@ -359,9 +359,13 @@ def check_command(command: str, *, is_whole: bool) -> None:
     """Raise for a verb, an option, a setting or a recipe that does not exist; nothing is run."""
     node: Any = typer.main.get_command(app)
     words = words_of(command)
+    if words[:1] == ["launch"] and "--" in words:
+        place = words.index("--")
+        check_command(" ".join(["bertrain", *map(shlex.quote, words[place + 1 :])]), is_whole=is_whole)
+        words = words[:place]
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     while hasattr(node, "commands") and words and not words[0].startswith("-"):
-        if words[0].isupper():
+        if words[0].isupper() or words[0].startswith(("{", "...")):
             return  # a stand-in for any verb
         assert words[0] in node.commands, f"there is no verb {words[0]}"
         node = node.commands[words.pop(0)]

@@ -27,8 +27,8 @@ RUN_ELSEWHERE = {
     "make check": (".ci/run", "make check"),
     "pip install": ("tests/docs/test_package.py", '[*pip, "install", "--no-deps"'),
     "bertrain data download": ("tests/faults/test_download.py", 'bertrain("data", "download"'),
-    "bertrain launch cancel": ("tests/services/test_slurm.py", 'launcher.bertrain("cancel"'),
-    "bertrain launch ssh": ("tests/services/test_ssh.py", '["launch", "ssh"'),
+    "bertrain launch cancel": ("tests/services/test_slurm.py", 'launcher.bertrain("launch", "cancel"'),
+    "bertrain launch ssh": ("tests/services/test_ssh.py", 'as_job("ssh"'),
     "bertrain mlperf": ("tests/faults/test_mlperf_runs.py", '("mlperf", "run"'),
     "bertrain data mlperf": ("tests/processes/test_mlperf_data.py", 'bertrain("data", "mlperf"'),
 }

@@ -81,7 +81,10 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
     data = helpers.make_data(tmp_path)
     ranks = ["--nproc", world]
     # One rank has the two threads of the default on two cores; four ranks of one thread each are enough for them.
-    arguments = helpers.tiny_arguments(**SETTINGS, train__threads=2 if world == 1 else 1)
+    exchanged = "bf16" if world == 2 else "fp32"
+    arguments = helpers.tiny_arguments(
+        **SETTINGS, train__threads=2 if world == 1 else 1, train__exchange_precision=exchanged
+    )
 
     (tmp_path / "sitecustomize.py").write_text(HOLD)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -346,6 +346,24 @@ def test_what_was_held_out_is_not_taken_for_training(arguments: dict[str, object
     assert manifest["preparation"]["text"]["documents"] == 55
 
 
+def test_a_folder_with_held_out_text_and_checksums(
+    arguments: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As MLPerf's results4: eval.txt is refused, lists of checksums are left out, and both are named."""
+    folder = tmp_path / "results4"
+    folder.mkdir()
+    for name in ("part-00000-of-00001", "eval.txt"):
+        helpers.write_corpus(folder / name, documents=8)
+    for name in ("eval.md5", "bert_reference_results_text_md5.txt", "SHA256SUMS"):
+        (folder / name).write_text("d41d8cd98f00b204e9800998ecf8427e  part-00000-of-00001\n")
+    with helpers.refused("held-out-input", folder / "eval.txt"):
+        prepare(**arguments | {"inputs": folder})  # type: ignore[arg-type]
+    (folder / "eval.txt").unlink()
+    manifest = prepare(**arguments | {"inputs": folder})  # type: ignore[arg-type]
+    assert manifest["preparation"]["text"]["documents"] == 8
+    assert "3 checksum files" in capsys.readouterr().err
+
+
 def test_the_vocabulary_of_another_text(arguments: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*helpers.SPECIAL, "bato"]) + "\n")
     with helpers.refused("other-vocabulary", "9", tmp_path / "vocab.txt"):

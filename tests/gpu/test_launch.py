@@ -12,14 +12,15 @@ import torch
 from bertrain.ranks.binding import read_topology, usable_cpus
 from bertrain.ranks.parallel import gpu_nodes
 from tests import helpers
+from tests.launched import as_job
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 
 def launch(folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:
-    words = ["launch", "local", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run"]
-    words += ["--job", folder / "job", "--gpus-per-node", gpus]
-    return helpers.bertrain(*words, *helpers.tiny_arguments(train__max_steps=4), check=False)
+    options = ("--job", folder / "job", "--gpus-per-node", gpus)
+    words = as_job("local", *options, data=helpers.make_data(folder), run=folder / "run", train__max_steps=4)
+    return helpers.bertrain(*words, check=False)
 
 
 def test_a_job_on_one_gpu(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_a_job_on_one_gpu(tmp_path: Path) -> None:
     print(done.stdout)
     assert done.returncode == 0, done.stderr
     assert "GPU(s): " in done.stdout
-    assert "device cuda:0 (asked for), 1 rank(s)" in done.stdout
+    assert "device cuda:0 " in done.stdout
     assert "pre-flight: fit to train" in done.stdout
     found = json.loads(helpers.bertrain("launch", "preflight", tmp_path / "job", "--json").stdout)
     (mine,) = found["facts"]

@@ -11,46 +11,42 @@ from typing import Any
 
 import pytest
 
+from bertrain.cli.launch import repeat_task
 from bertrain.config.resolve import resolve
-from bertrain.launch.job import (
-    JobSpec,
-    Launcher,
-    code_version,
-    make_job,
-    read_job,
-    write_job,
-)
+from bertrain.launch.job import Host, Job, JobSpec, Launcher, Task, code_version, make_job, place, read_job, write_job
+from bertrain.launch.remote import node_command
 from bertrain.launch.scripts import job_script
 from tests import helpers
 
 LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
 
 
-def job_of(folder: Path, launcher: Launcher, **spec: Any) -> Any:
+def job_of(folder: Path, launcher: Launcher, *, tasks: int = 1, **spec: Any) -> Job:
     """A job with everything asked for that its launcher knows, in a folder whose name a shell could trip over."""
     folder = folder / "a folder"
     folder.mkdir(exist_ok=True)
     hostfile = folder / "hosts.txt"
     hostfile.write_text("# ours\none slots=2\ntwo\n")
-    given: dict[str, Any] = {"procs_per_node": 1, "time": "1h30m", "restarts": 2}
+    given: dict[str, Any] = {"procs_per_node": 1, "time": "1h30m", "array": tasks > 1}
     given |= {"hostfile": str(hostfile)} if launcher in ("ssh", "mpi") else {}
     given |= {"nodes": 2} if launcher != "local" else {}
-    settings = helpers.tiny_settings()
-    return make_job(
-        launcher, settings, folder / "data", folder / "run", spec=JobSpec(**given | spec), folder=folder / "job"
-    )
+    run, data = str(folder / "run"), folder / "data"
+    task = Task(command=("pretrain", "bert-tiny", "--data", str(data), "--run", run), folder=run)
+    several = repeat_task([task], tasks, helpers.tiny_settings()) if tasks > 1 else [task]
+    placement = place(launcher, JobSpec(**given | spec))
+    return make_job(placement, several, data=[data], restarts=2, folder=folder / "job")
 
 
 def scripts_of_all_kinds(folder: Path) -> list[Path]:
     """The script of each launcher, once and repeated, with a container and without."""
     written = []
     for launcher in LAUNCHERS:
-        for repeats in (1, 3):
-            for container in ("", "image file.sif"):
+        for tasks in (1, 3):
+            for container in ("", "/an image.sif"):
                 runtime = "pyxis" if launcher == "slurm" else "apptainer"
-                spec = {"container": container, "runtime": runtime, "mounts": "/a b:/c", "repeats": repeats}
-                path = folder / f"{launcher}-{repeats}-{bool(container)}.sh"
-                path.write_text(job_script(job_of(folder, launcher, **spec)))
+                spec = {"container": container, "runtime": runtime, "mounts": "/a b:/c" if container else ""}
+                path = folder / f"{launcher}-{tasks}-{bool(container)}.sh"
+                path.write_text(job_script(job_of(folder, launcher, tasks=tasks, **spec)))
                 written.append(path)
     return written
 
@@ -60,9 +56,9 @@ def test_bash_takes_all_scripts(tmp_path: Path) -> None:
         subprocess.run(["bash", "-n", str(path)], check=True)
 
 
-def test_of_an_array_only_the_repeat_that_was_stopped_is_submitted_again(tmp_path: Path) -> None:
+def test_of_an_array_only_the_task_that_was_stopped_is_submitted_again(tmp_path: Path) -> None:
     """No real PBS is at hand: a qsub of ours keeps what it is given."""
-    job = job_of(tmp_path, "pbs", repeats=3, time="", preflight=False)
+    job = job_of(tmp_path, "pbs", tasks=3, time="", preflight=False)
     write_job(job, helpers.tiny_settings(), job_script(job))
     programs = {
         "python": "#!/bin/bash\nexit 75\n",
@@ -86,27 +82,27 @@ def test_of_an_array_only_the_repeat_that_was_stopped_is_submitted_again(tmp_pat
     assert (tmp_path / "words").read_text().split() == ["-v", "BERTRAIN_ONLY=2", "-"]
     again = (tmp_path / "script").read_text()
     assert again.replace("#PBS -r y", "#PBS -J 1-3\n#PBS -r y") == (job.folder / "job.sh").read_text()
-    assert 'repeats="${BERTRAIN_ONLY:-${PBS_ARRAY_INDEX:-' in again
+    assert 'tasks="${BERTRAIN_ONLY:-${PBS_ARRAY_INDEX:-' in again
     assert (job.folder / "submitted").read_text() == "13.server\n"
-    assert "submitted again as 13.server" in (job.folder / "repeat-2" / "events").read_text()
+    assert "submitted again as 13.server" in (job.folder / "task-2" / "events").read_text()
 
 
 @pytest.mark.parametrize(
     ("launcher", "variable"), [("slurm", "SLURM_ARRAY_TASK_ID"), ("pbs", "PBS_ARRAY_INDEX"), ("local", "")]
 )
-def test_repeats_are_those_of_the_array_or_one_after_another(tmp_path: Path, launcher: Launcher, variable: str) -> None:
-    script = job_script(job_of(tmp_path, launcher, repeats=3))
-    (line,) = (line for line in script.splitlines() if line.startswith("repeats="))
+def test_tasks_are_those_of_the_array_or_one_after_another(tmp_path: Path, launcher: Launcher, variable: str) -> None:
+    script = job_script(job_of(tmp_path, launcher, tasks=3))
+    (line,) = (line for line in script.splitlines() if line.startswith("tasks="))
 
-    def repeats(**environment: str) -> str:
+    def tasks(**environment: str) -> str:
         return subprocess.run(
-            ["bash", "-c", f'{line}; echo "$repeats"'], env={"PATH": os.environ["PATH"]} | environment,
+            ["bash", "-c", f'{line}; echo "$tasks"'], env={"PATH": os.environ["PATH"]} | environment,
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
 
-    assert repeats() == "1 2 3\n"
+    assert tasks() == "1 2 3\n"
     if variable:
-        assert repeats(**{variable: "2"}) == "2\n"
+        assert tasks(**{variable: "2"}) == "2\n"
 
 
 def test_a_script_warns_itself_before_its_time_is_over(tmp_path: Path) -> None:
@@ -135,7 +131,7 @@ count = pathlib.Path({str(tmp_path / "count")!r})
 number = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(number))
 if number < 3:
-    assert ("BERTRAIN_FAILED" in os.environ) == (number > 1)
+    assert bool(os.environ["BERTRAIN_FAILED"]) == (number > 1)
     sys.exit(1)
 if number == 3:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
@@ -162,7 +158,7 @@ def test_slurm_is_asked_for_what_was_wished(tmp_path: Path) -> None:
     script = job_script(
         job_of(
             tmp_path, "slurm", procs_per_node=0, gpus_per_node=8, partition="large", account="us", constraint="h100",
-            nodelist="a[1-2]", mpi="pmi2", repeats=10, warning="5m", container="registry#image", mounts="/data:/data",
+            nodelist="a[1-2]", mpi="pmi2", tasks=10, warning="5m", container="registry#image", mounts="/disk:/data",
         )
     )  # fmt: skip
     directives = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
@@ -174,28 +170,47 @@ def test_slurm_is_asked_for_what_was_wished(tmp_path: Path) -> None:
     (srun,) = (block for block in script.split("\n}\n") if "exec srun" in block)
     for words in ("--gres=gpu:8", "--mpi=pmi2", "--nodes=2", "--container-image='registry#image'"):
         assert words in srun, "every srun has it"
+    folder = tmp_path / "a folder"
+    mounted = srun.split("--container-mounts='")[1].split("'")[0].split(",")
+    assert mounted[0] == "/disk:/data"
+    assert {f"{folder / name}:{folder / name}" for name in ("job", "data")} <= set(mounted)
+    assert "python=python3\n" in script, "the image's own"
 
 
 def test_pbs_is_asked_for_what_was_wished(tmp_path: Path) -> None:
     script = job_script(
         job_of(
-            tmp_path, "pbs", procs_per_node=0, gpus_per_node=4, cpus_per_node=32, queue="prod", project="us", repeats=4
+            tmp_path, "pbs", procs_per_node=0, gpus_per_node=4, cpus_per_node=32, queue="prod", project="us",
+            account="them", tasks=4,
         )
-    )
+    )  # fmt: skip
     directives = [line.removeprefix("#PBS ") for line in script.splitlines() if line.startswith("#PBS")]
-    assert directives[:7] == [
-        "-N run", "-l select=2:ncpus=32:ngpus=4", "-l place=scatter:excl", "-l walltime=01:30:00", "-q prod", "-A us",
-        "-J 1-4",
+    assert directives[:8] == [
+        "-N run-1", "-l select=2:ncpus=32:ngpus=4", "-l place=scatter:excl", "-l walltime=01:30:00", "-q prod",
+        "-P us", "-A them", "-J 1-4",
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("launcher", ["pbs", "ssh"])
+def test_what_runs_over_ssh_runs_in_the_image(tmp_path: Path, launcher: Launcher) -> None:
+    job = job_of(tmp_path, launcher, container="/image.sif", runtime="apptainer")
+    start = job_script(job).split("start_stage() {")[1].split("\n}\n")[0]
+    assert start.split()[:2] == ["exec", "apptainer"]
+    assert '/image.sif \\\n        "$python" -u -m bertrain launch worker ssh' in start
+    host = Host(name="one", slots=1)
+    remote, local = (node_command(job, "task", host, 0, [host], is_local=here) for here in (False, True))
+    assert "apptainer exec" in remote
+    assert "apptainer" not in local, "which is in the image already"
+
+
 def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
-    job, settings = job_of(tmp_path, "slurm", repeats=2), helpers.tiny_settings()
+    job, settings = job_of(tmp_path, "slurm", tasks=2), helpers.tiny_settings()
     write_job(job, settings, job_script(job))
     assert read_job(job.folder) == job
     content = json.loads((job.folder / "job.json").read_text())
-    assert content["command"][:3] == ["bertrain", "pretrain", str(job.folder / "recipe.toml")]
-    assert job.command(2)[-2:] == ["--train.seed", str(settings.train.seed + 1)]
+    assert content["tasks"][1]["command"][:2] == ["pretrain", "bert-tiny"]
+    assert job.tasks[1].command[-2:] == ("--train.seed", str(settings.train.seed + 1))
+    assert job.tasks[1].folder == job.tasks[1].command[-3] == f"{tmp_path}/a folder/run-2"
     assert resolve(str(job.folder / "recipe.toml")) == settings, "the recipe is complete by itself"
     assert content["code"] == code_version()
     with helpers.refused("folder-exists", job.folder):
@@ -209,18 +224,15 @@ def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
 
 def test_directives_hold_any_name_together(tmp_path: Path) -> None:
     """A per cent sign stands for something to Slurm, a hash begins a comment, and names are of few letters."""
-    settings, spec = helpers.tiny_settings(), JobSpec(procs_per_node=1)
-    scripts = [
-        job_script(make_job(which, settings, "data", "a run#1", spec=spec, folder=tmp_path / "50% #2"))
-        for which in LAUNCHERS
-        if which in ("slurm", "pbs")
-    ]
+    task = Task(command=("pretrain",), folder="a run#1")
+    slurm, pbs = (place(which, JobSpec(procs_per_node=1)) for which in LAUNCHERS if which in ("slurm", "pbs"))
+    scripts = [job_script(make_job(where, [task], folder=tmp_path / "50% #2")) for where in (slurm, pbs)]
     assert "#SBATCH --job-name=a_run_1\n" in scripts[0]
     assert f'#SBATCH --output="{tmp_path}/50%% #2/logs/job-%j.log"\n' in scripts[0]
     assert "#PBS -N a_run_1\n" in scripts[1]
     assert f'#PBS -o "{tmp_path}/50% #2/logs/"\n' in scripts[1]
     with helpers.refused("quotation-mark", "--job"):
-        make_job("slurm", settings, "data", "run", spec=spec, folder=tmp_path / 'a"b')
+        make_job(slurm, [task], folder=tmp_path / 'a"b')
 
 
 def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +242,10 @@ def test_a_job_does_not_depend_on_where_it_is_started(tmp_path: Path, monkeypatc
     assert "export BERTRAIN_NODE=0 BERTRAIN_NODES=1" in job_script(job_of(tmp_path, "local"))
 
 
-def test_repeats_that_draw_their_seeds_are_given_none(tmp_path: Path) -> None:
-    settings = helpers.tiny_settings(train__seed=-1)
-    job = make_job("local", settings, "data", "run", spec=JobSpec(procs_per_node=1, repeats=2), folder=tmp_path / "job")
-    assert "--train.seed" not in job.command(2)
+def test_repeats_have_folders_and_seeds_of_their_own() -> None:
+    task = Task(command=("pretrain", "bert-tiny", "--run", "run", "--seed", "3"), folder="run")
+    drawn = repeat_task([task], 2, helpers.tiny_settings(train__seed=-1))
+    assert drawn[1].command == ("pretrain", "bert-tiny", "--run", "run-2", "--seed", "3")
+    assert repeat_task([task], 2, helpers.tiny_settings(train__seed=3))[1].command[-2:] == ("--seed", "4")
+    with helpers.refused("cannot-repeat"):
+        repeat_task([Task(command=("profile", "run"))], 2, helpers.tiny_settings())

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bertrain.data.formats.source import open_data
 from bertrain.mlperf.data import mlperf_data
+from bertrain.weights.source import read_weights
 from tests import helpers
 from tests.quick.test_mlperf_data import PLACES, SHARDS, TRAINING, files_of, write_inputs
+from tests.systems import write_download
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done["stages"] == dict.fromkeys(PLACES, "made")
     assert not done["is_mlperfs_text"]
     return out
+
+
+def test_the_text_is_compared_with_the_list_beside_it(tmp_path: Path) -> None:
+    """And length 128, NVIDIA's checkpoint; nothing is made of text that was damaged on its way."""
+    out = write_download(tmp_path / "bert_data")
+    text = out / "download" / "results4"
+    part = text / "part-00001-of-00002"
+    whole = part.read_bytes()
+    words = ("data", "mlperf", "--out", out, "--skip-download", "--shards", 2, "--eval-count", 10, "--needed-only")
+    words += ("--max-seq-length", 128, "--convert-checkpoint")
+    for damaged, code in ((whole.replace(b"a", b"e", 1), "wrong-checksum"), (None, "missing-input")):
+        part.unlink() if damaged is None else part.write_bytes(damaged)
+        refused = helpers.bertrain(*words, check=False)
+        assert refused.returncode == 2
+        assert (part.name if damaged else "parts") in refused.stderr, code
+        assert not (out / "length-128").exists()
+    part.write_bytes(whole)
+    done = helpers.bertrain(*words)
+    assert "3 text files have the checksums" in done.stderr
+    made = open_data(out / "length-128" / "arrow" / "training")
+    assert made.lengths.max() <= 128
+    assert list((out / "length-128" / "hdf5" / "training-2" / "hdf5_2_shards_varlength").glob("part_*"))
+    assert list(read_weights(out / "phase1" / "model.ckpt-28252.pt").tensors)
+    with helpers.refused("option-out-of-range", "100"):
+        mlperf_data(out, skip_download=True, max_seq_length=100)
 
 
 def test_it_goes_on_where_it_was(made: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bertrain.launch import facts as look
-from bertrain.launch.job import JobSpec, make_job, write_job
+from bertrain.launch.job import JobSpec, Task, make_job, place, write_job
 from bertrain.launch.scripts import job_script
 from tests import helpers
 
@@ -35,7 +35,9 @@ def test_a_job_is_looked_at_by_hand(tmp_path: Path) -> None:
     whole, nothing = helpers.make_data(tmp_path), tmp_path / "nothing"
     judged = helpers.tiny_settings(evaluate__data=nothing)
     for name, data, given in (("whole", whole, settings), ("without", nothing, settings), ("unjudged", whole, judged)):
-        made = make_job("local", given, data, tmp_path / "run", spec=JobSpec(procs_per_node=1), folder=tmp_path / name)
+        task = Task(command=("pretrain",), folder=str(tmp_path / "run"))
+        folders = [data, *([given.evaluate.data] if given.evaluate.data else [])]
+        made = make_job(place("local", JobSpec(procs_per_node=1)), [task], data=folders, folder=tmp_path / name)
         write_job(made, given, job_script(made))
     found = json.loads(helpers.bertrain("launch", "preflight", tmp_path / "whole", "--json").stdout)
     assert found["refusals"] == []

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import resolve
 from bertrain.data.feed.balance import (
     Balance,
     better_budget,
@@ -20,7 +27,9 @@ from bertrain.data.feed.balance import (
 )
 from bertrain.data.feed.batching import POLICIES
 from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import Shards
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.attention import RaggedPlan
 from bertrain.training.announce import dry_run
 from tests import helpers
@@ -124,3 +133,57 @@ def test_a_better_budget_is_found_and_true(shards: Shards) -> None:
 def test_no_budget_helps_where_there_are_more_ranks_than_examples(shards: Shards) -> None:
     loader = Loader(shards, helpers.tiny_settings(batch__sequences=3), world=32)
     assert better_budget(partial(loader.balances, loader.sizes_ahead(0)), 64, 64) is None
+
+
+OWN_RANKS = {"mlperf-reference-448": 8, "intel-large-phase1": 2, "intel-large-phase2": 2, "gpu-variability-4x16": 4} | {
+    name: int(found[1]) * int(found[2])
+    for name in recipe_names()
+    if (found := re.search(r"-(\d+)x(\d+)x\d+", name)) and not name.startswith("contest")
+}
+"""The ranks that each system ran a recipe on."""
+
+
+class Lengths:
+    """Data of which only the lengths are known: drawn from those of Wikipedia."""
+
+    predictions, folder, vocabulary = None, Path("wikipedia"), Vocabulary.load()
+
+    def __init__(self, longest: int) -> None:
+        with open(Path(__file__).parents[2] / "benchmarks" / f"wikipedia-{longest}.csv") as file:
+            counts = np.array([int(entry["sequences"]) for entry in csv.DictReader(file)], dtype=np.float64)
+        chosen = np.random.default_rng(0).choice(len(counts), 100_000, p=counts / counts.sum())
+        self.lengths = (chosen + 1).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, rows: Ints) -> Any:
+        return SimpleNamespace(segment_b=np.ones(len(rows), dtype=np.int32))
+
+
+@pytest.mark.parametrize(("recipe", "world"), OWN_RANKS.items())
+def test_no_recipe_leaves_its_own_ranks_idle(recipe: str, world: int) -> None:
+    settings = resolve(recipe)
+    loader: Any = Loader(Lengths(settings.data.max_seq_length), settings, world=world)  # type: ignore[arg-type]
+    balances = loader.balances(loader.sizes_ahead(0)[:2], settings.batch.token_budget)
+    assert mean_idle_share(balances) < 0.03
+
+
+def test_every_part_of_a_step_has_its_shares_of_the_lengths() -> None:
+    """As Samsung fills the 16 examples of a GPU; every stratum is read once before any of it is read again."""
+    data = Lengths(512)
+    settings = resolve("mlperf-samsung-128x8x16", {"batch.sequences": "64"})
+    loader: Any = Loader(data, settings, world=4)  # type: ignore[arg-type]
+    seen = []
+    for position in range(0, 6400, 64):
+        _, rows = loader._rows(position)
+        strata = ((data.lengths[rows] - 1) // 128).reshape(4, 16)
+        assert (np.sort(strata) == [0] * 6 + [1] * 3 + [2] * 2 + [3] * 5).all()
+        seen.append(rows)
+    assert len(np.unique(np.concatenate(seen))) == 6400
+    again: Any = Loader(data, settings, world=1)  # type: ignore[arg-type]
+    assert (again._rows(640)[1] == seen[10]).all(), "on any number of ranks, from any position"
+    with helpers.refused("conflicting-settings", "multiple"):
+        resolve("mlperf-samsung-128x8x16", {"batch.sequences": "50"})
+    with helpers.refused("invalid-shares"):
+        resolve("mlperf-samsung-128x8x16", {"batch.shares": "6 -3"})

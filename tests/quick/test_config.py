@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,34 @@ from tests import helpers
 
 VERBS = ("pretrain", "mlperf run", "profile run")
 GOLDEN = Path(__file__).parents[1] / "golden" / "recipes-of-8764bd3.json"
+CHANGED_SINCE: dict[str, dict[str, Any]] = {
+    "gpu-variability-4x16": {"log.telemetry": True},
+    "intel-large-phase1": {"batch.bin_sequences": 64, "data.slice": "0:0.9"},
+    "intel-large-phase2": {"batch.token_budget": 6912, "data.slice": "0.9:1"},
+    "mlperf-intel-16x4x48": {"batch.bin_sequences": 48, "batch.token_budget": 13312},
+    "mlperf-intel-8x4x64": {"batch.bin_sequences": 64},
+    "mlperf-reference-448": {"batch.bin_sequences": 56, "batch.token_budget": 16384},
+    "mlperf-samsung-128x8x16": {
+        "batch.bin_sequences": 16,
+        "batch.shares": "6 3 2 5",
+        "train.exchange_precision": "fp16",
+    },
+    "mlperf-samsung-171x8x12": {
+        "batch.bin_sequences": 12,
+        "batch.shares": "4 2 2 4",
+        "train.exchange_precision": "fp16",
+    },
+}
+"""So that no rank idles, and every rank does what it does in the system itself."""
 
 
 @pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
 def test_recipes_are_whole_and_say_how_to_run_them(recipe: Recipe) -> None:
     settings = resolve(recipe.name)
     assert from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
-    ways = [f"bertrain {verb} {recipe.name} --data" for verb in VERBS]
-    assert any(way in recipe.about for way in (["bertrain finetune"] if settings.task.name else ways))
+    ways = [f"{verb} {recipe.name} " for verb in VERBS]
+    ways = [f"finetune {settings.task.name}", "bertrain finetune"] if settings.task.name else ways
+    assert any(way in recipe.about for way in ways)
     assert recipe.group in GROUPS
     assert len(recipe.headline) <= 120
 
@@ -38,9 +59,12 @@ def test_recipes_resolve_as_before_they_built_on_each_other() -> None:
         for name in recipe_names()
     }
     expected = json.loads(GOLDEN.read_text())
+    for name, changed in CHANGED_SINCE.items():
+        expected[name] |= changed
     for name in ("finetune-glue", "finetune-squad"):  # since then the rate follows the width of the weights
         expected[name] |= {"optimizer.learning_rate": -1.0, "task.hold_out": 0.1}
-    assert resolved == expected
+    new = {name for name in resolved if name.endswith(("-literal", "-open")) or name == "intel-squad"}
+    assert {name: resolved[name] for name in resolved.keys() - new} == expected
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -13,8 +13,11 @@ from bertrain.config.resolve import resolve, to_toml
 from bertrain.launch.job import (
     JobSpec,
     Launcher,
+    Task,
+    carried_environment,
     make_job,
     parse_time,
+    place,
     read_hostfile,
     write_time,
 )
@@ -57,6 +60,8 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
         ("mpi", {"procs_per_node": 1, "mpirun": " "}, "invalid-command", "--mpirun"),
         ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "invalid-command", "--ssh ssh 'x"),
         ("mpi", {"procs_per_node": 1, "container": "image"}, "wrong-container-runtime", "--runtime apptainer"),
+        ("slurm", {"procs_per_node": 1, "mounts": "/a:/a"}, "option-without-effect", "--container"),
+        ("pbs", {"gpus_per_node": 4, "nodes": 3, "select": "2:ngpus=4"}, "conflicting-options", "2 chunk(s)"),
     ],
 )
 def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: str, named: str) -> None:
@@ -93,14 +98,15 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, code: str, named: st
         read_hostfile(tmp_path / "hosts", 1, 2)
 
 
-@pytest.mark.parametrize("option", ["data", "run", "job", "init"])
-def test_no_path_ends_a_line_of_the_script(option: str) -> None:
-    paths = {"data": "data", "run": "run", "job": "job", "init": "init"} | {option: "a\ntouch here"}
-    with helpers.refused("control-character", f"--{option}"):
-        make_job(
-            "local", helpers.tiny_settings(), paths["data"], paths["run"],
-            spec=JobSpec(procs_per_node=1), folder=paths["job"], init=paths["init"],
-        )  # fmt: skip
+HERE = place("local", JobSpec(procs_per_node=1))
+
+
+@pytest.mark.parametrize("what", ["data", "folder", "job", "word"])
+def test_no_path_ends_a_line_of_the_script(what: str) -> None:
+    paths = {"data": "data", "folder": "run", "job": "job", "word": "bert-tiny"} | {what: "a\ntouch here"}
+    task = Task(command=("pretrain", paths["word"]), folder=paths["folder"])
+    with helpers.refused("control-character"):
+        make_job(HERE, [task], data=[paths["data"]], folder=paths["job"])
 
 
 def test_neither_a_link_nor_the_working_directory_brings_in_a_line(
@@ -109,12 +115,50 @@ def test_neither_a_link_nor_the_working_directory_brings_in_a_line(
     odd = tmp_path / "x\ntouch PWNED; exit 0 #"
     odd.mkdir()
     (tmp_path / "link").symlink_to(odd)
-    settings, spec = helpers.tiny_settings(), JobSpec(procs_per_node=1)
-    with helpers.refused("control-character", "--data"):
-        make_job("local", settings, tmp_path / "link", tmp_path / "run", spec=spec, folder=tmp_path / "job")
+    task = Task(command=("pretrain",), folder=str(tmp_path / "run"))
+    with helpers.refused("control-character", "link"):
+        make_job(HERE, [task], data=[tmp_path / "link"], folder=tmp_path / "job")
     monkeypatch.chdir(odd)
-    with helpers.refused("control-character", "--run"):
-        make_job("local", settings, tmp_path, "run", spec=spec, folder=tmp_path / "job")
+    with helpers.refused("control-character", "working directory"):
+        make_job(HERE, [task], folder=tmp_path / "job")
+
+
+def test_nodes_are_those_that_pbs_selects() -> None:
+    assert place("pbs", JobSpec(gpus_per_node=4, select="2:ngpus=4+ncpus=8")).world == 12
+    assert place("pbs", JobSpec(gpus_per_node=4)).world == 4
+
+
+def test_an_image_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyxis takes a bare name for an image of a registry."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.sqsh").touch()
+
+    def image(name: str) -> str:
+        return place("slurm", JobSpec(procs_per_node=1, container=name)).spec.container
+
+    assert image("here.sqsh") == str(tmp_path / "here.sqsh")
+    assert image("/on/the/nodes.sqsh") == "/on/the/nodes.sqsh"
+    assert image("nvcr.io#nvidia/pytorch:26.01-py3") == "nvcr.io#nvidia/pytorch:26.01-py3"
+    with helpers.refused("missing-image", "there.sqsh"):
+        image("there.sqsh")
+
+
+def test_the_environment_goes_along_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_IB_HCA", "MALLOC_CONF", "MINE", "TORCH_API_KEY", "PYTHONPATH"):
+        monkeypatch.setenv(name, f"the {name}")
+    carried = carried_environment(JobSpec(env=("MINE", "OTHER=a b", "EMPTY=")))
+    assert {name: carried[name] for name in ("NCCL_IB_HCA", "MALLOC_CONF", "MINE", "OTHER", "EMPTY")} == {
+        "NCCL_IB_HCA": "the NCCL_IB_HCA", "MALLOC_CONF": "the MALLOC_CONF", "MINE": "the MINE", "OTHER": "a b",
+        "EMPTY": "",
+    }  # fmt: skip
+    assert "TORCH_API_KEY" not in carried
+    assert "PYTHONPATH" in carried
+    assert "PYTHONPATH" not in carried_environment(JobSpec(container="image")), "which has its own"
+    for word, code in (("HF_TOKEN=x", "secret"), ("my_password", "secret"), ("1X=2", "invalid-value")):
+        with helpers.refused(code, word.partition("=")[0]):
+            carried_environment(JobSpec(env=(word,)))
+    with helpers.refused("missing-variable", "NOT_SET"):
+        carried_environment(JobSpec(env=("NOT_SET",)))
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1h30m", 5400), ("01:30:00", 5400), ("1-00:00:01", 86401), ("90s", 90)])
@@ -167,15 +211,15 @@ def test_nodes_that_cannot_meet_say_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("codes", "stage", "whole"),
     [
-        ([0, 0], "training", 0),
-        ([75, 75], "training", 75),
-        ([69, 1], "training", 1),
-        ([69, 69], "training", 69),
-        ([2, 75], "training", 2),
+        ([0, 0], "task", 0),
+        ([75, 75], "task", 75),
+        ([69, 1], "task", 1),
+        ([69, 69], "task", 69),
+        ([2, 75], "task", 2),
         ([255, 75], "preflight", 2),
-        ([255, 75], "training", 1),
+        ([255, 75], "task", 1),
         ([0, 127], "preflight", 2),
-        ([-9, 69], "training", 137),
+        ([-9, 69], "task", 137),
     ],
 )
 def test_the_hosts_end_in_one_code(codes: list[int], stage: str, whole: int) -> None:

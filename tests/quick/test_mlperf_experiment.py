@@ -104,9 +104,8 @@ def test_recipes_of_published_configurations_make_experiments(name: str, tmp_pat
     assert settings.mlperf.probe_accuracy == 0.34085
     assert not settings.checkpoint.enabled
     assert (settings.data.max_seq_length, settings.data.max_predictions) == (512, 76)
-    division = "open" if "samsung" in name else "closed"
-    assert settings.mlperf.division == division
-    assert (settings.optimizer.name == "lamb") == (division == "closed")
+    assert settings.mlperf.division == ("open" if "samsung" in name or name.endswith("-open") else "closed")
+    assert settings.optimizer.name == ("adamw" if "samsung" in name else "lamb")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from bertrain.base.machine import Gpu
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts
-from bertrain.launch.job import Job, JobSpec, make_job
+from bertrain.launch.job import Job, JobSpec, Task, make_job, place
 from bertrain.launch.preflight import Link, compare, ring_links
 from bertrain.planning.memory import GIB
 from tests import helpers
@@ -30,7 +30,8 @@ def job() -> Iterator[Job]:
     code = {"version": "0.1.0", "commit": "", "files": "0123456789abcdef"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertrain.launch.job.code_version", lambda: code)
-        yield make_job("local", helpers.tiny_settings(), "data", "run", spec=JobSpec(procs_per_node=1), folder="job")
+        task = Task(command=("pretrain",), folder="run")
+        yield make_job(place("local", JobSpec(procs_per_node=1)), [task], data=["data"], folder="job")
 
 
 def judge(job: Job, *facts: Facts, links: list[Link] | None = None, **settings: object) -> tuple[list[str], list[str]]:
@@ -65,7 +66,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(job: Job) -> None:
 def test_gpus_are_counted_and_their_errors_refused(job: Job) -> None:
     gpus = (Gpu(number=0, name="NVIDIA H200"), Gpu(number=1, name="NVIDIA H200", errors=2))
     crowded = [replace(FIT, gpus=gpus), replace(FIT, rank=1, is_first_of_node=False)]
-    refusals, _ = judge(job, *crowded, train__device="cuda")
+    refusals, _ = judge(replace(job, spec=JobSpec(gpus_per_node=2)), *crowded)
     assert refusals[0].startswith("node 0 (a) has 1 GPU(s) for 2 rank(s)")
     assert refusals[1] == "node 0 (a): GPU 1 has 2 uncorrected memory error(s)"
     assert judge(job, *crowded) == ([], []), "without GPUs nobody asks"

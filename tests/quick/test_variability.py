@@ -59,7 +59,7 @@ def write_set(folder: Path, found: ProfileSet, **changes: Any) -> Path:
     (folder / "telemetry.json").write_text(json.dumps([{"missing": {"energy_j": "not supported"}}]))
     facts = {
         "device": {"kind": "cuda", "index": 0, "name": found.device, "uuid": found.uuid},
-        "environment": {"host": found.host},
+        "environment": {"host": found.host, "ranks": 1},
         "repeat": found.repeat,
         "missing": {},
     } | changes
@@ -120,6 +120,7 @@ def test_a_gpus_energy_was_spent_on_its_own_tokens(tmp_path: Path) -> None:
     on_a_cpu = {
         "device": {"kind": "cpu", "name": "Xeon"},
         "environment": {"host": "node1", "ranks": 8},
+        "rank": 0,
         "ranks_on_machine": 4,
     }
     write_table(write_set(tmp_path / "cpu", found, **on_a_cpu) / "iterations.csv", ITERATION_COLUMNS, rows)

@@ -10,20 +10,21 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import helpers
-from tests.launched import PATIENCE_S, Launched, records
+from tests.launched import PATIENCE_S, Launched, as_job, records
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).parents[2]
 
 
-def launch(folder: Path, name: str, *options: object, run: Path | None = None, **settings: object) -> Launched:
-    words = ["launch", "local", "bert-tiny", "--data", folder / "data", "--run", run or folder / "run"]
-    words += ["--job", folder / name, "--procs-per-node", 1, *options]
-    return Launched(helpers.command(*words, *helpers.tiny_arguments(**settings)), folder, name, PYTHONPATH=str(ROOT))
+def launch(folder: Path, name: str, *options: object, run: Path | None = None, **settings: Any) -> Launched:
+    options = ("--job", folder / name, "--procs-per-node", 1, *options)
+    words = as_job("local", *options, data=folder / "data", run=run or folder / "run", **settings)
+    return Launched(helpers.command(*words), folder, name, PYTHONPATH=str(ROOT))
 
 
 def ask(*words: object) -> subprocess.CompletedProcess[str]:
@@ -42,7 +43,7 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
         )
         status = json.loads(ask("status", tmp_path / "first", "--json").stdout)
         assert status["state"] == "RUNNING"
-        assert status["runs"][0]["step"] > 4
+        assert status["tasks"][0]["step"] > 4
 
         second = launch(tmp_path, "second", "--no-preflight", **settings)
         assert second.wait() == 2
@@ -66,11 +67,11 @@ def test_a_job_is_followed_asked_and_cancelled_and_no_other_gets_in_its_way(tmp_
 def test_ctrl_c_saves_the_step_in_hand(tmp_path: Path) -> None:
     """A terminal sends SIGINT to everything in its foreground; the ranks must hear of it once."""
     helpers.make_data(tmp_path)
-    words = ["launch", "local", "bert-tiny", "--data", tmp_path / "data", "--run", tmp_path / "run"]
-    words += ["--job", tmp_path / "job", "--procs-per-node", 2, "--no-preflight"]
-    settings = helpers.tiny_arguments(train__max_steps=100000, log__every_steps=2, checkpoint__every_steps=0)
+    options = ("--job", tmp_path / "job", "--procs-per-node", 2, "--no-preflight")
+    settings = {"train__max_steps": 100000, "log__every_steps": 2, "checkpoint__every_steps": 0}
+    words = as_job("local", *options, data=tmp_path / "data", run=tmp_path / "run", **settings)
     launched = subprocess.Popen(
-        helpers.command(*words, *settings),
+        helpers.command(*words),
         env=helpers.environment() | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -113,10 +114,9 @@ def test_a_full_disk_is_said_before_the_job_trains(tmp_path: Path, small_disk: P
     assert "GiB free at" in launched.out
 
     (small_disk / "filler").write_bytes(bytes(60 * 1024))
-    full = ask(
-        "local", "bert-tiny", "--data", tmp_path / "data", "--run", tmp_path / "run",
-        "--job", small_disk / "job", "--procs-per-node", 1,
-    )  # fmt: skip
+    options = ("--job", small_disk / "job", "--procs-per-node", 1)
+    _, *words = as_job("local", *options, data=tmp_path / "data", run=tmp_path / "run")
+    full = ask(*words)
     assert full.returncode == 2
     assert "[unwritable-folder]" in full.stderr
     assert not (small_disk / "job").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import helpers
-from tests.launched import Launched, records
+from tests.launched import Launched, as_job, records
 
 pytestmark = [
     pytest.mark.services,
@@ -20,10 +20,10 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def test_ranks_of_mpirun_stopped_by_a_signal_and_started_again(tmp_path: Path) -> None:
-    words = ["launch", "mpi", "bert-tiny", "--data", helpers.make_data(tmp_path), "--run", tmp_path / "run"]
-    words += ["--job", tmp_path / "job", "--procs-per-node", 2, "--mpirun", "mpirun --oversubscribe"]
-    settings = helpers.tiny_arguments(train__max_steps=120, log__every_steps=2)
-    launched = Launched(helpers.command(*words, *settings), tmp_path, PYTHONPATH=str(ROOT), **AS_ROOT)
+    options = ("--job", tmp_path / "job", "--procs-per-node", 2, "--mpirun", "mpirun --oversubscribe")
+    data, settings = helpers.make_data(tmp_path), {"train__max_steps": 120, "log__every_steps": 2}
+    words = as_job("mpi", *options, data=data, run=tmp_path / "run", **settings)
+    launched = Launched(helpers.command(*words), tmp_path, PYTHONPATH=str(ROOT), **AS_ROOT)
     try:
         launched.wait_until(lambda: len(records(tmp_path / "run")) > 4, "some steps")
         launched.process.send_signal(signal.SIGTERM)
@@ -40,5 +40,5 @@ def test_ranks_of_mpirun_stopped_by_a_signal_and_started_again(tmp_path: Path) -
         again.kill()
     assert "continuing after step" in again.out
     assert len(helpers.losses(tmp_path / "run")) == 120
-    logs = sorted(path.name for path in (tmp_path / "job" / "logs" / "start-004-training").glob("rank-*"))
+    logs = sorted(path.name for path in (tmp_path / "job" / "logs" / "start-004-task").glob("rank-*"))
     assert logs == ["rank-00000.log", "rank-00001.log"]

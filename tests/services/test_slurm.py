@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from bertrain.training.start import pretrain
-from tests import helpers
-from tests.launched import PATIENCE_S, records
+from tests import helpers, systems
+from tests.launched import PATIENCE_S, as_job, records
+from tests.miniature import make_miniature, miniature_arguments
 from tests.services.slurm import Slurm, running_slurm, why_not
+from tests.training.test_headers import TASK, options
 
 pytestmark = [pytest.mark.services, pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")]
 ROOT = Path(__file__).parents[2]
@@ -38,7 +40,7 @@ class Launcher:
 
     def bertrain(self, *words: object, before: tuple[str, ...] = (), check: bool = True) -> str:
         done = subprocess.run(
-            [*before, *helpers.command("launch", *words)],
+            [*before, *helpers.command(*words)],
             env=helpers.environment() | self.slurm.environment | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
@@ -49,12 +51,12 @@ class Launcher:
         assert not check or done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done.stdout + done.stderr
 
-    def submit(self, *options: object, before: tuple[str, ...] = (), **settings: object) -> str:
-        words = ["slurm", "bert-tiny", "--data", self.data, "--run", self.run, "--job", self.job, *options]
-        return self.bertrain(*words, *helpers.tiny_arguments(**settings), before=before)
+    def submit(self, *options: object, before: tuple[str, ...] = (), **settings: Any) -> str:
+        words = as_job("slurm", "--job", self.job, *options, data=self.data, run=self.run, **settings)
+        return self.bertrain(*words, before=before)
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.bertrain("status", self.job, "--json"))
+        return json.loads(self.bertrain("launch", "status", self.job, "--json"))
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.job.rglob("logs/job-*.log")))
@@ -93,9 +95,9 @@ def test_two_nodes_warned_requeued_resumed_and_finished(slurm: Slurm, tmp_path: 
     assert "node 1" in output
     assert "all-reduce over 2 rank(s)" in output
     starts = sorted(path.name for path in (launcher.job / "logs").glob("start-*"))
-    assert starts == ["start-001-preflight", "start-002-training", "start-003-preflight", "start-004-training"]
-    assert (launcher.job / "logs" / "start-004-training" / "rank-00001.log").is_file()
-    assert "[0] done:" in launcher.bertrain("logs", launcher.job)
+    assert starts == ["start-001-preflight", "start-002-task", "start-003-preflight", "start-004-task"]
+    assert (launcher.job / "logs" / "start-004-task" / "rank-00001.log").is_file()
+    assert "[0] done:" in launcher.bertrain("launch", "logs", launcher.job)
 
     calm = tmp_path / "calm"
     pretrain(helpers.tiny_settings(**settings), launcher.data, calm)
@@ -111,10 +113,11 @@ def test_slurm_takes_the_nodes_back_and_the_job_goes_on(slurm: Slurm, tmp_path: 
     slurm.ask("scontrol", "requeue", number)
     launcher.wait_until(lambda: "continuing after step" in launcher.logs(), "going on")
     cancel_before_it_begins(Launcher(slurm, tmp_path / "waiting"))
-    nowhere = launcher.bertrain("status", launcher.job, before=("env", f"SLURM_CONF={tmp_path}/nothing"), check=False)
+    elsewhere = ("env", f"SLURM_CONF={tmp_path}/nothing")
+    nowhere = launcher.bertrain("launch", "status", launcher.job, before=elsewhere, check=False)
     assert "[unknown-job-state]" in nowhere, "which may well be running"
     assert launcher.logs().count("stopped by SIGTERM") == 1
-    assert number in launcher.bertrain("cancel", launcher.job)
+    assert number in launcher.bertrain("launch", "cancel", launcher.job)
     launcher.wait_until(lambda: not slurm.ask("squeue", "--noheader"), "an empty queue")
     assert "requeued as" not in (launcher.job / "events").read_text(), "a cancelled job stays away"
     helpers.losses(launcher.run)  # each step once, in order
@@ -124,15 +127,15 @@ def cancel_before_it_begins(launcher: Launcher) -> None:
     """While another has both nodes; whoever follows its logs is told that there will be none."""
     launcher.submit(*TWO_NODES)
     assert launcher.status()["state"] == "PENDING"
-    launcher.bertrain("cancel", launcher.job)
+    launcher.bertrain("launch", "cancel", launcher.job)
     launcher.wait_until(lambda: launcher.status()["state"].startswith("GONE"), "its end")
-    assert "[missing-log]" in launcher.bertrain("logs", launcher.job, "--follow", check=False)
+    assert "[missing-log]" in launcher.bertrain("launch", "logs", launcher.job, "--follow", check=False)
 
 
 def test_a_killed_rank_is_named_and_all_are_started_again(slurm: Slurm, tmp_path: Path) -> None:
     launcher = Launcher(slurm, tmp_path)
     launcher.submit(
-        *TWO_NODES, "--no-preflight", "--restarts", 1,
+        *TWO_NODES, "--no-preflight", restarts=1,
         train__max_steps=200, checkpoint__every_steps=10, log__every_steps=5,
     )  # fmt: skip
     launcher.wait_until(lambda: len(records(launcher.run)) > 8, "some steps")
@@ -170,16 +173,48 @@ def test_inside_an_allocation_it_runs_in_place(slurm: Slurm, tmp_path: Path) -> 
 
 def test_repeats_are_a_job_array_of_runs_with_seeds_of_their_own(slurm: Slurm, tmp_path: Path) -> None:
     launcher = Launcher(slurm, tmp_path)
-    launcher.submit("--procs-per-node", 1, "--no-preflight", "--repeats", 2, train__max_steps=4, train__seed=7)
+    launcher.submit(
+        "--procs-per-node", 1, "--no-preflight", "--repeats", 2, "--array", train__max_steps=4, train__seed=7
+    )
     launcher.wait_until(lambda: launcher.status()["state"] == "DONE", "both")
     configs = [json.loads((tmp_path / f"run-{one}" / "config.json").read_text()) for one in (1, 2)]
     assert [one["settings"]["train"]["seed"] for one in configs] == [7, 8]
-    assert [one["step"] for one in launcher.status()["runs"]] == [4, 4]
+    assert [one["step"] for one in launcher.status()["tasks"]] == [4, 4]
 
 
 def test_what_slurm_refuses_is_said_in_a_sentence(slurm: Slurm, tmp_path: Path) -> None:
     launcher = Launcher(slurm, tmp_path)
-    words = ["slurm", "bert-tiny", "--data", launcher.data, "--run", launcher.run, "--procs-per-node", 1]
-    said = launcher.bertrain(*words, "--partition", "nowhere", check=False)
+    options = ("--procs-per-node", 1, "--partition", "nowhere")
+    said = launcher.bertrain(*as_job("slurm", *options, data=launcher.data, run=launcher.run), check=False)
     assert "[job-refused]" in said
     assert "invalid partition" in said
+
+
+def test_the_systems_own_verbs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """MLPerf's experiments, the contest's fine-tuning and the study's profile, each as a job in miniature."""
+    launcher = Launcher(slurm, tmp_path)
+
+    def job(name: str, *words: object) -> None:
+        launcher.job = tmp_path / "jobs" / name
+        launcher.bertrain("launch", "slurm", "--job", launcher.job, *TWO_NODES, "--no-preflight", "--", *words)
+        launcher.wait_until(lambda: launcher.status()["state"].startswith(("DONE", "ENDED")), "the end")
+        assert launcher.status()["state"] == "DONE", launcher.logs()
+
+    make_miniature(tmp_path)
+    experiments = ["--data", tmp_path / "train", "--out", tmp_path / "results", "--nexp", 2]
+    job("mlperf", "mlperf", "run", "bert-tiny", *experiments, *miniature_arguments(tmp_path, train__max_steps=40))
+    for number in range(2):
+        log = (tmp_path / "results" / f"result_{number}.txt").read_text()
+        assert log.count('"key": "run_start"') == log.count('"key": "run_stop"') == 1
+    assert "seeds: one for each run, all different" in launcher.logs()
+
+    systems.write_phase1(tmp_path / "bert_dir", "bert_model.ckpt")
+    task = TASK | {"train.max_steps": "2", "train.budget": ""}
+    contest = ["--init", tmp_path / "bert_dir", "--data", systems.write_glue(tmp_path / "glue"), *options(task)]
+    job("contest", "finetune", "glue/mnli", "--recipe", "contest-mnli-2x4", *contest, "--run", tmp_path / "submission")
+    assert len(records(tmp_path / "submission")) == 2
+
+    profile = ["--steps", 4, "--warm-up-steps", 3, "--recorded-steps", 1, "--out", tmp_path / "profile"]
+    job("profile", "profile", "run", "gpu-variability-4x16", *profile, *helpers.tiny_arguments(batch__policy="padded"))
+    assert len(list((tmp_path / "profile").rglob("iterations.csv"))) == 2
+    assert "median" in launcher.bertrain("profile", "report", tmp_path / "profile")

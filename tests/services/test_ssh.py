@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import helpers
-from tests.launched import Launched, records
+from tests.launched import Launched, as_job, records
 from tests.processes.test_launch import scripts_of_all_kinds
 from tests.services import sshd
 from tests.services.sshd import Hosts, running_hosts
@@ -29,13 +30,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield running
 
 
-def launch(hosts: Hosts, folder: Path, *options: object, names: tuple[str, ...] = (), **settings: object) -> Launched:
+def launch(hosts: Hosts, folder: Path, *options: object, names: tuple[str, ...] = (), **settings: Any) -> Launched:
     """A job of one rank on each host."""
     hostfile = hosts.write_hostfile(folder / "hosts", *names)
-    words = ["launch", "ssh", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run"]
-    words += ["--job", folder / "job", "--hostfile", hostfile, "--ssh", hosts.ssh, "--procs-per-node", 1]
-    words += [*options, *helpers.tiny_arguments(**{"log__every_steps": 2} | settings)]
-    return Launched(helpers.command(*words), folder, PYTHONPATH=str(ROOT))
+    options = ("--job", folder / "job", "--hostfile", hostfile, "--ssh", hosts.ssh, "--procs-per-node", 1, *options)
+    given = {"data": helpers.make_data(folder), "run": folder / "run", "log__every_steps": 2} | settings
+    return Launched(helpers.command(*as_job("ssh", *options, **given)), folder, PYTHONPATH=str(ROOT))
 
 
 def ranks_of(run: Path) -> dict[int, int]:
@@ -88,7 +88,7 @@ def test_a_host_that_is_not_there_is_named(hosts: Hosts, tmp_path: Path) -> None
 def test_a_host_that_is_lost_ends_the_job_or_starts_it_again(hosts: Hosts, tmp_path: Path) -> None:
     """The processes of one host are killed, all of them at once, as when it loses its power."""
     launched = launch(
-        hosts, tmp_path, "--no-preflight", "--restarts", 1, train__max_steps=ENDLESS, checkpoint__every_steps=5
+        hosts, tmp_path, "--no-preflight", restarts=1, train__max_steps=ENDLESS, checkpoint__every_steps=5
     )
     try:
         launched.wait_until(lambda: len(records(tmp_path / "run")) > 8, "a checkpoint")
@@ -161,10 +161,10 @@ def test_under_an_emulated_pbs(hosts: Hosts, tmp_path: Path) -> None:
     """No real PBS is at hand: its script is run with PBS's variables around it, in place as under qsub -I."""
     nodefile = tmp_path / "nodefile"
     nodefile.write_text("127.0.0.1\n127.0.0.1\n127.0.0.2\n127.0.0.2\n")  # a line for each slot, as PBS writes it
-    words = ["launch", "pbs", "bert-tiny", "--data", helpers.make_data(tmp_path), "--run", tmp_path / "run"]
-    words += ["--job", tmp_path / "job", "--ssh", hosts.ssh, "--nodes", 2, "--procs-per-node", 1, "--time", "1h"]
+    options = ("--job", tmp_path / "job", "--ssh", hosts.ssh, "--nodes", 2, "--procs-per-node", 1, "--time", "1h")
     variables = {"PBS_JOBID": "12.server", "PBS_NODEFILE": str(nodefile), "PYTHONPATH": str(ROOT)}
-    command = helpers.command(*words, *helpers.tiny_arguments(train__max_steps=4))
+    data = helpers.make_data(tmp_path)
+    command = helpers.command(*as_job("pbs", *options, data=data, run=tmp_path / "run", train__max_steps=4))
     launched = Launched(command, tmp_path, **variables)
     try:
         assert launched.wait() == 0, f"{launched.out}\n{launched.err}"

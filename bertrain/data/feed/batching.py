@@ -12,7 +12,7 @@ Everything here is a pure function of small arrays of integers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -80,6 +80,34 @@ def step_by_sequences(position: int, sequences: int, num_rows: int, seed: int) -
     return rows_at(np.arange(position, position + sequences), num_rows, seed)
 
 
+def strata_of(lengths: npt.NDArray[np.int32], longest: int, shares: Sequence[int]) -> list[Ints]:
+    """The rows of each stratum: even parts of the lengths up to `longest`, as many as there are shares."""
+    number = np.minimum((lengths - 1) * len(shares) // longest, len(shares) - 1)
+    strata = [np.flatnonzero(number == one) for one in range(len(shares))]
+    for one, (share, rows) in enumerate(zip(shares, strata, strict=True), start=1):
+        if share and not len(rows):
+            raise AgreedError("empty-stratum", f"batch.shares wants {share} of stratum {one}, which has no example")
+    return strata
+
+
+def step_by_shares(
+    position: int, sequences: int, strata: Sequence[Ints], shares: Sequence[int], seed: int
+) -> tuple[Ints, Ints]:
+    """Epochs and rows of a step that consists of parts with `shares[i]` examples of each stratum.
+
+    Every stratum has an endless order of its own, so rare lengths may come round more often than frequent ones.
+    """
+    first, count = position // sum(shares), sequences // sum(shares)
+    found = []
+    for number, (members, share) in enumerate(zip(strata, shares, strict=True)):
+        if share:
+            positions = np.arange(first * share, (first + count) * share)
+            epochs, places = rows_at(positions, len(members), derive(seed, "stratum", number))
+            found.append((epochs.reshape(count, share), members[places].reshape(count, share)))
+    epochs, rows = (np.concatenate(columns, axis=1).ravel() for columns in zip(*found, strict=True))
+    return epochs, rows
+
+
 def step_by_tokens(
     position: int, tokens: int, lengths: npt.NDArray[np.int32], mean_length: float, seed: int
 ) -> tuple[Ints, Ints]:
@@ -98,9 +126,9 @@ def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_le
     """Longest first into the emptiest bin: full bins of even token *and* attention cost.
 
     Returns the indices of each bin's examples, longest first. Starts with the fewest bins that could hold the
-    tokens; what does not fit the emptiest opens one more.
+    tokens and the examples; what does not fit the emptiest opens one more.
     """
-    least = -(-int(lengths.sum()) // capacity.tokens)
+    least = max(-(-int(lengths.sum()) // capacity.tokens), -(-len(lengths) // capacity.sequences))
     bins: list[list[int]] = [[] for _ in range(least)]
     free = [[0, number, 0] for number in range(least)]  # tokens, bin, predictions: a heap, emptiest first
     for index in np.argsort(-lengths, kind="stable").tolist():

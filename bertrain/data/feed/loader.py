@@ -13,10 +13,19 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import Words, derive
+from bertrain.base.units import parse_shares
 from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
 from bertrain.data.feed.balance import Balance, Sizes, multiply_adds, per_rank
-from bertrain.data.feed.batching import Capacity, capacity_for, choose_policy, step_by_sequences, step_by_tokens
+from bertrain.data.feed.batching import (
+    Capacity,
+    capacity_for,
+    choose_policy,
+    step_by_sequences,
+    step_by_shares,
+    step_by_tokens,
+    strata_of,
+)
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
 from bertrain.data.formats.source import DataSource
@@ -72,6 +81,7 @@ class Loader:
             whole_word=settings.data.whole_word,
         )
         self.capacity = self._capacity(settings.batch.token_budget)
+        self._strata: list[Ints] | None = None  # of batch.shares
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example is at `position` of the endless order."""
@@ -155,10 +165,14 @@ class Loader:
         """Epochs and rows of the step that begins at `position`."""
         batch, seed = self._settings.batch, self._settings.train.seed
         part = training_rows(self.data, self._settings)
-        if batch.sequences:
+        lengths_of_part = self.data.lengths[part.start : part.stop]
+        if shares := parse_shares(batch.shares):
+            if self._strata is None:
+                self._strata = strata_of(lengths_of_part, self._max_seq_length, shares)
+            epochs, rows = step_by_shares(position, batch.sequences, self._strata, shares, seed)
+        elif batch.sequences:
             epochs, rows = step_by_sequences(position, batch.sequences, len(part), seed)
         else:
-            lengths_of_part = self.data.lengths[part.start : part.stop]
             epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
         rows += part.start
         return epochs, rows
@@ -258,6 +272,13 @@ def check_data(data: DataSource, settings: Settings) -> None:
     if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
         cure = "set --model.nsp false or prepare pairs"
         raise UserError("no-next-sentence", f"{data.folder} has examples of one segment (--full-sentences); {cure}")
+
+
+def check_shares(data: DataSource, settings: Settings) -> None:
+    """Refuse training data without the lengths that batch.shares asks for."""
+    if shares := parse_shares(settings.batch.shares):
+        part = training_rows(data, settings)
+        strata_of(data.lengths[part.start : part.stop], settings.data.max_seq_length, shares)
 
 
 def training_rows(data: DataSource, settings: Settings) -> range:

@@ -59,6 +59,7 @@ def prepare(
     on_error: OnError = "stop",
     unit_mb: float = 16,
     progress: Progress | None = None,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Turn plain text (a sentence per line, a blank line between documents) into training examples.
 
@@ -69,7 +70,8 @@ def prepare(
     masking; for other rows, which are masked later, the manifest records them for `convert`. `short_seq_prob` (0.1) is
     the share of documents cut into shorter pairs. The result does not depend on `workers` or `engine`, but on
     `unit_mb`, since a random B comes from the same unit. Called again after an interruption, it resumes. With several
-    workers, a script must call this under `if __name__ == "__main__":`.
+    workers, a script must call this under `if __name__ == "__main__":`. `dry_run` checks everything and writes nothing;
+    it returns the number of files and units.
 
     Example: bertrain.prepare("articles.txt", "data", vocab="vocab.txt", max_seq_length=128)
     """
@@ -127,6 +129,8 @@ def prepare(
         on_error=on_error,
         units=units,
     )
+    if dry_run:
+        return {"files": len(files), "units": len(units)}
     work = _work_folder(out, plan, vocabulary)
     with _work_in(work, out):
         _keep_only_usable_units(work, plan)

@@ -7,6 +7,7 @@ processes work on in parallel. The cuts depend on the text alone.
 from __future__ import annotations
 
 import codecs
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -16,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.files import reading
+from bertrain.base.formatting import counted
 from bertrain.config.choices import OnError
 from bertrain.data.text.records import recognize
 
@@ -28,6 +30,9 @@ NOT_TEXT = (b"\x89HDF\r\n", b"%PDF-")
 DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
 EXTRACT_TRAINING = "train"
+CHECKSUMS = re.compile(r"(\.|_|^)(md5|sha1|sha256|sha512)(sums?)?(\.txt)?$", re.IGNORECASE)
+HELD_OUT = ("eval", "held-out", "held_out")
+"""Names of files that no folder of training text should have."""
 
 
 class Span(NamedTuple):
@@ -47,12 +52,19 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     for entry in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
+            if sums := [path for path in inside if CHECKSUMS.search(path.name)]:
+                remark(f"{entry}: {counted(len(sums), 'checksum file')} left out ({sums[0].name})")
+                inside = [path for path in inside if path not in sums]
             if not inside:
                 raise UserError("empty-input", f"the input folder {entry} contains no file")
             extracted = next((path.parent for path in inside if path.name == EXTRACT_DESCRIPTION), None)
             if extracted:
                 train = extracted / EXTRACT_TRAINING
                 raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
+            held_out = [path for path in inside if path.stem in HELD_OUT]
+            if held_out and len(held_out) < len(inside):
+                cure = f"name the other files, such as {entry / '*-of-*'}, or move it elsewhere"
+                raise UserError("held-out-input", f"{held_out[0]} is held-out text, by its name; {cure}")
             for folder in [path.parent for path in inside if path.name == "dataset_dict.json"]:
                 splits = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent.parent == folder})
                 if "train" not in splits:

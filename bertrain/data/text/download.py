@@ -88,7 +88,7 @@ def wikipedia_files(host: str, language: str, date: str) -> list[RemoteFile]:
     """The dump of articles, found in the list of checksums that Wikimedia publishes; "latest" becomes a date."""
     wiki = f"{language.replace('-', '_')}wiki"
     sums = f"{host.rstrip('/')}/{wiki}/{date}/{wiki}-{date}-md5sums.txt"
-    for md5, name in _read_checksums(sums):
+    for md5, name in parse_checksums(_read_text(sums), sums):
         found = re.fullmatch(rf"{re.escape(wiki)}-(\d{{8}})-pages-articles-multistream\.xml\.bz2", name)
         if found:
             return [RemoteFile(name, f"{host.rstrip('/')}/{wiki}/{found.group(1)}/{name}", md5)]
@@ -104,7 +104,8 @@ def mlperf_files(host: str) -> tuple[list[RemoteFile], list[str]]:
     for manifest, folder in (("bert-input-files", "phase1"), ("bert-preprocessed-wikipedia-dataset", "download")):
         base = _read_text(f"{host.rstrip('/')}/metadata/{manifest}.uri").strip()
         base = f"{host.rstrip('/')}{urlsplit(base).path.rstrip('/')}/"
-        for md5, name in _read_checksums(f"{host.rstrip('/')}/metadata/{manifest}.md5"):
+        listed = f"{host.rstrip('/')}/metadata/{manifest}.md5"
+        for md5, name in parse_checksums(_read_text(listed), listed):
             if folder == "phase1" and (name.startswith("enwiki-") or "tf2_ckpt" in name):
                 left_out.append(name)
                 continue
@@ -123,14 +124,14 @@ def _known_size(name: str, md5: str) -> int | None:
     return None
 
 
-def _read_checksums(url: str) -> list[tuple[str, str]]:
-    """(MD5, name) of each line of an md5sum file."""
-    listed = re.findall(r"^([0-9a-fA-F]{32})[ \t]+\*?(?:\./)?(\S.*?)\s*$", _read_text(url), re.MULTILINE)
+def parse_checksums(text: str, place: str) -> list[tuple[str, str]]:
+    """(MD5, name) of each line of an md5sum file, which is at `place`."""
+    listed = re.findall(r"^([0-9a-fA-F]{32})[ \t]+\*?(?:\./)?(\S.*?)\s*$", text, re.MULTILINE)
     if not listed:
-        raise UserError("bad-checksum-list", f"{url} lists no checksum; check the URL")
+        raise UserError("bad-checksum-list", f"{place} lists no checksum; check it")
     for _, name in listed:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise UserError("bad-checksum-list", f"{url} lists a file outside its folder: {name}")
+            raise UserError("bad-checksum-list", f"{place} lists a file outside its folder: {name}")
     return [(md5.lower(), name) for md5, name in listed]
 
 
