@@ -51,7 +51,7 @@ def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Pa
     for name, tensor in helpers.final_weights(run).items():
         assert torch.equal(tensor, expected[name]), name
     before = (run / "metrics.jsonl").read_bytes()
-    assert command_line(*words, "--run", run).out.splitlines()[-1].startswith("classify")
+    assert command_line(*words, "--run", run).out.splitlines()[-2].startswith("classify")
     assert records(run) == [json.loads(line) for line in before.splitlines() if b'"kind": "step"' in line]
 
 
