@@ -6,12 +6,15 @@ short options of the table below.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import itertools
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -231,6 +234,24 @@ def printed_json(result: Any, as_json: bool) -> bool:
     if as_json:
         print(json.dumps(result, default=asdict))
     return as_json
+
+
+@contextmanager
+def stdout_for_json(as_json: bool) -> Iterator[None]:
+    """With --json, send what is printed inside, by libraries too, to stderr: stdout is for the JSON alone."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C libraries have buffered
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def prepare_process(train: TrainSettings) -> None:
