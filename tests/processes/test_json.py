@@ -56,7 +56,6 @@ CASES = {
     "finetune": [
         Case(f"{TUNE} --run {{out}}/run"),
         Case(f"{TUNE} --run {{out}}/run --seeds 1,2 --do predict"),
-        Case(f"{TUNE} --run {{out}}/run --nproc 2", own_process=True),
     ],
     "predict": [
         Case("predict {tuned} 'bato kese' --device cpu"),
