@@ -278,7 +278,7 @@ def ranks_case(folder: Path, ranks: int, case: Case) -> dict[str, Any]:
     command = [sys.executable, "-m", "bertrain", "pretrain", "bert-large-phase2", "--data", str(folder)]
     command += ["--benchmark", "--benchmark-steps", str(case.steps - 1), "--warm-up-steps", "1", "--json", "--quiet"]
     told = subprocess.run([*command, "--nproc", str(ranks), *overrides], capture_output=True, text=True, check=True)
-    figures = json.loads(told.stdout.splitlines()[-1])
+    figures = json.loads(told.stdout)
     return {
         "ms_per_step": round(figures["ms_per_step"], 1),
         "real_tokens_per_s": round(figures["real_tokens_per_s"], 1),

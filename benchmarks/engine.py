@@ -118,7 +118,7 @@ def scaling(arguments: argparse.Namespace, data: Path) -> dict[str, Any]:
                 ],
                 check=True, capture_output=True, text=True,
             )  # fmt: skip
-            found.append(json.loads(done.stdout.splitlines()[-1])["real_tokens_per_s"])
+            found.append(json.loads(done.stdout)["real_tokens_per_s"])
     best = {ranks: max(found) for ranks, found in rates.items()}
     return {
         "tokens_per_s": {str(ranks): [round(rate) for rate in found] for ranks, found in rates.items()},

@@ -227,7 +227,7 @@ def whole_loop(folder: Path, workload: Workload, budget: int, step: dict[str, An
     options = [f"--{name}={value}" for name, value in overrides(workload, budget, step["precision"])]
     command = [sys.executable, "-m", "bertrain", "pretrain", RECIPE, "--data", str(folder), "--benchmark", "--json"]
     done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, check=True)
-    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    said = json.loads(done.stdout)
     per_second = said["real_tokens_per_s"]
     return {
         "system": "bertrain pretrain --benchmark",

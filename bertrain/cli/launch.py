@@ -256,7 +256,8 @@ def launch_preflight(job: Job, as_json: options.AsJson = False) -> None:
     """
     from bertrain.launch.preflight import preflight_job
 
-    found = preflight_job(job)
+    with options.stdout_for_json(as_json):
+        found = preflight_job(job)
     if found is None:
         return
     if not options.printed_json(found, as_json):

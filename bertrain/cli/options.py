@@ -6,13 +6,15 @@ short options of the table below.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -276,6 +278,24 @@ def world(nproc: int) -> int:
 def starts_ranks(nproc: int, restarts: int = 0) -> bool:
     """Whether the verb is to check itself, then call `start_ranks`, rather than to do its work in this process."""
     return (is_launched() or nproc > 1 or restarts > 0) and not under_launcher()
+
+
+@contextmanager
+def stdout_for_json(as_json: bool) -> Iterator[None]:
+    """With --json, send what is printed inside, by libraries too, to stderr: stdout is for the JSON alone."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C libraries have buffered
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def prepare_process(train: TrainSettings) -> None:

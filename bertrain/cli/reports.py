@@ -38,7 +38,7 @@ def watch(
 ) -> None:
     """Show the progress of a run on the terminal until it ends, from any machine that sees its folder.
 
-    It only reads. It also follows a run that is stopped and resumed.
+    It only reads. It also follows a run that is stopped and resumed. With --json, it prints a line of JSON each time.
 
     Example: bertrain watch runs/tiny --once
     """
@@ -58,6 +58,8 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print the logs of a run's ranks: console lines, warnings, and how each rank started and ended.
+
+    With --json, each entry is a line of JSON.
 
     Example: bertrain logs runs/tiny --rank 0 --since 10m --level warning
     """

@@ -48,8 +48,8 @@ def finetune(
 
     Example: bertrain finetune glue/sst2 --init weights/ --data glue/ --run runs/sst2
     """
-    if as_json:
-        overrides.insert(0, ("log.level", "quiet"))
+    if as_json and dry_run:
+        raise UserError("conflicting-options", "--json prints metrics, and --dry-run measures nothing; give one")
     if not options.is_launched():
         cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
     from bertrain.training import finetune as tuning
@@ -79,10 +79,10 @@ def finetune(
             preflight(settings, data, places[name][0], init=beginning, world=world, here=here)
         runs = [place for several in places.values() for place in several]
         options.start_ranks(nproc, restarts, runs, settings=next(iter(resolved.values())), data=[data])
-    outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers, predicts=do == "predict")
-    shown = [one.to_dict() for one in outcomes]
-    if do == "predict":
-        for one in shown:
+    with options.stdout_for_json(as_json):
+        outcomes = tuning.finetune_many(resolved, data, run, init=beginning, seeds=numbers, predicts=do == "predict")
+        shown = [one.to_dict() for one in outcomes]
+        for one in shown if do == "predict" else []:
             one["predictions"] = {}
             for place in places[one["task"]]:
                 which = task_results.checkpoint_of(place)
@@ -135,9 +135,10 @@ def predict(
             overrides += parse_overrides([word] if "=" in word else [word, next(words, "--")])
         else:
             texts.append(word)
-    result = predict_task(
-        run, data, out, texts=texts, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides
-    )
+    with options.stdout_for_json(as_json):
+        result = predict_task(
+            run, data, out, texts=texts, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides
+        )
     if not is_first_rank() or options.printed_json(result, as_json):
         return
     if not texts:

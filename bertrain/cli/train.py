@@ -43,6 +43,8 @@ def pretrain(
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --max-steps 200
     """
+    if as_json and (dry_run or not benchmark):
+        raise UserError("conflicting-options", "--json prints the metrics of --benchmark; leave --json out")
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()
     options.prepare_process(resolved.train)
@@ -76,7 +78,8 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
         options.start_ranks(nproc, settings=settings, data=[data])
     from bertrain.training.benchmark import benchmark as measure
 
-    metrics = measure(settings, data, steps=steps, warm_up=warm_up)
+    with options.stdout_for_json(as_json):
+        metrics = measure(settings, data, steps=steps, warm_up=warm_up)
     if not is_first_rank() or options.printed_json(metrics, as_json):
         return
     phases = "  ".join(f"{name} {ms:.2f}" for name, ms in metrics["phase_ms"].items())
@@ -159,7 +162,10 @@ def evaluate(
             raise UserError(
                 "pretraining-only", "--max-examples is for pre-training; a task scores all held-out examples"
             )
-        result = evaluate_task(run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides)
+        with options.stdout_for_json(as_json):
+            result = evaluate_task(
+                run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides
+            )
     else:
         from bertrain.training.evaluate import evaluate as evaluate_run
 
@@ -168,7 +174,8 @@ def evaluate(
         task_options = [*(["--batch-size"] if batch_size else []), *(f"--{key}" for key, _ in overrides)]
         if task_options:
             raise UserError("finetuning-only", f"{task_options[0]} is for fine-tuned runs, and {run} was pre-trained")
-        result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
+        with options.stdout_for_json(as_json):
+            result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank() or options.printed_json(result, as_json):
         return
     report = result.pop("report", "")

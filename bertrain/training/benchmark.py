@@ -14,6 +14,7 @@ import torch
 from bertrain.base.machine import cpu_name
 from bertrain.config.settings import CheckpointSettings, EvaluateSettings, Settings
 from bertrain.ranks import parallel
+from bertrain.run.folder import Run
 from bertrain.run.records import StepRecord, read_records
 from bertrain.training import engine
 from bertrain.training.loop import train
@@ -38,6 +39,8 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
     with parallel.join(settings.train) as ranks, tempfile.TemporaryDirectory() as folder:
         resolved = resolve_run(settings, data, Path(folder) / "run", ranks=ranks).draw(ranks)
         settings = resolved.settings
+        if not ranks.is_first:  # whose temporary folder another node could not see
+            Run.create(Path(folder) / "run", settings, resolved.data, "", "")
         train(resolved, ranks)
         if not ranks.is_first:
             return {}

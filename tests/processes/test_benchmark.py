@@ -15,7 +15,7 @@ def test_a_benchmark_times_the_loop_and_keeps_nothing(tmp_path: Path) -> None:
     arguments = helpers.tiny_arguments(train__max_steps=3, checkpoint__every_steps=1)
     command = ["pretrain", "bert-tiny", "--data", data, "--benchmark", "--benchmark-steps", "4", "--warm-up-steps", "2"]
     done = subprocess.run(
-        helpers.command(*command, "--json", "--quiet", *arguments),
+        helpers.command(*command, "--json", *arguments),
         env=helpers.environment(), cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     figures = json.loads(done.stdout)
