@@ -277,9 +277,10 @@ def place(launcher: Launcher, spec: JobSpec) -> Placement:
 def find_image(spec: JobSpec) -> str:
     """The container image: a file by its absolute path, since pyxis takes a bare name for one of a registry."""
     path = Path(spec.container)
-    if not spec.container or path.is_absolute() or not (path.exists() or path.suffix in (".sif", ".sqsh")):
+    is_image = path.is_file() or (spec.runtime == "apptainer" and path.is_dir())  # a folder is an Apptainer sandbox
+    if not spec.container or path.is_absolute() or not (is_image or path.suffix in (".sif", ".sqsh")):
         return spec.container
-    if not path.exists():
+    if not is_image:
         raise UserError("missing-image", f"there is no image {path} (--container); give the nodes' absolute path")
     return str(path.resolve())
 
@@ -337,6 +338,8 @@ def carried_environment(spec: JobSpec) -> dict[str, str]:
         and not SECRETS.search(name)
         and not (spec.container and name in ONLY_HERE)
     }
+    if spec.container:
+        carried["PYTHONSAFEPATH"] = "1"  # the image's bertrain runs, not a checkout in the working directory
     if spec.nic:
         carried |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
     for word in spec.env:

@@ -69,7 +69,7 @@ class Connection:
 
     def report_lost(self) -> None:
         self.finish()
-        problem = "could not start Python; is --python installed on every host?"
+        problem = "could not start Python; does every host have --python, and with --container, apptainer?"
         if self.process.returncode == SSH_FAILED:
             problem = "could not be reached over ssh, or was lost"
         known = f"exit code {self.process.returncode}; see the line above"

@@ -12,7 +12,8 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from bertrain.launch.job import HOSTS, SCRIPT, Job, parse_time, write_time
+from bertrain.base.errors import UserError
+from bertrain.launch.job import HOSTS, ONLY_HERE, SCRIPT, Job, parse_time, write_time
 from bertrain.launch.local import SAVE_TIMEOUT_S
 
 SAVE_MARGIN_S = 30
@@ -64,25 +65,32 @@ def container_command(job: Job) -> list[str]:
     """The words before Python that run it in an Apptainer container; pyxis takes options of srun instead."""
     if not job.spec.container or job.spec.runtime != "apptainer":
         return []
-    mounts = [f"--bind {shlex.quote(mount)}" for mount in _mounts(job)]
+    foreign = [f"-u {name}" for name in ONLY_HERE if name not in job.environment]  # which Apptainer would hand on
+    mounts = [f"--bind {shlex.quote(mount)}" for mount in mounts_of(job)]
     gpu = ["--nv"] if job.spec.gpus_per_node else []
-    return [" ".join(["apptainer exec", *gpu, *mounts, shlex.quote(job.spec.container)])]
+    return [" ".join(["env", *foreign, "apptainer exec", *gpu, *mounts, shlex.quote(job.spec.container)])]
 
 
-def _mounts(job: Job) -> list[str]:
-    """What the container sees: `--mounts`, and what the job reads and writes, as far as those leave it out."""
+def mounts_of(job: Job) -> list[str]:
+    """What the container sees: `--mounts`, and the folders of all that the job reads and writes, if those lack them.
+
+    A path is mounted as it was given and as it is without links, since both names are used.
+    """
     given = [mount for mount in job.spec.mounts.split(",") if mount]
     seen = {Path(mount.split(":")[1 if ":" in mount else 0]) for mount in given}
-    own = [
-        job.directory,
-        str(job.folder),
-        *job.data,
-        *(str(Path(task.folder).parent) for task in job.tasks if task.folder),
-    ]
-    for path in map(Path, own):
-        if not seen & {path, *path.parents}:
-            seen.add(path)
-            given.append(f"{path}:{path}")
+    words = [Path(job.directory, word.rpartition("=")[2]) for task in job.tasks for word in task.command]
+    named = [path for path in words if path.exists()]
+    written = [job.folder, *(Path(task.folder).parent for task in job.tasks if task.folder)]
+    for path in (Path(job.directory), *written, *map(Path, job.data), *named):
+        for place in (path, path.resolve()):
+            folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
+            if folder == Path("/"):
+                raise UserError(
+                    "root-mount", f"the container cannot have all of / mounted, which {path} needs; create it"
+                )
+            if not seen & {folder, *folder.parents}:
+                seen.add(folder)
+                given.append(f"{folder}:{folder}")
     return given
 
 
@@ -172,7 +180,7 @@ def _slurm(job: Job) -> LauncherPart:
         f"--mpi={spec.mpi} --kill-on-bad-exit=0 --wait={SAVE_TIMEOUT_S + SAVE_MARGIN_S}",
     ]
     if spec.container and spec.runtime == "pyxis":
-        mounts = shlex.quote(",".join(_mounts(job)))
+        mounts = shlex.quote(",".join(mounts_of(job)))
         words.append(f"--container-image={shlex.quote(spec.container)} --container-mounts={mounts}")
     comment = "One task on each node, which starts the ranks of that node."
     return LauncherPart(directives, _start_stage([*words, *_launch_module(job, "node")], comment), SLURM_REQUEUE)

@@ -137,6 +137,8 @@ def test_an_image_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pyt
         return place("slurm", JobSpec(procs_per_node=1, container=name)).spec.container
 
     assert image("here.sqsh") == str(tmp_path / "here.sqsh")
+    (tmp_path / "bertrain").mkdir()
+    assert image("bertrain") == "bertrain", "an image of a registry, not the folder"
     assert image("/on/the/nodes.sqsh") == "/on/the/nodes.sqsh"
     assert image("nvcr.io#nvidia/pytorch:26.01-py3") == "nvcr.io#nvidia/pytorch:26.01-py3"
     with helpers.refused("missing-image", "there.sqsh"):
