@@ -18,7 +18,7 @@ import typer
 
 from bertrain.cli.main import app, main
 from bertrain.cli.options import stdout_for_json
-from bertrain.launch.job import JobSpec, make_job, write_job
+from bertrain.launch.job import JobSpec, Task, make_job, place, write_job
 from bertrain.launch.scripts import job_script
 from bertrain.weights.export import export
 from tests import helpers, miniature_tasks
@@ -125,7 +125,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
     (folder / "results").mkdir()
     settings = helpers.tiny_settings()
     spec = JobSpec(procs_per_node=1)
-    job = make_job("local", settings, folder / "data", folder / "job-run", spec=spec, folder=folder / "job")
+    words = ("pretrain", "bert-tiny", "--data", str(folder / "data"), "--run", str(folder / "job-run"))
+    task = Task(command=words, folder=str(folder / "job-run"))
+    job = make_job(place("local", spec), [task], data=[folder / "data"], folder=folder / "job")
     write_job(job, settings, job_script(job))
     server = Server()
     serve_wikipedia(server)
