@@ -76,7 +76,6 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.ERROR)  # the caller reports failures
     usable = os.sched_getaffinity(0)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable) // nproc)))
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # prints a stack if a library crashes
@@ -100,6 +99,8 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         **where,
     )
+    level_before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # the caller reports failures
     try:
         elastic_launch(config, sys.executable)("-u", *arguments)
     except ChildFailedError as error:
@@ -107,6 +108,8 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
         codes = {rank: failure.exitcode for rank, failure in in_order}
         known = (EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_HUNG)
         return next((code for code in known if code in codes.values()), 1), codes
+    finally:
+        logging.disable(level_before)
     return 0, {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from bertrain.cli.launch import repeat_task
 from bertrain.config.resolve import resolve
 from bertrain.launch.job import Host, Job, JobSpec, Launcher, Task, code_version, make_job, place, read_job, write_job
+from bertrain.launch.local import run_agent
 from bertrain.launch.remote import node_command
 from bertrain.launch.scripts import job_script, mounts_of
 from tests import helpers
@@ -267,3 +269,13 @@ def test_repeats_have_folders_and_seeds_of_their_own() -> None:
     assert repeat_task([task], 2, helpers.tiny_settings(train__seed=3))[1].command[-2:] == ("--seed", "4")
     with helpers.refused("cannot-repeat"):
         repeat_task([Task(command=("profile", "run"))], 2, helpers.tiny_settings())
+
+
+def test_an_agent_leaves_the_logging_of_its_process_alone() -> None:
+    before = dict(os.environ)
+    try:
+        assert run_agent(1, ["-c", "pass"]) == (0, {})
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert logging.root.manager.disable == logging.NOTSET
