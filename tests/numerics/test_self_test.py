@@ -88,7 +88,9 @@ def test_results_are_kept_by_machine_and_sizes(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     use(monkeypatch, child("{'raises': lambda: 1 / 0}"))
     self_test.results_here.cache_clear()
+    random_before = torch.get_rng_state()
     failure = self_test.why_failed(SIZES, CPU)
+    assert torch.equal(torch.get_rng_state(), random_before), "a run draws the same weights with and without it"
     assert "raises" in failure
     assert "division by zero" in failure
 
