@@ -423,9 +423,14 @@ def examine(sizes: Sizes, device: str) -> tuple[list[Result], str]:
     except subprocess.TimeoutExpired as slow:
         output, errors = (os.fsdecode(part or b"") for part in (slow.stdout, slow.stderr))
         ending = f"was not ready after {PATIENCE_S} seconds"
+    except OSError as error:  # no process could be started
+        return [], str(error)
     results, begun = [], ""
     for line in output.splitlines():
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # a library's word
+            continue
         begun = record.get("begin", "")
         if "kernel" in record:
             results.append(Result(**record))
