@@ -427,10 +427,9 @@ def examine(sizes: Sizes, device: str) -> tuple[list[Result], str]:
         return [], str(error)
     results, begun = [], ""
     for line in output.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # a library's word
+        if not line.startswith('{"'):  # a library's word
             continue
+        record = json.loads(line)
         begun = record.get("begin", "")
         if "kernel" in record:
             results.append(Result(**record))

@@ -50,7 +50,8 @@ def test_each_kind_of_failure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     use(
         monkeypatch,
         child(
-            "{'good': lambda: (print('a word'), (0.001, 0.01))[1], 'raises': lambda: 1 / 0, 'wrong': lambda: (0.5, 0.01),"
+            "{'good': lambda: (print('a word'), (0.001, 0.01))[1], 'raises': lambda: 1 / 0,"
+            " 'wrong': lambda: (0.5, 0.01),"
             " 'not a number': lambda: (float('nan'), 0.01), 'ends the process': os.abort, 'never reached': None}"
         ),
     )
