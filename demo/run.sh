@@ -2,7 +2,7 @@
 # From text to a model that guesses words; every command is shown before it runs. Run it again to continue.
 # usage: demo/run.sh [FOLDER] [TIME]    (bertrain must be on the PATH; make demo sees to that)
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(dirname "$0")
 out=${1:-runs/demo}
 budget=${2:-2m}
 

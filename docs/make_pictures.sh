@@ -4,8 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-script -qec "stty cols 116; PATH=$PWD/.venv/bin:$PATH demo/run.sh $work/demo" "$work/recording" < /dev/null
+ln -s "$PWD/demo" "$work/demo" # the pictures show the paths of a user in the checkout, not of this run
+script -qec "stty cols 116; cd $work; PATH=$PWD/.venv/bin:$PATH demo/run.sh" "$work/recording" < /dev/null
 .venv/bin/python docs/make_picture.py "$work/recording" docs/demo.svg --title "make demo"
-sed -i "s|$work|runs|g" docs/demo.svg
 chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,1500 --screenshot=docs/report.png \
-    "file://$work/demo/report.html"
+    "file://$work/runs/demo/report.html"
