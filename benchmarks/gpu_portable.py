@@ -72,7 +72,8 @@ def write_examples(folder: Path, length: int, rows: str) -> Shards:
     examples = random_examples(max(1_000, 1_000_000 // length), vocabulary, length)
     if rows == "full":
         examples = (
-            Example((e.tokens * length)[: length - 1] + e.tokens[-1:], length // 2, e.is_random) for e in examples
+            Example((e.tokens * -(-length // len(e.tokens)))[: length - 1] + e.tokens[-1:], length // 2, e.is_random)
+            for e in examples
         )
     write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
     return Shards.open(folder, verify="size")

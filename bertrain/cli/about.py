@@ -98,7 +98,7 @@ def _examine_kernels(as_json: bool) -> None:
 
     device, _ = choose_device("auto")
     for precision in ("fp8", "bf16"):  # the kernels of FP8 include those of bf16
-        settings = config.resolve("bert-base", [("train.precision", precision)])
+        settings = config.resolve("bert-base-phase1", [("train.precision", precision)])
         usable, reason = engine.kernels_serve(settings, device)
         if usable:
             break

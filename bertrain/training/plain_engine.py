@@ -63,16 +63,16 @@ class PlainEngine:
         trims = device.type == "cpu" and not self.needs_few_shapes
         batch = batch.without_padding() if trims else batch.to(device)
         torch.manual_seed(batch.dropout_seed)
-        loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences)
+        # Around `_loss`, not in it: PyTorch's cache on disk takes no compiled function that enters autocast.
+        with autocast(self._settings.train, device):
+            loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences)
         self._completes_gradient = is_last
         (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
         self.sums += sums
 
     def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
         """A bin's part of the step's loss, and its packed `Sums`."""
-        with autocast(self._settings.train, self.sums.device):
-            outputs = self._model(batch)
-        sums = sums_of(outputs, batch, self._settings.model.head)
+        sums = sums_of(self._model(batch), batch, self._settings.model.head)
         return sums.mlm_loss / num_predictions + sums.sequence_loss / num_sequences, sums.pack()
 
     def outputs(self, batch: Batch) -> Outputs:

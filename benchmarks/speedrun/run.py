@@ -1,0 +1,106 @@
+"""One entry of the speedrun: train a recipe for a time, measure its held-out loss, fine-tune six tasks.
+
+    python benchmarks/speedrun/run.py NAME --data DIR --held-out DIR [--glue DIR] [--output FILE] -- RECIPE [SETTINGS]
+
+What stands behind `--` goes to `bertrain pretrain` as it is, such as `baseline.toml --budget 7m`. README.md has the
+rules, and `data.sh` makes DIR and the held-out DIR. A record is appended to FILE: the command, the seconds, the
+held-out loss, the curve, and with `--glue` the scores of the tasks.
+
+`seconds` counts from the start of the process to the end of the last step, without the evaluations on the way, so
+imports and compilation are in it; `start_up_s` is the part before the first step ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parents[1] / "results" / "speedrun.json"
+TASKS = {"cola": 5, "mrpc": 5, "rte": 5, "stsb": 5, "sst2": 1, "mnli": 1}
+"""The six tasks, and how many seeds each is fine-tuned with."""
+FINE_TUNING = {
+    "train.epochs": "5", "batch.sequences": "16", "optimizer.learning_rate": "4e-5", "train.precision": "bf16",
+    "schedule.warmup_share": "0.06", "checkpoint.enabled": "false", "evaluate.every_epochs": "0",
+}  # fmt: skip
+"""The same for every model; SST-2, with nine times the rows of the next task, gets three epochs of batches of 32."""
+LONG = {"train.epochs": "3", "batch.sequences": "32"}
+POINTS = 120  # of a curve
+
+
+def bertrain(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "bertrain", *map(str, words)]
+
+
+def printed_json(command: list[str]) -> dict[str, Any]:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with code {ended.returncode}:\n{ended.stderr[-2000:]}")
+    return json.loads(ended.stdout)
+
+
+def pretrain(run: Path, data: Path, request: list[str]) -> dict[str, Any]:
+    """Train, and what the run folder says of it."""
+    began = time.time()
+    subprocess.run(bertrain("pretrain", *request, "--data", data, "--run", run), check=True)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "step"]
+    evaluating = sum(record.get("seconds", 0.0) for record in records if record["kind"] == "evaluation")
+    stride = max(1, len(steps) // POINTS)
+    return {
+        "seconds": round(steps[-1]["ended"] - began - evaluating, 1),
+        "start_up_s": round(steps[0]["ended"] - began, 1),
+        "steps": steps[-1]["step"],
+        "tokens": sum(step["tokens"] for step in steps),
+        "curve": [
+            [round(step["ended"] - began, 1), round(step["mlm_loss"], 3)] for step in steps[stride - 1 :: stride]
+        ],
+    }
+
+
+def fine_tune(task: str, weights: Path, glue: Path, folder: Path) -> dict[str, Any]:
+    settings = FINE_TUNING | (LONG if task == "sst2" else {})
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    seeds = ",".join(str(seed) for seed in range(1, TASKS[task] + 1))
+    where = ("--init", weights, "--data", glue, "--run", folder / task)
+    return printed_json(bertrain("finetune", f"glue/{task}", *where, "--seeds", seeds, "--json", *words))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--glue", type=Path)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options, request = parser.parse_known_args()
+    request = [word for word in request if word != "--"]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    record: dict[str, Any] = {
+        "name": options.name, "date": time.strftime("%Y-%m-%d"), "gpu": gpu, "torch": torch.__version__,
+        "request": request,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        record |= pretrain(run, options.data, request)
+        record["held_out"] = printed_json(bertrain("evaluate", run, "--data", options.held_out, "--json"))
+        print({name: value for name, value in record.items() if name != "curve"}, flush=True)
+        if options.glue:
+            with ThreadPoolExecutor(len(TASKS)) as pool:
+                results = pool.map(lambda task: fine_tune(task, run, options.glue, Path(folder)), TASKS)
+                record["tasks"] = dict(zip(TASKS, results, strict=True))
+    records = json.loads(options.output.read_text()) if options.output.exists() else []
+    lines = ",\n".join(json.dumps(one) for one in [*records, record])
+    options.output.write_text(f"[\n{lines}\n]\n")
+
+
+if __name__ == "__main__":
+    main()

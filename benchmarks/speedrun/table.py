@@ -1,0 +1,37 @@
+"""Writes the table of README.md from benchmarks/results/speedrun.json: `python benchmarks/speedrun/table.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results" / "speedrun.json"
+BEGIN, END = "<!-- table.py writes from here -->\n", "<!-- to here -->\n"
+
+
+def row(record: dict[str, Any]) -> str:
+    held_out, minutes = record["held_out"], f"{record['seconds'] / 60:.1f}"
+    tokens = f"{record['tokens'] / 1e6:,.0f} M"
+    # A run beside another one has no speed of its own.
+    cells = [record["date"], record["name"], "-" if record.get("note") else minutes, f"{record['steps']:,}", tokens]
+    cells += [f"{held_out['mlm_loss']:.3f}", f"{held_out['mlm_accuracy']:.1%}", mean_of(record.get("tasks"))]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def mean_of(tasks: dict[str, float] | None) -> str:
+    return "-" if not tasks else f"{100 * sum(tasks.values()) / len(tasks):.1f}"
+
+
+def main() -> None:
+    page = HERE / "README.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    head = "| date | recipe | minutes | steps | tokens | held-out loss | words right | six tasks |\n"
+    rows = [row(record) for record in json.loads(RESULTS.read_text())]
+    page.write_text(before + BEGIN + head + "|---|---|---|---|---|---|---|---|\n" + "".join(rows) + END + after)
+
+
+if __name__ == "__main__":
+    main()
