@@ -25,8 +25,11 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parents[1] / "results" / "speedrun.json"
-TASKS = {"cola": 5, "mrpc": 5, "rte": 5, "stsb": 5, "sst2": 1, "mnli": 1}
-"""The six tasks, and how many seeds each is fine-tuned with."""
+TASKS = {
+    "cola": ("matthews", 5), "mrpc": ("f1", 5), "rte": ("accuracy", 5), "stsb": ("spearmanr", 5),
+    "sst2": ("accuracy", 1), "mnli": ("accuracy", 1),
+}  # fmt: skip
+"""The metric of each of the six tasks, and how many seeds it is fine-tuned with."""
 FINE_TUNING = {
     "train.epochs": "5", "batch.sequences": "16", "optimizer.learning_rate": "4e-5", "train.precision": "bf16",
     "schedule.warmup_share": "0.06", "checkpoint.enabled": "false", "evaluate.every_epochs": "0",
@@ -40,7 +43,7 @@ def bertrain(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "bertrain", *map(str, words)]
 
 
-def printed_json(command: list[str]) -> dict[str, Any]:
+def printed_json(command: list[str]) -> Any:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(f"{' '.join(command)} ended with code {ended.returncode}:\n{ended.stderr[-2000:]}")
@@ -66,12 +69,15 @@ def pretrain(run: Path, data: Path, request: list[str]) -> dict[str, Any]:
     }
 
 
-def fine_tune(task: str, weights: Path, glue: Path, folder: Path) -> dict[str, Any]:
+def fine_tune(task: str, weights: Path, glue: Path, folder: Path) -> list[float]:
+    """The scores of all seeds."""
+    metric, num_seeds = TASKS[task]
     settings = FINE_TUNING | (LONG if task == "sst2" else {})
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    seeds = ",".join(str(seed) for seed in range(1, TASKS[task] + 1))
+    seeds = ",".join(str(seed) for seed in range(1, num_seeds + 1))
     where = ("--init", weights, "--data", glue, "--run", folder / task)
-    return printed_json(bertrain("finetune", f"glue/{task}", *where, "--seeds", seeds, "--json", *words))
+    (outcome,) = printed_json(bertrain("finetune", f"glue/{task}", *where, "--seeds", seeds, "--json", *words))
+    return outcome["figures"][metric]["values"]
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -20,8 +21,8 @@ def row(record: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def mean_of(tasks: dict[str, float] | None) -> str:
-    return "-" if not tasks else f"{100 * sum(tasks.values()) / len(tasks):.1f}"
+def mean_of(tasks: dict[str, list[float]] | None) -> str:
+    return f"{100 * fmean(map(fmean, tasks.values())):.1f}" if tasks else "-"
 
 
 def main() -> None:
