@@ -41,6 +41,7 @@ def gradients_at(arena: Arena, step: int) -> dict[str, Tensor]:
     return named
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's Muon, on CPUs without bf16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_muon_equals_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose Muon computes in bf16; query, key and value are three matrices, and a layer may have a rate of its own."""
@@ -121,6 +122,10 @@ def test_shards_move_as_the_whole(shards: int) -> None:
     """To the last bit: also where a matrix lies in several shards, and where a shard has no whole matrix."""
     whole, parts, meeting = arena_of(), arena_of(shards), Meeting(shards)
     reference = build_optimizer(whole, SETTINGS)
+    start, shape = parts.places["layers.1.expand.weight"]
+    borders = [parts.shard(rank, shards).start for rank in range(1, shards)]
+    assert sum(start < border < start + shape.numel() for border in borders) >= (2 if shards == 24 else 0)
+    assert any(one.start < border < one.stop and one.is_adapted for border in borders for one in parts.segments)
     optimizers = [
         build_optimizer(
             parts, SETTINGS, span=parts.shard(rank, shards), sum_over_ranks=partial(meeting.sum_over_ranks, rank=rank)
