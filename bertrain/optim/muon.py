@@ -158,6 +158,14 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     return x
 
 
+def operations(layers: int, width: int, inner: int) -> float:
+    """Floating-point operations of the products of one update, of an encoder of these sizes."""
+    per_iteration = 0
+    for count, short, long in ((4, width, width), (2, min(width, inner), max(width, inner))):
+        per_iteration += count * 2 * short**2 * (2 * long + short)
+    return float(layers * ITERATIONS * per_iteration)
+
+
 def product_dtype(device: torch.device) -> torch.dtype:
     """bf16 where the device has instructions for its products, else float32."""
     is_native = device.type == "cpu" and not emulation("bf16", "auto")

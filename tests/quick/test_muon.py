@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
@@ -149,3 +150,13 @@ def test_shards_move_as_the_whole(shards: int) -> None:
         found |= {f"{kind}/{tensor}": value for tensor, value in parts.named(buffer).items()}
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=key)
+
+
+def test_the_operations_are_counted() -> None:
+    """As PyTorch counts the products of an update, of which each matrix has fifteen."""
+    model, arena = helpers.tiny_settings().model, arena_of()
+    optimizer = build_optimizer(arena, SETTINGS)
+    arena.gradients.normal_()
+    with FlopCounterMode(display=False) as counted:
+        optimizer.step(RATE, ONE, ONE)
+    assert counted.get_total_flops() == muon.operations(model.num_layers, model.hidden_size, model.intermediate_size)
