@@ -179,11 +179,22 @@ class BatchSettings:
 class OptimizerSettings:
     """The optimizer and gradient clipping."""
 
-    name: Literal["lamb", "adamw", "madgrad", "acclip"] = setting("lamb", "the optimizer")
+    name: Literal["lamb", "adamw", "muon", "madgrad", "acclip"] = setting(
+        "lamb", "the optimizer. muon: for the matrices of the encoder's layers, and adamw for the rest"
+    )
     learning_rate: float = setting(4e-4, "base learning rate; -1: in fine-tuning, by the width of the weights", min=-1)
-    beta1: float = setting(0.9, "decay of the first moment; madgrad: momentum", min=0, max=0.999999)
+    beta1: float = setting(
+        0.9,
+        "decay of the first moment; madgrad: momentum; muon: of its adamw part, while the momentum of its matrices is "
+        "(1 + beta1) / 2, by default 0.95",
+        min=0,
+        max=0.999999,
+    )
     beta2: float = setting(
-        0.999, "decay of the second moment, and of acclip's clipping threshold; madgrad: unused", min=0, max=0.999999
+        0.999,
+        "decay of the second moment, and of acclip's clipping threshold; madgrad: unused; muon: of its adamw part",
+        min=0,
+        max=0.999999,
     )
     epsilon: float = setting(1e-6, "added to the square root (madgrad: cube root) of the second moment", min=1e-12)
     weight_decay: float = setting(0.01, "decoupled weight decay; not applied to biases and LayerNorm", min=0)

@@ -139,8 +139,9 @@ class Settings:
             advice = "set at least 0; -1, by the width of the weights, is for fine-tuning with adamw"
             raise UserError("out-of-range", f"optimizer.learning_rate is {rate:g}; {advice}")
         for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
-            if optimizer.name not in ("lamb", "adamw") and getattr(optimizer, name) != default:
-                raise UserError("conflicting-settings", f"optimizer.{name} is for lamb and adamw, not {optimizer.name}")
+            if optimizer.name in ("madgrad", "acclip") and getattr(optimizer, name) != default:
+                why = f"optimizer.{name} is for lamb, adamw and muon, not {optimizer.name}"
+                raise UserError("conflicting-settings", why)
         frozen = optimizer.frozen_layers
         if frozen > layers:
             raise UserError("out-of-range", f"optimizer.frozen_layers {frozen} is more than model.num_layers {layers}")

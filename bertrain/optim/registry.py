@@ -11,9 +11,12 @@ from bertrain.model.arena import Arena
 from bertrain.optim.acclip import AcClip
 from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.madgrad import Madgrad
+from bertrain.optim.muon import Muon
 from bertrain.optim.optimizer import Optimizer
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamW, "madgrad": Madgrad, "acclip": AcClip}
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "lamb": Lamb, "adamw": AdamW, "muon": Muon, "madgrad": Madgrad, "acclip": AcClip,
+}  # fmt: skip
 
 
 def build_optimizer(

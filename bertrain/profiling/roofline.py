@@ -22,6 +22,7 @@ import torch
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Step
+from bertrain.optim import muon
 from bertrain.optim.registry import OPTIMIZERS
 from bertrain.planning.speed import fastest
 from bertrain.profiling.trace import Launch
@@ -111,6 +112,7 @@ def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dic
     parameters, _ = count_parameters(model)
     buffers = len(OPTIMIZERS[settings.optimizer.name].BUFFERS)
     update = 4 + 4 + 8 + 8 * buffers + (2 if is_fused else 0)  # norm; gradient; values and buffers, both ways; copy
+    products = muon.operations(model.num_layers, width, inner) if settings.optimizer.name == "muon" else 0.0
     return {
         # Read and write a row; read two gradients and the row, write one.
         EMBEDDINGS: elementwise(tokens * width, 6, widths),
@@ -122,7 +124,7 @@ def required_costs(settings: Settings, size: StepSize, *, is_fused: bool) -> dic
         NORM: elementwise(all_rows * width, 2 * 9, widths),  # 2 in, 1 out; 4 in, 2 out; twice
         GELU: elementwise(all_rows * inner, 5, widths),
         HEADS: heads,
-        OPTIMIZER: np.array([0.0, parameters * update]),
+        OPTIMIZER: np.array([products, parameters * update]),
     }
 
 

@@ -203,8 +203,8 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
             raise UserError("other-model", f"{asked}, but {value} in the weights of --init; leave it out")
     shape = ", ".join(f"model.{name} {value:g}" for name, value in taken.items())
     notes = [f"from the weights of --init: {shape}"] if taken else []
-    rate, is_adamw = settings.optimizer.learning_rate, settings.optimizer.name == "adamw"
-    if weights and is_adamw and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
+    rate, is_adam = settings.optimizer.learning_rate, settings.optimizer.name in ("adamw", "muon")
+    if weights and is_adam and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
         notes.append(f"warning: the recipe's learning rate {rate:g} is for a new model; trained weights want --lr 5e-5")
     return replace(settings, model=replace(model, **taken)), notes
 

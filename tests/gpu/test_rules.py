@@ -39,4 +39,5 @@ def test_a_gpu_updates_as_a_cpu_and_waits_for_nothing(name: str) -> None:
     expected = trained(name, "cpu").values
     begun = Arena(helpers.build_model(helpers.tiny_settings().model)).values
     moved = trained(name, "cuda").values.cpu() - begun
-    assert helpers.relative_error(moved, expected - begun) < 1e-4
+    # Muon's products are in bf16 on a GPU.
+    assert helpers.relative_error(moved, expected - begun) < (2e-2 if name == "muon" else 1e-4)

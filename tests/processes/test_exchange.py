@@ -22,6 +22,7 @@ from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.initialization import initialize
+from bertrain.optim import muon
 from bertrain.optim.registry import OPTIMIZERS
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.metrics import Stopwatch
@@ -211,6 +212,7 @@ CHECKS: list[Callable[[Path, Ranks], None]] = [
 def run_checks(rank: int, world: int, data: Path, meeting_place: str) -> None:
     torch.set_num_threads(1)
     exchange.MEGABYTE = 256  # the model is tiny, so its buckets are
+    muon.product_dtype = lambda device: torch.float32  # in bf16, sums in another order may round to another value
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=world)
     ranks = Ranks(rank, world, CPU, dist.new_group(backend="gloo"))
     for check in CHECKS:

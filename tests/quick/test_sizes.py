@@ -97,4 +97,5 @@ def test_a_learning_rate_for_new_models_is_remarked_on(data: Path, weights: Path
 
     assert warns()
     assert not warns(optimizer__learning_rate=1e-3), "the user chose it"
+    assert warns(optimizer__name="muon"), "whose rates are those of adamw"
     assert not warns(optimizer__name="lamb"), "whose rates are larger, and whose recipes are made for --init"

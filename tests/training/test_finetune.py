@@ -534,8 +534,10 @@ def test_frozen_layers_have_no_say_in_clipping(mini: Miniature, tmp_path: Path) 
     assert norms["global"] == norms["local"] == norms["bucket"] > 0
 
 
-def test_frozen_layers_stay_as_they_are(mini: Miniature, tmp_path: Path) -> None:
-    settings = settings_for(train__max_steps=3, optimizer__frozen_layers=1)
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_frozen_layers_stay_as_they_are(mini: Miniature, tmp_path: Path, name: str) -> None:
+    rule = {"optimizer__name": name, "optimizer__learning_rate": 1e-3, "optimizer__layer_decay": 0.9}
+    settings = settings_for(train__max_steps=3, optimizer__frozen_layers=1, **rule)
     finetune(settings, mini.table, tmp_path / "run", init=str(mini.base))
     began, trained = read_weights(mini.base).tensors, helpers.final_weights(tmp_path / "run")
     for name, tensor in trained.items():

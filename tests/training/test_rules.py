@@ -1,4 +1,4 @@
-"""Trainings with MADGRAD and ACClip."""
+"""Trainings with MADGRAD, ACClip and Muon."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_madgrad_begins_where_the_weights_are(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights[name]), name
 
 
-@pytest.mark.parametrize("name", ["madgrad", "acclip"])
+@pytest.mark.parametrize("name", ["madgrad", "acclip", "muon"])
 def test_a_model_learns(name: str, tmp_path: Path) -> None:
     """By the settings alone; tests/numerics shows it at length for the others."""
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
@@ -42,3 +42,21 @@ def test_a_model_learns(name: str, tmp_path: Path) -> None:
     losses = helpers.losses(run)
     assert sum(losses[-5:]) / 5 < losses[0] - 0.3, losses
     assert json.loads((run / "config.json").read_text())["settings"]["optimizer"]["name"] == name
+
+
+def test_a_resumed_muon_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+    data, whole, stopped = helpers.make_data(tmp_path), tmp_path / "whole", tmp_path / "stopped"
+    settings = helpers.tiny_settings(optimizer__name="muon", train__max_steps=4, checkpoint__every_steps=2)
+    for run in (whole, stopped):
+        pretrain(settings, data, run)
+    (stopped / "checkpoints" / "step-00000004" / "manifest.json").unlink()
+    resume(stopped)
+    assert helpers.losses(stopped) == helpers.losses(whole)
+    files = [run / "checkpoints" / "step-00000004" / "optimizer.safetensors" for run in (whole, stopped)]
+    states = [load_file(file) for file in files]
+    weights = [helpers.final_weights(run) for run in (whole, stopped)]
+    for one, other in (states, weights):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not states[0]["second_moment/layers.0.expand.weight"].any()
+    assert states[0]["second_moment/embeddings.words.weight"].any()
