@@ -80,6 +80,24 @@ def fine_tune(task: str, weights: Path, glue: Path, folder: Path) -> list[float]
     return outcome["figures"][metric]["values"]
 
 
+def fine_tune_all(weights: Path, glue: Path, folder: Path) -> dict[str, list[float]]:
+    with ThreadPoolExecutor(len(TASKS)) as pool:
+        scores = pool.map(lambda task: fine_tune(task, weights, glue, folder), TASKS)
+        return dict(zip(TASKS, scores, strict=True))
+
+
+def new_record(name: str, request: list[str]) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    when = time.strftime("%Y-%m-%d")
+    return {"name": name, "date": when, "gpu": gpu, "torch": torch.__version__, "request": request}
+
+
+def add_record(path: Path, record: dict[str, Any]) -> None:
+    records = json.loads(path.read_text()) if path.exists() else []
+    lines = ",\n".join(json.dumps(one) for one in [*records, record])
+    path.write_text(f"[\n{lines}\n]\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
@@ -88,24 +106,15 @@ def main() -> None:
     parser.add_argument("--glue", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options, request = parser.parse_known_args()
-    request = [word for word in request if word != "--"]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    record: dict[str, Any] = {
-        "name": options.name, "date": time.strftime("%Y-%m-%d"), "gpu": gpu, "torch": torch.__version__,
-        "request": request,
-    }  # fmt: skip
+    record = new_record(options.name, [word for word in request if word != "--"])
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        record |= pretrain(run, options.data, request)
+        record |= pretrain(run, options.data, record["request"])
         record["held_out"] = printed_json(bertrain("evaluate", run, "--data", options.held_out, "--json"))
         print({name: value for name, value in record.items() if name != "curve"}, flush=True)
         if options.glue:
-            with ThreadPoolExecutor(len(TASKS)) as pool:
-                results = pool.map(lambda task: fine_tune(task, run, options.glue, Path(folder)), TASKS)
-                record["tasks"] = dict(zip(TASKS, results, strict=True))
-    records = json.loads(options.output.read_text()) if options.output.exists() else []
-    lines = ",\n".join(json.dumps(one) for one in [*records, record])
-    options.output.write_text(f"[\n{lines}\n]\n")
+            record["tasks"] = fine_tune_all(run, options.glue, Path(folder))
+    add_record(options.output, record)
 
 
 if __name__ == "__main__":
