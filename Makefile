@@ -48,6 +48,8 @@ $(VENV)/.installed: $(VENV)/.base
 
 # A worker with nothing left takes tests from the other: files take from milliseconds to minutes.
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
+# Tests start hundreds of processes; each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 quick: install
 	$(PYTEST) tests/quick
@@ -57,7 +59,7 @@ test: quick
 
 test-services: install
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)
-	$(BIN)/pytest -q -m services
+	$(BIN)/pytest -q -n 2 --dist loadfile --durations 12 -m services tests/services
 
 test-wheel:
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \

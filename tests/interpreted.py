@@ -313,10 +313,10 @@ def scales() -> float:
 # --- the whole model ----------------------------------------------------------------------------------
 
 
-@case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3}, True)
-@case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False, "model__num_layers": 1}, False)
+@case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3, "model__num_layers": 2}, True)
+@case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False}, False)
 @case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
-@case("whole model that regresses", 3e-5, {"model__head": "regress", "model__num_layers": 1}, False)
+@case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
 @case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
     """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
@@ -324,7 +324,7 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
         model__vocab_size=50, model__hidden_size=32, model__num_heads=2, model__intermediate_size=48,
         model__max_positions=14, data__max_seq_length=12, data__max_predictions=5,
         model__hidden_dropout=0, model__attention_dropout=0, model__head_dropout=0,
-        task__name="glue/mnli" if "model__head" in overrides else "", **overrides,
+        task__name="glue/mnli" if "model__head" in overrides else "", **({"model__num_layers": 1} | overrides),
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
     if settings.head != "pretrain":

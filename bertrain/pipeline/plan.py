@@ -129,7 +129,7 @@ def make_plan(
     chosen = _sized(recipe, overrides | given, vocabulary)
     tokens = machine.tokens_in(seconds, chosen)
     epochs = tokens / text.tokens
-    step = _round_to(64, min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // STEPS)))
+    step = -(-min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // STEPS)) // 64) * 64  # rounded up
     rate = CONTINUED_RATE if init else LEARNING_RATES[size]
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
     samples = tokens // max(1, chosen.data.max_seq_length)
@@ -230,7 +230,3 @@ def _choose_size(
 def _sized(recipe: str, overrides: Mapping[str, str], vocabulary: int) -> Settings:
     """Settings for arithmetic: with the size of the vocabulary, which a run takes from its data."""
     return resolve(recipe, [*overrides.items(), ("model.vocab_size", str(vocabulary or VOCABULARIES["base"]))])
-
-
-def _round_to(multiple: int, value: int) -> int:
-    return -(-value // multiple) * multiple

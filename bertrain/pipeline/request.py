@@ -36,6 +36,12 @@ class Request:
     on_error: OnError
     overrides: tuple[tuple[str, str], ...]
 
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How to read the text, as `extract` and `estimate` take it."""
+        names = ("text_column", "encoding", "document_end", "language", "on_error")
+        return {name: getattr(self, name) for name in names}
+
     def settings(self, *, of_task: bool) -> dict[str, str]:
         """The user's settings of the task, or all others."""
         return {key: value for key, value in self.overrides if key.startswith("task.") == of_task}

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -133,16 +133,8 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
     check_request(request, Path(out))
     if kept := _kept_plan(request, Path(out)):
         return [f"{out}: to be continued, with the choices in {Path(out) / TRAIN_PLAN}", *kept.lines()]
-    said, counts = estimate(
-        request.inputs,
-        text_column=request.text_column,
-        encoding=request.encoding,
-        document_end=request.document_end,
-        language=request.language,
-        on_error=request.on_error,
-    )
-    text = Text(counts["documents"], counts["sentences"], counts["characters"])
-    return [*said, "chosen, from a sample of the text:", *_choose(text, request, nproc).lines()]
+    said, counts = estimate(request.inputs, **request.reading)
+    return [*said, "chosen, from a sample of the text:", *_choose(counts, request, nproc).lines()]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------
@@ -153,7 +145,10 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
     path = out / TRAIN_PLAN
     if not path.is_file():
         return None
-    kept = _read_plan(path)
+    try:
+        kept = json.loads(path.read_text())
+    except ValueError:
+        raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
     then = kept["request"]
     begun = replace(
         request,
@@ -175,24 +170,15 @@ def _plan(request: Request, out: Path, nproc: int) -> Plan:
     if kept := _kept_plan(request, out):
         print(f"{out}: continuing, with the choices in {path}")
         return kept
-    description = _extract(request, out)
-    counts = description["counts"]
+    counts = _extract(request, out)
     try:
-        plan = _choose(Text(counts["documents"], counts["sentences"], counts["characters"]), request, nproc)
+        plan = _choose(counts, request, nproc)
     except UserError:
         shutil.rmtree(out / "text")  # other options may read the text otherwise
         raise
     print("\n".join(["chosen:", *plan.lines()]))
     write_atomically(path, json.dumps({"request": asdict(request), "plan": asdict(plan)}, indent=1) + "\n")
     return plan
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        return content
-    except ValueError:
-        raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
 
 
 def _wait_for_plan(request: Request, out: Path) -> Plan:
@@ -204,9 +190,9 @@ def _wait_for_plan(request: Request, out: Path) -> Plan:
     return plan
 
 
-def _choose(text: Text, request: Request, nproc: int) -> Plan:
+def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Plan:
     return make_plan(
-        text,
+        Text(counts["documents"], counts["sentences"], counts["characters"]),
         measure_machine(dict(request.overrides).get("train.device", "auto"), nproc),
         budget=request.budget,
         size=request.size,
@@ -218,34 +204,25 @@ def _choose(text: Text, request: Request, nproc: int) -> Plan:
 # --- text to examples -------------------------------------------------------------------------------------------
 
 
-def _extract(request: Request, out: Path) -> dict[str, Any]:
+def _extract(request: Request, out: Path) -> dict[str, int]:
+    """Extract the text, unless it is there, and return its counts."""
     from bertrain.data.text.extract import extract
 
     done = out / "text" / EXTRACT_DESCRIPTION
     if not done.is_file():
         try:
-            extract(
-                request.inputs,
-                out / "text",
-                text_column=request.text_column,
-                encoding=request.encoding,
-                document_end=request.document_end,
-                language=request.language,
-                on_error=request.on_error,
-                deduplicate=True,
-                hold_out=request.evaluation_share,
-                workers=_workers(),
-            )
+            share, workers = request.evaluation_share, _workers()
+            extract(request.inputs, done.parent, deduplicate=True, hold_out=share, workers=workers, **request.reading)
         except UserError as error:
             if error.code == "too-little-text":  # too few documents to hold one out
                 refuse_too_little(Text(documents=1, sentences=1, characters=survey(request.inputs).bytes))
             raise
-    description: dict[str, Any] = json.loads(done.read_text())
-    counts, skipped = description["counts"], description["skipped"]
-    left_out = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
+    description = json.loads(done.read_text())
+    counts: dict[str, int] = description["counts"]
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in description["skipped"].items())
     found = f"{counts['documents']:,} documents, {compact(counts['characters'])} characters"
     print(f"text: {found}{f'; left out: {left_out}' if left_out else ''}")
-    return description
+    return counts
 
 
 def _prepare(plan: Plan, request: Request, out: Path) -> None:
@@ -296,8 +273,7 @@ def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
     if num_ranks > 1:
         arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
         arguments += ["--init", request.init] if request.init else []
-        given = plan.overrides | {"evaluate.data": str(out / "held-out")}
-        _run_ranks(num_ranks, [*arguments, *(word for key, value in given.items() for word in (f"--{key}", value))])
+        _run_ranks(num_ranks, arguments, plan.overrides | {"evaluate.data": str(out / "held-out")})
         return
     from bertrain.training.start import pretrain
 
@@ -311,8 +287,7 @@ def _finetune(request: Request, out: Path, nproc: int) -> None:
     num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
         run = ["--run", str(out / "task"), "--init", str(out / "run")]
-        given = [word for key, value in settings.items() for word in (f"--{key}", value)]
-        _run_ranks(num_ranks, ["finetune", kind, "--data", file, *run, *given])
+        _run_ranks(num_ranks, ["finetune", kind, "--data", file, *run], settings)
         return
     from bertrain.training.finetune import finetune
     from bertrain.training.task_settings import resolve_task
@@ -332,10 +307,11 @@ def _num_gpus(device: str) -> int:
     return 1 if device == "cpu" else max(1, torch.cuda.device_count())
 
 
-def _run_ranks(num_ranks: int, arguments: list[str]) -> None:
+def _run_ranks(num_ranks: int, arguments: list[str], settings: Mapping[str, str]) -> None:
     from bertrain.launch.local import run_ranks
 
-    if code := run_ranks(num_ranks, arguments):
+    given = [word for key, value in settings.items() for word in (f"--{key}", value)]
+    if code := run_ranks(num_ranks, [*arguments, *given]):
         raise SystemExit(code)  # the ranks have said why
 
 

@@ -62,18 +62,17 @@ def use_varlen_attention(model: Bert, settings: Settings, device: torch.device) 
         model.plan_attention = lambda batch: VarlenPlan(batch.cu_seqlens, batch.max_seqlen, kernel)
 
 
+Attend = Callable[[Tensor, float], Tensor]
+
+
 class OutsideGraph:
     """The plain engine's attention for the bin at hand; the compiler leaves the graph for it and guards nothing."""
 
     plan: RaggedPlan
 
-    def attend(self, qkv: Tensor, dropout_rate: float) -> Tensor:
-        return _attend_outside(self, qkv, dropout_rate)
-
-
-_attend_outside: Callable[[OutsideGraph, Tensor, float], Tensor] = torch.compiler.disable(
-    lambda outside, qkv, dropout_rate: outside.plan.attend(qkv, dropout_rate)
-)
+    def __init__(self) -> None:
+        # torch.compiler takes a second to import, so not for the other engines.
+        self.attend: Attend = torch.compiler.disable(lambda qkv, dropout_rate: self.plan.attend(qkv, dropout_rate))
 
 
 class CompiledEngine(PlainEngine):

@@ -13,6 +13,7 @@ import pytest
     [
         ("bertrain.data.text.vocabulary", {"pyarrow", "tokenizers", "bertrain.data.text.documents"}),
         ("bertrain.reports.watch", {"mwparserfromhell", "bertrain.data.text.wikipedia"}),
+        ("bertrain.training.start", {"torch._dynamo", "torch._inductor"}),  # a second and more in every rank
     ],
 )
 def test_a_module_does_not_load_what_it_does_not_need(module: str, unwanted: set[str]) -> None:
