@@ -230,6 +230,9 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
         raise UserError("invalid-json", f"{path} (model.config) is not JSON: {error}") from None
     if not isinstance(raw, dict) or "hidden_size" not in raw:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
+    if (width := raw.get("embedding_size", raw["hidden_size"])) != raw["hidden_size"]:
+        shape = f"embedding_size {width!r} and hidden_size {raw['hidden_size']!r}"
+        raise UserError("factorized-embedding", f"{path} has {shape}: a factorized embedding, as in ALBERT, not a BERT")
     if raw.get("hidden_act", "gelu") != "gelu":
         activation = raw["hidden_act"]
         raise UserError("unsupported-activation", f"{path} (model.config) has activation {activation!r}, not 'gelu'")
