@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import resource
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,20 @@ def test_damaged_pickles(is_archive: bool, folder: Path) -> None:
     for odd in ([torch.zeros(2)], {1: torch.zeros(2)}, {"model": {1: torch.zeros(2)}}, {"text": "only"}):
         torch.save(odd, path)
         check_refused("no-state-dict", folder, path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_an_archive_with_a_damaged_entry(method: int, folder: Path) -> None:
+    """Whatever its entries are compressed with, and whatever the decompressor raises."""
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    noise = random.Random(1).randbytes(3000)
+    with zipfile.ZipFile(path, "w", compression=method) as archive:
+        archive.writestr("archive/data.pkl", noise)
+    content = path.read_bytes()
+    for place in range(60, 2600, 97):
+        path.write_bytes(content[:place] + bytes(40) + content[place + 40 :])
+        check_refused("damaged-weights", folder, path)
 
 
 @settings(max_examples=60)

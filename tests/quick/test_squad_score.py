@@ -112,6 +112,13 @@ def test_the_threshold_by_hand() -> None:
     assert best_threshold(scores, {"b": ""}, odds, answerable) == (87.5, 9.0)
 
 
+@pytest.mark.parametrize("version", ["v1.1", "v2.0"])
+def test_a_threshold_without_odds_has_no_effect(version: str, tmp_path: Path) -> None:
+    (tmp_path / "predictions.json").write_text("{}")
+    with refused("option-without-effect", "--null-threshold", "--null-odds"):
+        score(f"squad/{version}", SAMPLE / f"dev-{version}.json", tmp_path / "predictions.json", null_threshold=0.5)
+
+
 @pytest.mark.parametrize(
     ("task", "content", "odds", "code", "named"),
     [
