@@ -215,9 +215,12 @@ def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], rulese
         return Convergence(False, reason, None, None, 1.0)
     with _captured_logs():
         points = rcp_checker.RCP_Checker("training", ruleset, "bert", False).pruned_rcp_data.values()
-        passes, message, scaling = rcp_checker.check_directory(
-            str(files[0].parent), "training", ruleset, False, counters == {"train_samples"}, rcp_pass="pruned_rcps"
-        )
+        try:
+            passes, message, scaling = rcp_checker.check_directory(
+                str(files[0].parent), "training", ruleset, False, counters == {"train_samples"}, rcp_pass="pruned_rcps"
+            )
+        except (KeyError, TypeError) as error:  # such as an evaluation without epoch_num
+            return Convergence(False, f"MLPerf's checker fails on the results: {error!r}", None, None, 1.0)
     sizes, batch, reference = [point["BS"] for point in points], logs[0].global_batch_size, None
     if batch and batch <= sizes[-1]:  # below the smallest size, the smallest point counts
         reference = float(np.interp(batch, sizes, [point["RCP Mean"] for point in points]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import TypeGuard
@@ -93,6 +93,9 @@ def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
     first_samples, first_s = find_beginning(log, evaluations)
     if first_samples:
         doubts.append(f"it began at {first_samples:,} samples; sequences/s count those after them")
+        evaluations = [
+            replace(one, sequences_per_s=one.sequences_per_s if one.seconds > first_s else None) for one in evaluations
+        ]
     trained_s = seconds - first_s if seconds is not None else 0.0
     rate = (samples - first_samples) / trained_s if samples and trained_s > 0 else None
     counted = ranks or count_ranks(log)
@@ -139,7 +142,7 @@ def count_samples(log: Log) -> tuple[int | None, str | None, list[str]]:
     logged, doubts = log.first("train_samples"), []
     if logged is not None and (trained := _to_int(logged.value)) is not None:
         begin = log.first("run_start")
-        if begin and log.entries.index(logged) > log.entries.index(begin):
+        if begin is None or log.entries.index(logged) > log.entries.index(begin):
             counts["train_samples"] = trained
         else:
             doubts.append(f"train_samples {trained:,} is not used: it was logged before training began")
@@ -151,7 +154,7 @@ def count_samples(log: Log) -> tuple[int | None, str | None, list[str]]:
     chosen, samples = known[0]
     for key, count in known[1:]:
         if abs(count - samples) > TOLERANCE * samples:
-            doubts.append(f"{key} counts {count:,} samples, {chosen} of the last evaluation {samples:,}, which is used")
+            doubts.append(f"{key} counts {count:,} samples, {chosen} {samples:,}, which is used")
     planned = _to_int(log.value("opt_learning_rate_training_steps"))
     if batch and planned and samples > (1 + TOLERANCE) * batch * planned:
         doubts.append(f"{samples:,} samples are more than the schedule's {planned:,} steps of {batch:,}")

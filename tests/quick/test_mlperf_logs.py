@@ -169,6 +169,7 @@ def test_a_run_that_began_at_a_checkpoint(tmp_path: Path, says_so: bool) -> None
     (figures,) = show_logs([log])
     assert (figures.train_samples, figures.samples_from) == (101_171_200, counter)
     assert figures.sequences_per_s == pytest.approx(409_600 / 1700)
+    assert max(one.sequences_per_s or 0.0 for one in figures.evaluations) == pytest.approx(409_600 / 1700)
     assert "156,725,653" in figures.doubts[0]
     assert f"{99_532_800 if says_so else 99_942_400:,}" in figures.doubts[1]
 
@@ -340,6 +341,15 @@ def test_a_log_without_what_the_checker_relies_on(
     checked = check_results(tmp_path, rulesets=["5.0.0"])
     assert not checked.passes
     assert said in checked.convergence["5.0.0"].words
+
+
+def test_an_evaluation_that_the_checker_cannot_read(tmp_path: Path) -> None:
+    path = write_results(tmp_path, samples=2_500_000) / "result_4.txt"
+    before, key, after = path.read_text().partition('"key": "eval_accuracy"')
+    path.write_text(before + key + after.replace('"epoch_num"', '"epoch"', 1))
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert "KeyError('epoch_num')" in checked.convergence["5.0.0"].words
+    assert not checked.passes
 
 
 def test_what_makes_no_sense_in_a_log_is_unknown(tmp_path: Path) -> None:
