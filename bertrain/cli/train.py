@@ -33,8 +33,8 @@ def pretrain(
     restarts: options.Restarts = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
     benchmark: Annotated[bool, Option("--benchmark", help="time some steps, print the metrics, keep nothing")] = False,
-    benchmark_steps: Annotated[int, Option(min=2, help="steps that --benchmark times")] = 100,
-    warm_up_steps: Annotated[int, Option(min=0, help="steps before the timed ones")] = 10,
+    benchmark_steps: Annotated[int | None, Option(min=2, help="steps that --benchmark times; default: 100")] = None,
+    warm_up_steps: Annotated[int | None, Option(min=0, help="steps before the timed ones; default: 10")] = None,
     as_json: Annotated[bool, Option("--json", help="with --benchmark: print JSON")] = False,
 ) -> None:
     """Pre-train BERT; any setting can be given as --section.field VALUE.
@@ -43,8 +43,9 @@ def pretrain(
 
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --max-steps 200
     """
-    if as_json and (dry_run or not benchmark):
-        raise UserError("conflicting-options", "--json prints the metrics of --benchmark; leave --json out")
+    times = {"--benchmark-steps": benchmark_steps, "--warm-up-steps": warm_up_steps, "--json": as_json or None}
+    for option in [option for option, value in times.items() if value is not None and (dry_run or not benchmark)]:
+        raise UserError("option-without-effect", f"{option} is for --benchmark; give both, or leave it out")
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()
     options.prepare_process(resolved.train)
@@ -59,7 +60,8 @@ def pretrain(
         given = [option for option, value in {"--run": run, "--init": init, "--restarts": restarts}.items() if value]
         if given:
             raise UserError("conflicting-options", f"--benchmark keeps nothing and starts anew; leave {given[0]} out")
-        _benchmark(resolved, data, nproc, steps=benchmark_steps, warm_up=warm_up_steps, as_json=as_json)
+        warm_up = 10 if warm_up_steps is None else warm_up_steps
+        _benchmark(resolved, data, nproc, steps=benchmark_steps or 100, warm_up=warm_up, as_json=as_json)
         return
     if run is None:
         raise UserError("missing-option", "--run is missing: the folder of this run, for example --run runs/first")

@@ -151,7 +151,9 @@ def _with_absolute_paths(settings: Settings) -> Settings:
     folder, vocab = settings.evaluate.data, settings.data.vocab
     evaluate = dataclasses.replace(settings.evaluate, data=str(Path(folder).resolve()) if folder else "")
     data = dataclasses.replace(settings.data, vocab=str(Path(vocab).resolve()) if vocab else "")
-    return dataclasses.replace(settings, evaluate=evaluate, data=data)
+    config = settings.model.config
+    model = dataclasses.replace(settings.model, config=str(Path(config).resolve()) if config else "")
+    return dataclasses.replace(settings, model=model, evaluate=evaluate, data=data)
 
 
 def from_dict(values: dict[str, dict[str, Any]]) -> Settings:
@@ -217,7 +219,9 @@ def differing(one: Settings, other: Settings) -> list[str]:
         f"{section}.{name} ({value} here, {others[section][name]} there)"
         for section, fields in one.to_dict().items()
         for name, value in fields.items()
-        if others[section][name] != value and _metadata(section, name)["shapes_training"]
+        if others[section][name] != value
+        and _metadata(section, name)["shapes_training"]
+        and (section, name) != ("model", "config")  # a path; what it describes is compared
     ]
 
 
@@ -230,6 +234,9 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
         raise UserError("invalid-json", f"{path} (model.config) is not JSON: {error}") from None
     if not isinstance(raw, dict) or "hidden_size" not in raw:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
+    if (width := raw.get("embedding_size", raw["hidden_size"])) != raw["hidden_size"]:
+        shape = f"embedding_size {width!r} and hidden_size {raw['hidden_size']!r}"
+        raise UserError("factorized-embedding", f"{path} has {shape}: a factorized embedding, as in ALBERT, not a BERT")
     if raw.get("hidden_act", "gelu") != "gelu":
         activation = raw["hidden_act"]
         raise UserError("unsupported-activation", f"{path} (model.config) has activation {activation!r}, not 'gelu'")

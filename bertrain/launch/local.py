@@ -51,6 +51,8 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
             os.environ[FAILED] = f"{ended} {reason}"
     except SignalException as caught:
         return code_after_signal(caught.sigval)
+    finally:
+        os.environ.pop(FAILED, None)  # the next ranks of this process are others
 
 
 def code_after_signal(number: int) -> int:

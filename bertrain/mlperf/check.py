@@ -8,17 +8,28 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.mlperf.log import TOKEN, read_log, result_files
-from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
+from bertrain.mlperf.log import TOKEN, Log, read_log, result_files
+from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, find_mixture, score_runs, summarize_log
 
-RULESETS = ("4.1.0", "5.0.0")
+RULESETS = {  # of BERT, with the day on which MLPerf published their results
+    "1.1.0": "2021-12-01",
+    "2.0.0": "2022-06-29",
+    "2.1.0": "2022-11-09",
+    "3.0.0": "2023-06-27",
+    "3.1.0": "2023-11-08",
+    "4.0.0": "2024-06-12",
+    "4.1.0": "2024-11-13",
+    "5.0.0": "2025-06-04",
+}
+CURRENT = ("4.1.0", "5.0.0")
 NUM_RESULTS, MAX_FAILED = 10, 1
 """Results in a submission of BERT, and those that may fail to converge; they count as the slowest."""
 
@@ -63,15 +74,16 @@ class SubmissionCheck:
 
 
 def check_results(
-    folder: str | Path, *, rulesets: Sequence[str] = RULESETS, division: Division | None = None
+    folder: str | Path, *, rulesets: Sequence[str] = (), division: Division | None = None
 ) -> SubmissionCheck:
     """Check the result_*.txt files of a folder as MLPerf does, under each of `rulesets`.
 
+    Without `rulesets`, under those of the round for which the newest log was written, or the last two of BERT.
     `division` checks them as results of that division, whatever they say. Writes nothing.
     """
     import_extra("mlperf_logging")
     if unknown := set(rulesets) - set(RULESETS):
-        raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {' or '.join(RULESETS)}")
+        raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {', '.join(RULESETS)}")
     files = result_files(folder)
     entries = [read_log(file) for file in files]
     # Refuse unknown names: the official checker opens files by them, and runs those.
@@ -80,11 +92,10 @@ def check_results(
             if wrong := [entry.value for entry in log.all(key) if entry.value not in known]:
                 raise UserError("unknown-submission", f"{log.path} has {key} {wrong[0]!r}; use {' or '.join(known)}")
     logs = [summarize_log(log) for log in entries]
-    named = {log.division for log in logs} if division is None else {division}
-    if len(named) > 1:
-        divisions = ", ".join(sorted(map(str, named)))
-        raise UserError("mixed-divisions", f"{folder} has results of {divisions}; choose one division with --division")
-    (chosen,) = named
+    if mixture := find_mixture([replace(log, division=division or log.division) for log in logs]):
+        fix = "choose one with --division" if mixture.startswith("division") else "check each in a folder of its own"
+        raise UserError("mixed-results", f"{folder} has results of several systems: {mixture}; {fix}")
+    chosen, rulesets = division or logs[0].division, rulesets or _choose_rulesets(entries)
     with _sanitized_copies(files, division) as copies:
         pairs = list(zip(copies, logs, strict=True))
         compliance = [_check_compliance(copy, log, ruleset) for ruleset in rulesets for copy, log in pairs]
@@ -105,6 +116,13 @@ def check_results(
         score=score,
         scaled_minutes=score.minutes * scaling if score.minutes is not None else None,
     )
+
+
+def _choose_rulesets(logs: Sequence[Log]) -> Sequence[str]:
+    """The rules of the first round whose results were published after the newest log; the current ones if none was."""
+    newest = datetime.fromtimestamp(max(log.entries[0].time_ms for log in logs) / 1e3, UTC).date().isoformat()
+    (ruleset,) = [name for name, published in RULESETS.items() if newest <= published][:1] or [CURRENT[0]]
+    return CURRENT if ruleset in CURRENT else (ruleset,)
 
 
 def _list_objections(
@@ -181,24 +199,28 @@ def _check_convergence(files: Sequence[Path], logs: Sequence[LogSummary], rulese
     import numpy as np
     from mlperf_logging.rcp_checker import rcp_checker
 
-    reason = ""
+    reason, counters = "", {log.samples_from for log in logs if log.has_converged}
     if len(logs) < MIN_SCORED:
         reason = f"it needs at least {MIN_SCORED} results"
-    elif len({log.global_batch_size for log in logs}) > 1 or logs[0].global_batch_size is None:
-        reason = "the results do not have one global batch size"
+    elif logs[0].global_batch_size is None:
+        reason = "the results have no global batch size"
     elif any(log.benchmark is None for log in logs):
         reason = "a result does not name its benchmark"
     elif any(log.status == "unknown" for log in logs):
         reason = "the run_stop of a result has no status"
-    elif any(log.has_converged and log.train_samples is None for log in logs):
-        reason = "a result that converged has no train_samples"
+    elif len(counters) != 1 or not counters <= {"epoch_num", "train_samples"}:
+        keys = ", ".join(sorted(str(key) for key in counters)) or "nothing"
+        reason = f"the checker reads epoch_num or train_samples; those that converged count samples in {keys}"
     if reason:
         return Convergence(False, reason, None, None, 1.0)
     with _captured_logs():
         points = rcp_checker.RCP_Checker("training", ruleset, "bert", False).pruned_rcp_data.values()
-        passes, message, scaling = rcp_checker.check_directory(
-            str(files[0].parent), "training", ruleset, False, True, rcp_pass="pruned_rcps"
-        )
+        try:
+            passes, message, scaling = rcp_checker.check_directory(
+                str(files[0].parent), "training", ruleset, False, counters == {"train_samples"}, rcp_pass="pruned_rcps"
+            )
+        except (KeyError, TypeError) as error:  # such as an evaluation without epoch_num
+            return Convergence(False, f"MLPerf's checker fails on the results: {error!r}", None, None, 1.0)
     sizes, batch, reference = [point["BS"] for point in points], logs[0].global_batch_size, None
     if batch and batch <= sizes[-1]:  # below the smallest size, the smallest point counts
         reference = float(np.interp(batch, sizes, [point["RCP Mean"] for point in points]))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import TypeGuard
@@ -15,12 +14,19 @@ from bertrain.mlperf.log import Entry, Log, read_log
 MIN_SCORED = 3  # results; the score drops the fastest and the slowest
 
 
+COUNTERS = ("epoch_num", "train_samples_since_beginning", "samples_count")
+"""Where an evaluation may count the samples; MLPerf's checker of convergence reads the first."""
+TOLERANCE = 0.01  # between two counts of samples: some submitters round to whole steps or evaluations
+LEAP = 3.0  # times the usual rate before the first evaluation: the run began at a checkpoint
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The accuracy at one evaluation."""
 
     samples: int | None  # sequences trained on so far; None if the log does not count them
     seconds: float  # since run_start
+    evaluation_s: float | None  # its duration; None if the log does not have its start
     accuracy: float
     sequences_per_s: float | None
     """Since the previous evaluation, or run_start; excludes the evaluation itself if the log has its start."""
@@ -38,17 +44,19 @@ class LogSummary:
     status: str  # see `Log.status`
     seed: int | None
     global_batch_size: int | None
-    ranks: int
-    train_samples: int | None
+    ranks: int | None
+    train_samples: int | None  # trained on until the last evaluation
+    samples_from: str | None  # the key that counts them
     time_to_train_s: float | None
     init_s: float | None
     sequences_per_s: float | None
     sequences_per_s_per_rank: float | None
     sequences_per_s_between_evaluations: float | None
-    """Training only: from the end of one evaluation to the start of the next."""
+    """Training only, from one evaluation to the start of the next; without the first interval, which has start-up."""
     mean_evaluation_s: float | None
     final_accuracy: float | None
     evaluations: tuple[Evaluation, ...]
+    doubts: tuple[str, ...]  # where the counts of the log contradict each other
     unreadable_lines: int
 
     @property
@@ -76,13 +84,21 @@ def show_logs(files: Sequence[str | Path], *, ranks: int = 0) -> list[LogSummary
 def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
     """The metrics of one log. `ranks` overrides the number of accelerators in it."""
     begin, end = log.first("run_start"), log.first("run_stop")
-    seconds = (end.time_ms - begin.time_ms) / 1e3 if begin and end else None
     init_start, init_stop = log.first("init_start"), log.first("init_stop")
-    samples = _to_int(log.value("train_samples"))
-    ranks = ranks or count_ranks(log)
-    rate = samples / seconds if samples and seconds else None
+    seconds = _seconds(begin, end)
+    samples, samples_from, doubts = count_samples(log)
     evaluations = list_evaluations(log)
-    pauses = timed_evaluations(log)
+    timed = [one.evaluation_s for one in evaluations if one.evaluation_s is not None]
+    rates = [one.sequences_per_s for one in evaluations[1:] or evaluations if one.sequences_per_s and timed]
+    first_samples, first_s = find_beginning(log, evaluations)
+    if first_samples:
+        doubts.append(f"it began at {first_samples:,} samples; sequences/s count those after them")
+        evaluations = [
+            replace(one, sequences_per_s=one.sequences_per_s if one.seconds > first_s else None) for one in evaluations
+        ]
+    trained_s = seconds - first_s if seconds is not None else 0.0
+    rate = (samples - first_samples) / trained_s if samples and trained_s > 0 else None
+    counted = ranks or count_ranks(log)
     return LogSummary(
         file=str(log.path),
         benchmark=log.text("submission_benchmark"),
@@ -92,75 +108,87 @@ def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
         status=log.status,
         seed=_to_int(log.value("seed")),
         global_batch_size=_to_int(log.value("global_batch_size")),
-        ranks=ranks,
+        ranks=counted,
         train_samples=samples,
+        samples_from=samples_from,
         time_to_train_s=seconds,
-        init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_stop and init_start else None,
+        init_s=_seconds(init_start, init_stop),
         sequences_per_s=rate,
-        sequences_per_s_per_rank=rate / ranks if rate and ranks else None,
-        sequences_per_s_between_evaluations=training_rate(pauses, begin),
-        mean_evaluation_s=mean((stop.time_ms - start.time_ms) / 1e3 for start, stop in pauses) if pauses else None,
+        sequences_per_s_per_rank=rate / counted if rate and counted else None,
+        sequences_per_s_between_evaluations=mean(rates) if rates else None,
+        mean_evaluation_s=mean(timed) if timed else None,
         final_accuracy=evaluations[-1].accuracy if evaluations else None,
         evaluations=tuple(evaluations),
+        doubts=tuple(doubts),
         unreadable_lines=log.unreadable,
     )
 
 
-def count_ranks(log: Log) -> int:
-    """The number of ranks: from init_start, or else the number of its entries."""
+def count_ranks(log: Log) -> int | None:
+    """The number of ranks: from init_start, or else the number of its entries if each rank wrote one."""
     starts = log.all("init_start")
     counts = (_to_int(entry.metadata.get("ranks")) for entry in starts)
-    return next((ranks for ranks in counts if ranks), len(starts))
+    return next((ranks for ranks in counts if ranks), len(starts) if len(starts) > 1 else None)
+
+
+def count_samples(log: Log) -> tuple[int | None, str | None, list[str]]:
+    """The samples until the last evaluation, the key that counts them, and the counts that contradict it.
+
+    Takes what MLPerf's checker of convergence takes: epoch_num of the last eval_accuracy, unless it counts epochs.
+    Some submitters log the size of the data or the planned maximum as train_samples, before the run starts.
+    """
+    last, batch = next(iter(log.all("eval_accuracy")[::-1]), None), _to_int(log.value("global_batch_size"))
+    counts = {key: _count(log, last, key) for key in COUNTERS} if last else {}
+    logged, doubts = log.first("train_samples"), []
+    if logged is not None and (trained := _to_int(logged.value)) is not None:
+        begin = log.first("run_start")
+        if begin is None or log.entries.index(logged) > log.entries.index(begin):
+            counts["train_samples"] = trained
+        else:
+            doubts.append(f"train_samples {trained:,} is not used: it was logged before training began")
+    steps = _to_int(last.metadata.get("step_num")) if last else None
+    counts["global_batch_size x step_num"] = batch * steps if batch and steps else None
+    known = [(key, count) for key, count in counts.items() if count is not None]
+    if not known:
+        return None, None, doubts
+    chosen, samples = known[0]
+    for key, count in known[1:]:
+        if abs(count - samples) > TOLERANCE * samples:
+            doubts.append(f"{key} counts {count:,} samples, {chosen} {samples:,}, which is used")
+    planned = _to_int(log.value("opt_learning_rate_training_steps"))
+    if batch and planned and samples > (1 + TOLERANCE) * batch * planned:
+        doubts.append(f"{samples:,} samples are more than the schedule's {planned:,} steps of {batch:,}")
+    return samples, chosen, doubts
+
+
+def find_beginning(log: Log, evaluations: Sequence[Evaluation]) -> tuple[int, float]:
+    """The samples and the seconds since run_start from which on this run trained: zero, unless it resumed."""
+    first = log.first("block_start")
+    before = _to_int(first.metadata.get("train_samples_since_beginning")) if first else None
+    if before is not None:
+        return before, 0.0
+    rates = [one.sequences_per_s or 0.0 for one in evaluations]
+    if len(rates) > 1 and rates[0] > LEAP * max(rates[1:]) > 0:
+        return evaluations[0].samples or 0, evaluations[0].seconds
+    return 0, 0.0
 
 
 def list_evaluations(log: Log) -> list[Evaluation]:
-    """Every accuracy in the log. In epoch_num some logs count samples, others epochs, and some nothing."""
-    found = [entry for entry in log.all("eval_accuracy") if _is_number(entry.value)]
-    begin = log.first("run_start")
-    zero = begin.time_ms if begin else (found[0].time_ms if found else 0.0)
-    counts = [_count(entry) for entry in found]
-    known = [count for count in counts if count is not None]
-    batch, trained = _to_int(log.value("global_batch_size")) or 1, _to_int(log.value("train_samples"))
-    grows = len(known) == len(counts) and all(a < b for a, b in pairwise(known))
-    are_samples = grows and bool(known) and (known[0] >= batch or known[-1] == trained)
-    began_at = {_count(start): start.time_ms for start, _ in timed_evaluations(log)}
-    evaluations, before, since = [], 0, zero
-    for entry, count in zip(found, counts, strict=True):
-        samples, rate = count if are_samples else None, None
-        until = began_at.get(count, entry.time_ms)
-        if samples is not None and until > since:
-            rate = (samples - before) / (until - since) * 1e3
-        evaluations.append(Evaluation(samples, (entry.time_ms - zero) / 1e3, float(entry.value), rate))
-        before, since = samples or 0, entry.time_ms
-    return evaluations
-
-
-def timed_evaluations(log: Log) -> list[tuple[Entry, Entry]]:
-    """The evaluations that the log times: each eval_start with the eval_stop after it."""
-    pairs, begun = [], None
+    """Every accuracy in the log."""
+    begin = log.first("run_start") or log.first("eval_accuracy")
+    zero = since = begin.time_ms if begin else 0.0
+    evaluations, before, started = [], find_beginning(log, [])[0], None
     for entry in log.entries:
         if entry.key == "eval_start":
-            begun = entry
-        elif entry.key == "eval_stop" and begun is not None:
-            pairs.append((begun, entry))
-            begun = None
-    return pairs
-
-
-def training_rate(pauses: Sequence[tuple[Entry, Entry]], begin: Entry | None) -> float | None:
-    """Sequences per second of training: the mean over the intervals from one evaluation to the next.
-
-    The first interval, from run_start, includes start-up; it counts only if there is no other.
-    """
-    rates = []
-    for (_, before), (after, _) in pairwise(pauses):
-        trained = (_count(after) or 0) - (_count(before) or 0)
-        if trained > 0 and after.time_ms > before.time_ms:
-            rates.append(trained / (after.time_ms - before.time_ms) * 1e3)
-    if not rates and pauses and begin and pauses[0][0].time_ms > begin.time_ms:
-        trained = _count(pauses[0][0]) or 0
-        rates = [trained / (pauses[0][0].time_ms - begin.time_ms) * 1e3] if trained else []
-    return mean(rates) if rates else None
+            started = entry.time_ms
+        elif entry.key == "eval_accuracy" and _is_number(entry.value):
+            samples, until = _samples(log, entry), entry.time_ms if started is None else started
+            grew = samples is not None and samples > before and until > since
+            rate = (samples - before) / (until - since) * 1e3 if grew and samples else None
+            lasted = (entry.time_ms - started) / 1e3 if started is not None else None
+            evaluations.append(Evaluation(samples, (entry.time_ms - zero) / 1e3, lasted, float(entry.value), rate))
+            before, since, started = samples or before, entry.time_ms, None
+    return evaluations
 
 
 def score_runs(logs: Sequence[LogSummary]) -> Score:
@@ -177,9 +205,13 @@ def score_runs(logs: Sequence[LogSummary]) -> Score:
     return Score(len(logs), len(converged), mean(times[1:last]) / 60, mean(samples[1:last]), "")
 
 
-def are_of_one_system(logs: Sequence[LogSummary]) -> bool:
-    """Whether all logs are of one system, so that they can be scored together."""
-    return len({(log.organization, log.platform, log.division, log.global_batch_size) for log in logs}) == 1
+def find_mixture(logs: Sequence[LogSummary]) -> str:
+    """What the logs do not share, so that they cannot be scored together; empty if they are of one system."""
+    for name in ("organization", "platform", "global_batch_size", "division"):
+        values = {str(getattr(log, name)): log.file for log in logs}
+        if len(values) > 1:
+            return f"{name} is " + ", ".join(f"{value} in {Path(file).name}" for value, file in values.items())
+    return ""
 
 
 def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
@@ -191,8 +223,19 @@ def plot_logs(files: Sequence[str | Path], out: str | Path) -> Path:
     return Path(out)
 
 
-def _count(entry: Entry) -> int | None:
-    return _to_int(entry.metadata.get("epoch_num", entry.metadata.get("samples_count")))
+def _samples(log: Log, entry: Entry) -> int | None:
+    """The samples trained on before an evaluation; None if the log counts only epochs."""
+    return next((count for key in COUNTERS if (count := _count(log, entry, key)) is not None), None)
+
+
+def _count(log: Log, entry: Entry, key: str) -> int | None:
+    """A count of samples. In epoch_num some logs count epochs, which are always fewer than a batch has samples."""
+    count, batch = _to_int(entry.metadata.get(key)), _to_int(log.value("global_batch_size"))
+    return None if key == "epoch_num" and (count or 0) < (batch or math.inf) else count
+
+
+def _seconds(start: Entry | None, stop: Entry | None) -> float | None:
+    return (stop.time_ms - start.time_ms) / 1e3 if start and stop else None
 
 
 def _to_int(value: object) -> int | None:

@@ -35,6 +35,8 @@ TIME_LINES = {
     "rss_bytes": ("Process memory", "bytes"),
 }
 
+KIND = "profile report"  # stands in the title of its page
+
 T = TypeVar("T")
 
 
@@ -50,6 +52,10 @@ def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = No
     path = page_path(out, Path(folders[0]) / "profile-report.html")
     if path.suffix in (".json", ".csv"):
         raise UserError("out-not-html", f"--out names the page, not {path}; its numbers go beside it, as JSON and CSV")
+    written_before = path.is_file() and f"bertrain {KIND}</title>" in path.read_text(encoding="utf-8", errors="replace")
+    others = [one for one in (path, path.with_suffix(".json"), path.with_suffix(".csv")) if one.exists()]
+    if others and not written_before:
+        raise UserError("file-exists", f"{others[0]} exists and is not of a profile report; choose another --out")
     write_page(path, page(sets, found))
     write_page(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
     written = io.StringIO()
@@ -110,7 +116,7 @@ def page(sets: Sequence[ProfileSet], found: Variability) -> str:
     }
     heading = found.devices[0].device if len(found.devices) == 1 else f"{len(found.devices)} devices"
     source = f"a profile of {counted(len(sets), 'set')}"
-    return render_page(heading, heading, sections, kind="profile report", source=source)
+    return render_page(heading, heading, sections, kind=KIND, source=source)
 
 
 def _facts(found: Variability) -> list[Markup]:

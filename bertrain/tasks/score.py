@@ -33,6 +33,8 @@ def score(
     version = squad_version(task)
     if null_odds and version == "v1.1":
         raise UserError("conflicting-options", "--null-odds is for squad/v2.0; in v1.1 every question is answerable")
+    if null_threshold != 1.0 and not null_odds:
+        raise UserError("option-without-effect", "--null-threshold is for --null-odds; give both, or leave it out")
     collection = read_squad(Path(data), version)
     if not collection.has_answers:
         raise UserError("no-answers", f"{data} has no answers to score against")

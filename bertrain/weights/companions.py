@@ -71,7 +71,8 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
         path = config = folder / WORD_PIECES
         if not path.is_file():
             return None
-        vocabulary, rules = _read_tokenizer_json(path)
+        vocabulary, written = _read_tokenizer_json(path)
+        rules |= written
     else:
         vocabulary = Vocabulary.load(path)
     lower_case = rules.get("do_lower_case")

@@ -180,7 +180,7 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
         config |= _describe_head(weights)
         if weights.vocabulary is not None:
             config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
-            _write_tokenizer(folder, weights.vocabulary, settings)
+            write_tokenizer(folder, weights.vocabulary, settings)
         (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
 
 
@@ -230,10 +230,12 @@ def bert_config(settings: ModelSettings) -> dict[str, Any]:
     return {"hidden_act": "gelu"} | {theirs: getattr(settings, ours) for theirs, ours in BERT_CONFIG_KEYS.items()}
 
 
-def _write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSettings) -> None:
+def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSettings) -> None:
     vocabulary.save(folder / VOCABULARY)
     build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": vocabulary.lower_case}
+    # This class reads tokenizer.json; BertTokenizer would build its own, with another longest word.
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": vocabulary.lower_case}
+    config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     config["model_max_length"] = settings.max_positions
     config |= zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_WORDS, strict=True)
     (folder / TOKENIZER).write_text(json.dumps(config, indent=2) + "\n")

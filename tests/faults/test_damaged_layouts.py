@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import resource
 import shutil
@@ -277,6 +278,8 @@ def test_files_of_the_wrong_kind_are_named(whole: dict[str, bytes], tmp_path: Pa
     refuse("not-prepared", folder, folder)
     (folder / "part_00001").write_bytes(b"")
     refuse("unknown-layout", folder, folder / "part_00001")
+    (folder / "part_00001").write_bytes(gzip.compress(whole["tfrecord"]))
+    refuse("compressed-data", folder, folder / "part_00001", "gunzip")
     (folder / "part_00000").write_bytes(whole["hdf5-fixed"])
     (folder / "part_00001").write_bytes(whole["tfrecord"])
     refuse("mixed-layouts", folder, f"{folder / 'part_00000'} is hdf5-fixed", f"{folder / 'part_00001'} is tfrecord")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import resource
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,20 @@ def test_damaged_pickles(is_archive: bool, folder: Path) -> None:
         check_refused("no-state-dict", folder, path)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_an_archive_with_a_damaged_entry(method: int, folder: Path) -> None:
+    """Whatever its entries are compressed with, and whatever the decompressor raises."""
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    noise = random.Random(1).randbytes(3000)
+    with zipfile.ZipFile(path, "w", compression=method) as archive:
+        archive.writestr("archive/data.pkl", noise)
+    content = path.read_bytes()
+    for place in range(60, 2600, 97):
+        path.write_bytes(content[:place] + bytes(40) + content[place + 40 :])
+        check_refused("damaged-weights", folder, path)
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_damage_to_an_old_pickle_ends_in_a_sentence(data: st.DataObject, whole: Path) -> None:
@@ -144,6 +160,7 @@ def test_what_lies_beside_the_weights(folder: Path) -> None:
     for changes, code, *named in (
         ({"model_type": "roberta"}, "not-bert", config, "roberta"),
         ({"position_embedding_type": "relative_key"}, "not-bert", config, "relative_key"),
+        ({"embedding_size": 2, "hidden_act": "gelu_new"}, "factorized-embedding", config, "embedding_size 2", "ALBERT"),
         ({"num_hidden_layers": 10**9}, "bad-config", "1,000,000,000"),
         ({"hidden_size": 2**40}, "bad-config", "1,099,511,627,776"),
         ({"hidden_size": 2**70}, "bad-config", folder),

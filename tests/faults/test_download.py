@@ -65,7 +65,10 @@ class Handler(BaseHTTPRequestHandler):
         if asked and self.server.knows_ranges:
             start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])  # type: ignore[index]
             if start >= len(content):
-                self.send_error(416)
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
                 return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
@@ -191,6 +194,14 @@ def test_a_complete_part_of_unknown_length(server: Server, tmp_path: Path) -> No
     (tmp_path / "folder" / ".a.bin.partial").write_bytes(CONTENT)
     assert fetch(the_file(server, size=None), tmp_path)
     assert (tmp_path / "folder" / "a.bin").read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={len(CONTENT)}-"], "killed before its checksum, it is not fetched again"
+
+
+def test_options_of_another_collection(tmp_path: Path) -> None:
+    for options in ({"language": "de"}, {"date": "20260101"}):
+        with helpers.refused("option-without-effect", f"--{min(options)}"):
+            download("mlperf", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_altered_later_is_not_taken_for_right(server: Server, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from bertrain.cli.launch import repeat_task
 from bertrain.config.resolve import resolve
 from bertrain.launch.job import Host, Job, JobSpec, Launcher, Task, code_version, make_job, place, read_job, write_job
-from bertrain.launch.local import run_agent
+from bertrain.launch.local import run_agent, run_ranks
 from bertrain.launch.remote import node_command
 from bertrain.launch.scripts import job_script, mounts_of
 from tests import helpers
@@ -155,6 +155,56 @@ if number == 3:
     assert [line.split()[1] for line in (job.folder / "events").read_text().splitlines()] == [
         "started", "exit", "exit", "ended", "started", "ended",
     ]  # fmt: skip
+
+
+def test_a_signal_before_the_stage_is_not_lost(tmp_path: Path) -> None:
+    """TERM while the script makes the folder of a start, when there is no process yet to forward it to."""
+    job = job_of(tmp_path, "local", time="", preflight=False)
+    write_job(job, helpers.tiny_settings(), job_script(job))
+    step = tmp_path / "step"
+    step.write_text("#!/bin/bash\ntrap 'exit 75' TERM\nwhile :; do sleep 0.1; done\n")
+    step.chmod(0o755)
+    script = (job.folder / "job.sh").read_text().replace(f"python={job.python}", f"python={step}")
+    made = 'mkdir "$BERTRAIN_START"'
+    assert made in script
+    (job.folder / "job.sh").write_text(script.replace(made, f"kill -s TERM $$ && {made}"))
+    stopped = subprocess.run(
+        ["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert stopped.returncode == 75, stopped
+
+
+def test_a_failure_is_not_that_of_the_next_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process starts several groups of ranks: the experiments of `mlperf run`, the steps of `train`."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""import os, pathlib
+if "RANK" in os.environ:
+    seen = pathlib.Path({str(seen)!r})
+    number = len(list(seen.iterdir()))
+    (seen / str(number)).write_text(os.environ.get("BERTRAIN_FAILED", ""))
+    os._exit(1 if number == 0 else 0)
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert run_ranks(1, ["doctor"], restarts=1) == 0
+    assert run_ranks(1, ["doctor"], restarts=1) == 0
+    first, again, other = ((seen / str(number)).read_text() for number in range(3))
+    assert first == other == ""
+    assert again
+
+
+def test_a_job_has_the_binding_and_the_device_of_its_recipe(tmp_path: Path) -> None:
+    """A launcher adds no setting to the command, and the pre-flight reads those of the recipe."""
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('base = "bert-tiny"\n[train]\nbinding = "none"\ndevice = "cpu"\n')
+    job = job_of(tmp_path, "local")
+    write_job(job, resolve(str(recipe)), job_script(job))
+    train = resolve(str(job.folder / "recipe.toml")).train
+    assert (train.binding, train.device) == ("none", "cpu")
+    assert read_job(job.folder).tasks[0].command == job.tasks[0].command
+    assert "train." not in (job.folder / "job.sh").read_text()
 
 
 def test_slurm_is_asked_for_what_was_wished(tmp_path: Path) -> None:

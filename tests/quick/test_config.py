@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,16 @@ def test_differing_names_the_fields() -> None:
     one, other = resolve("bert-tiny"), resolve("bert-tiny", [("train.seed", "2")])
     assert differing(one, other) == ["train.seed (1 here, 2 there)"]
     assert differing(one, one) == []
+
+
+def test_the_path_of_a_model_is_absolute_and_does_not_shape_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job or a run may be continued from another folder, or from runs whose paths were relative."""
+    (tmp_path / "model.json").write_text('{"hidden_size": 32, "num_attention_heads": 2}')
+    monkeypatch.chdir(tmp_path)
+    one = resolve("bert-tiny", [("model.config", "model.json")])
+    assert one.model.config == str(tmp_path / "model.json")
+    assert one.model.hidden_size == 32
+    assert differing(one, replace(one, model=replace(one.model, config="model.json"))) == []
 
 
 def test_a_slice_is_cut_where_it_was_written() -> None:

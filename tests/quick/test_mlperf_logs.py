@@ -6,6 +6,7 @@ import json
 import logging
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from statistics import mean
 
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bertrain.cli.main import app
-from bertrain.mlperf.check import check_results
+from bertrain.mlperf.check import CURRENT, check_results
 from bertrain.mlperf.log import TOKEN, ResultLog, read_log, result_files
-from bertrain.mlperf.show import LogSummary, are_of_one_system, plot_logs, score_runs, show_logs, summarize_log
+from bertrain.mlperf.show import LogSummary, find_mixture, plot_logs, score_runs, show_logs, summarize_log
 from tests import helpers
 
 EXCERPT = Path(__file__).parents[1] / "golden" / "mlperf-h200-result_3.txt"
@@ -57,7 +58,7 @@ def test_the_figures_of_a_published_log() -> None:
 def test_ten_published_logs_score_what_was_published() -> None:
     logs = show_logs(h200())
     score = score_runs(logs)
-    assert are_of_one_system(logs)
+    assert not find_mixture(logs)
     assert score.minutes == pytest.approx(5.2116, abs=1e-4)
     assert mean(log.train_samples or 0 for log in logs) == pytest.approx(2_488_891, abs=1)
     assert mean(log.sequences_per_s_per_rank or 0 for log in logs) == pytest.approx(996.6, abs=0.05)
@@ -79,6 +80,98 @@ def test_logs_that_count_otherwise() -> None:
     assert intel.sequences_per_s == pytest.approx(545, abs=0.5)
     assert intel.evaluations[-1].samples == 2_850_816
     assert intel.sequences_per_s_between_evaluations is None, "it does not say when an evaluation began"
+
+
+def write_log(path: Path, *entries: tuple[float, str, object, dict[str, object]]) -> Path:
+    """A log of seconds, keys, values and metadata."""
+    fields = (
+        {"time_ms": 1e3 * time, "key": key, "value": value, "metadata": more} for time, key, value, more in entries
+    )
+    path.write_text("".join(f"{TOKEN}{json.dumps(one)}\n" for one in fields))
+    return path
+
+
+def accuracy(seconds: float, value: float, **metadata: object) -> tuple[float, str, object, dict[str, object]]:
+    return seconds, "eval_accuracy", value, metadata
+
+
+STOP = {"status": "success"}
+
+
+def test_the_planned_samples_are_not_those_trained_on(tmp_path: Path) -> None:
+    """As Habana's log of v2.0: train_samples is the maximum, written before training; one process writes for all."""
+    log = write_log(
+        tmp_path / "log.txt", (0, "init_start", None, {}), (0, "global_batch_size", 448, {}),
+        (0, "train_samples", 3_001_600, {}), (0, "opt_learning_rate_training_steps", 6700, {}),
+        (10, "run_start", None, {}), accuracy(610, 0.7, epoch_num=1_200_640), accuracy(1210, 0.72, epoch_num=2_551_360),
+        (1210, "run_stop", 0.72, STOP),
+    )  # fmt: skip
+    (figures,) = show_logs([log])
+    assert (figures.train_samples, figures.samples_from) == (2_551_360, "epoch_num")
+    assert figures.sequences_per_s == pytest.approx(2_551_360 / 1200)
+    assert figures.ranks is None
+    (doubt,) = figures.doubts
+    assert "3,001,600" in doubt
+    shown = CliRunner().invoke(app, ["mlperf", "show", str(log)]).stdout
+    assert doubt in shown
+    assert "ranks" not in shown
+
+
+def test_counts_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    """Graphcore's train_samples differs by a thousandth, which is no contradiction."""
+    for logged, doubts in ((2_976_795, 0), (4_000_000, 1)):
+        log = write_log(
+            tmp_path / "log.txt", (0, "global_batch_size", 3072, {}), (0, "run_start", None, {}),
+            accuracy(100, 0.72, epoch_num=2_975_000, step_num=970), (100, "train_samples", logged, {}),
+            (100, "run_stop", None, STOP),
+        )  # fmt: skip
+        (figures,) = show_logs([log])
+        assert figures.train_samples == 2_975_000
+        assert len(figures.doubts) == doubts
+        assert all("train_samples counts 4,000,000" in doubt for doubt in figures.doubts)
+    log.write_text(log.read_text().replace('"step_num": 970', '"step_num": 500'))
+    assert "global_batch_size x step_num counts 1,536,000" in show_logs([log])[0].doubts[-1]
+    log.write_text(
+        log.read_text()
+        + f'{TOKEN}{{"time_ms": 1, "key": "opt_learning_rate_training_steps", "value": 9, "metadata": {{}}}}'
+    )
+    assert "9 steps of 3,072" in show_logs([log])[0].doubts[-1]
+
+
+def test_a_log_that_counts_epochs_has_no_speed_between_evaluations(tmp_path: Path) -> None:
+    """As Baidu's log of v2.0: epoch_num is 1 at every evaluation; train_samples is written at the end."""
+    timed = [
+        ((60.0 * n, "eval_start", None, {"epoch_num": 1}), accuracy(60.0 * n + 2, 0.7, epoch_num=1)) for n in (1, 2)
+    ]
+    log = write_log(
+        tmp_path / "log.txt", (0, "global_batch_size", 448, {}), (0, "run_start", None, {}),
+        *(entry for pair in timed for entry in pair), (122, "train_samples", 2_400_384, {}),
+        (122, "run_stop", None, STOP),
+    )  # fmt: skip
+    (figures,) = show_logs([log])
+    assert (figures.train_samples, figures.samples_from, figures.doubts) == (2_400_384, "train_samples", ())
+    assert figures.sequences_per_s_between_evaluations is None
+    assert figures.mean_evaluation_s == pytest.approx(2)
+    assert "between" not in CliRunner().invoke(app, ["mlperf", "show", str(log)]).stdout
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_run_that_began_at_a_checkpoint(tmp_path: Path, says_so: bool) -> None:
+    """As Google's open logs of v1.1: train_samples is the size of the data; one of them says where the run began."""
+    began = {"train_samples_since_beginning": 99_532_800} if says_so else {}
+    counter = "train_samples_since_beginning" if says_so else "epoch_num"
+    log = write_log(
+        tmp_path / "log.txt", (0, "global_batch_size", 4096, {}), (0, "train_samples", 156_725_653, {}),
+        (10, "run_start", None, {}), (10, "block_start", None, began),
+        *(accuracy(10 + 1700 * n, 0.8, **{"epoch_num": 1, counter: 99_532_800 + 409_600 * n}) for n in (1, 2, 3, 4)),
+        (6810, "run_stop", None, STOP),
+    )  # fmt: skip
+    (figures,) = show_logs([log])
+    assert (figures.train_samples, figures.samples_from) == (101_171_200, counter)
+    assert figures.sequences_per_s == pytest.approx(409_600 / 1700)
+    assert max(one.sequences_per_s or 0.0 for one in figures.evaluations) == pytest.approx(409_600 / 1700)
+    assert "156,725,653" in figures.doubts[0]
+    assert f"{99_532_800 if says_so else 99_942_400:,}" in figures.doubts[1]
 
 
 @needs_logs
@@ -188,6 +281,8 @@ def write_results(folder: Path, *, samples: int = 2_249_099, same_seed: bool = F
                 entry["value"] += number
             if entry["key"] == "train_samples":
                 entry["value"] = samples
+            if entry["metadata"].get("epoch_num") == PUBLISHED.train_samples:
+                entry["metadata"]["epoch_num"] = samples
             if entry["key"] == "run_stop" and number < failed:
                 entry["metadata"]["status"] = "aborted"
             if entry["key"] == "eval_accuracy" and number < failed:
@@ -198,7 +293,7 @@ def write_results(folder: Path, *, samples: int = 2_249_099, same_seed: bool = F
 
 
 def test_a_score_is_scaled_where_it_converged_a_little_faster_than_the_reference(tmp_path: Path) -> None:
-    checked = check_results(write_results(tmp_path, samples=2_324_351))
+    checked = check_results(write_results(tmp_path, samples=2_324_351), rulesets=CURRENT)
     assert checked.passes, checked.verdict
     scaling = 1.05145  # as HPE's scaling.json of v5.0 has it for the same mean
     assert all(point.scaling == pytest.approx(scaling, abs=1e-5) for point in checked.convergence.values())
@@ -208,7 +303,7 @@ def test_a_score_is_scaled_where_it_converged_a_little_faster_than_the_reference
 
 def test_what_would_not_be_taken_is_said(tmp_path: Path) -> None:
     (tmp_path / "fast").mkdir()
-    checked = check_results(write_results(tmp_path / "fast", same_seed=True, failed=2))
+    checked = check_results(write_results(tmp_path / "fast", same_seed=True, failed=2), rulesets=CURRENT)
     assert not checked.passes
     assert "2 runs did not converge (result_0.txt, result_1.txt); 1 may fail" in checked.verdict
     assert any("different seeds" in line for line in checked.verdict)
@@ -216,13 +311,13 @@ def test_what_would_not_be_taken_is_said(tmp_path: Path) -> None:
     assert any("logs seed 30158" in line for line in checked.seed_complaints)
     assert checked.scaled_minutes is None
     (tmp_path / "faster").mkdir()
-    checked = check_results(write_results(tmp_path / "faster"))
+    checked = check_results(write_results(tmp_path / "faster"), rulesets=CURRENT)
     assert len(checked.verdict) == 2
     assert all("2,249,099" in line and "2,443,934" in line for line in checked.verdict)
 
 
 def test_one_run_that_did_not_converge_is_borne(tmp_path: Path) -> None:
-    checked = check_results(write_results(tmp_path, samples=2_500_000, failed=1))
+    checked = check_results(write_results(tmp_path, samples=2_500_000, failed=1), rulesets=CURRENT)
     assert checked.passes, checked.verdict
     assert checked.score.converged == 9
     assert [one.passes for one in checked.compliance] == [False] + 9 * [True] + [False] + 9 * [True]
@@ -231,21 +326,30 @@ def test_one_run_that_did_not_converge_is_borne(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "changed", "said"),
     [
-        ("train_samples", None, "train_samples"),
-        ("train_samples", {"value": "many"}, "train_samples"),
+        ("eval_accuracy", {"metadata": {}}, "count samples in epoch_num, train_samples"),
+        ("eval_accuracy", {"metadata": {"samples_count": 2_500_000}}, "count samples in epoch_num, samples_count"),
         ("run_stop", {"metadata": {}}, "run_stop"),
     ],
 )
 def test_a_log_without_what_the_checker_relies_on(
-    tmp_path: Path, key: str, changed: dict[str, object] | None, said: str
+    tmp_path: Path, key: str, changed: dict[str, object], said: str
 ) -> None:
     path = write_results(tmp_path, samples=2_500_000) / "result_4.txt"
     entries = [json.loads(line.removeprefix(TOKEN)) for line in path.read_text().splitlines()]
-    kept = [entry | (changed or {}) if entry["key"] == key else entry for entry in entries]
-    path.write_text("".join(f"{TOKEN}{json.dumps(entry)}\n" for entry in kept if changed or entry["key"] != key))
+    kept = [entry | changed if entry["key"] == key else entry for entry in entries]
+    path.write_text("".join(f"{TOKEN}{json.dumps(entry)}\n" for entry in kept))
     checked = check_results(tmp_path, rulesets=["5.0.0"])
     assert not checked.passes
     assert said in checked.convergence["5.0.0"].words
+
+
+def test_an_evaluation_that_the_checker_cannot_read(tmp_path: Path) -> None:
+    path = write_results(tmp_path, samples=2_500_000) / "result_4.txt"
+    before, key, after = path.read_text().partition('"key": "eval_accuracy"')
+    path.write_text(before + key + after.replace('"epoch_num"', '"epoch"', 1))
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert "KeyError('epoch_num')" in checked.convergence["5.0.0"].words
+    assert not checked.passes
 
 
 def test_what_makes_no_sense_in_a_log_is_unknown(tmp_path: Path) -> None:
@@ -256,8 +360,7 @@ def test_what_makes_no_sense_in_a_log_is_unknown(tmp_path: Path) -> None:
         lines[number] = TOKEN + json.dumps(entry | {"value": strange.get(entry["key"], entry["value"])})
     (tmp_path / "result_0.txt").write_text("\n".join(lines))
     (figures,) = show_logs([tmp_path / "result_0.txt"])
-    assert (figures.train_samples, figures.final_accuracy, figures.evaluations) == (None, None, ())
-    assert are_of_one_system([figures])
+    assert (figures.train_samples, figures.final_accuracy, figures.evaluations) == (2_249_099, None, ())
 
 
 def test_a_torn_log_is_complained_of(tmp_path: Path) -> None:
@@ -281,13 +384,45 @@ def test_too_few_results_are_counted(tmp_path: Path) -> None:
         check_results(tmp_path, rulesets=["9.9.0"])
 
 
-def test_results_of_different_batch_sizes_cannot_be_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("global_batch_size", 896),
+        ("submission_platform", "DGX"),
+        ("submission_org", "X"),
+        ("submission_division", "open"),
+    ],
+)
+def test_results_of_several_systems_are_not_checked_together(tmp_path: Path, key: str, value: object) -> None:
+    path = write_results(tmp_path) / "result_3.txt"
+    entries = [json.loads(line.removeprefix(TOKEN)) for line in path.read_text().splitlines()]
+    changed = [entry | ({"value": value} if entry["key"] == key else {}) for entry in entries]
+    path.write_text("".join(f"{TOKEN}{json.dumps(entry)}\n" for entry in changed))
+    with helpers.refused("mixed-results", tmp_path, f"{value} in result_3.txt"):
+        check_results(tmp_path)
+    done = CliRunner().invoke(app, ["mlperf", "show", "--json", *map(str, result_files(tmp_path))])
+    assert '"score"' not in done.stdout, "show does not score them either"
+
+
+@pytest.mark.parametrize(
+    ("day", "rulesets"),
+    [("2021-10-15", ["1.1.0"]), ("2022-06-16", ["2.0.0"]), ("2023-10-10", ["3.1.0"]), ("2025-05-01", [*CURRENT])],
+)
+def test_the_rules_are_those_of_the_logs_date(tmp_path: Path, day: str, rulesets: list[str]) -> None:
+    """Baidu's results of v2.0 are of 16 June 2022, two weeks before they were published."""
     write_results(tmp_path)
-    path = tmp_path / "result_3.txt"
-    path.write_text(path.read_text().replace('"global_batch_size", "value": 768', '"global_batch_size", "value": 896'))
-    checked = check_results(tmp_path, rulesets=["5.0.0"])
-    assert checked.convergence["5.0.0"].words == "the results do not have one global batch size"
-    assert not checked.passes
+    later = (
+        int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp() * 1e3) - read_log(EXCERPT).entries[0].time_ms
+    )
+    for path in result_files(tmp_path):
+        entries = [json.loads(line.removeprefix(TOKEN)) for line in path.read_text().splitlines()]
+        moved = [entry | {"time_ms": entry["time_ms"] + int(later)} for entry in entries]
+        path.write_text("".join(f"{TOKEN}{json.dumps(entry)}\n" for entry in moved))
+    checked = check_results(tmp_path)
+    assert list(dict.fromkeys(one.ruleset for one in checked.compliance)) == rulesets
+    assert all(point.reference for point in checked.convergence.values())
+    older = check_results(tmp_path, rulesets=["3.0.0"])
+    assert {one.ruleset for one in older.compliance} == set(older.convergence) == {"3.0.0"}
 
 
 @pytest.mark.parametrize(("key", "value"), [("submission_benchmark", "resnet"), ("submission_division", "../../mine")])

@@ -224,6 +224,8 @@ def test_what_pack_needs(tmp_path: Path) -> None:
             pack(**arguments)
     with helpers.refused("unreadable-file", tmp_path / "lengths.csv"):
         pack(lengths=tmp_path / "lengths.csv")
+    with helpers.refused("option-without-effect", "--shards", "--out"):
+        pack(tmp_path, shards=3)
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=3)), min_size=1, max_size=4))

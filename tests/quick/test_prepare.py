@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tempfile
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertrain.base.extras import is_installed
 from bertrain.base.files import file_digest
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
@@ -176,9 +179,17 @@ def test_manifest_and_shards_tell_the_truth(tmp_path: Path) -> None:
 
 
 def test_others_can_read_the_shards(tmp_path: Path) -> None:
-    table = pa.ipc.open_file(helpers.make_data(tmp_path) / "shard-00000.arrow").read_all()
-    assert table.schema.names == ["tokens", "segment_b", "is_random"]
-    assert table.schema.field("tokens").type == pa.list_(pa.uint16())
+    """With the lines of docs/how-to-other-layouts.md, the last one where `datasets` is installed."""
+    data = helpers.make_data(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "how-to-other-layouts.md").read_text(encoding="utf-8")
+    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "datasets.Dataset" in block]
+    if not is_installed("datasets"):
+        lines = lines.replace("import datasets\n", "").replace("datasets.Dataset(table)", "table")
+    names: dict[str, Any] = {}
+    exec(lines.replace('Path("data")', f"Path({str(data)!r})"), names)
+    assert names["dataset"].column_names == ["tokens", "segment_b", "is_random"]
+    assert names["dataset"].num_rows == json.loads((data / "manifest.json").read_text())["rows"]
+    assert names["table"].schema.field("tokens").type == pa.list_(pa.uint16())
 
 
 def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bertrain.base import formatting
+from bertrain.config.settings import Settings
 from bertrain.reports import history as arithmetic
 from bertrain.reports import plots
+from bertrain.run.folder import Run
 
 NAN = float("nan")
 
@@ -92,3 +96,21 @@ def test_runs_of_one_name_go_by_their_paths(tmp_path: Path) -> None:
     assert arithmetic.display_names([tmp_path / "a" / "run", tmp_path / "b"]) == ["run", "b"]
     twins = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
     assert arithmetic.display_names(twins) == [str(twin) for twin in twins]
+
+
+def test_a_checkpoint_that_goes_away_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that trains removes old checkpoints while a report reads its folder."""
+    for step in (1, 2):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors").write_bytes(bytes(step))
+    is_dir = Path.is_dir
+
+    def remove_first(path: Path, **options: Any) -> bool:
+        found = is_dir(path, **options)
+        if path.name == "step-00000001":
+            shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", remove_first)
+    entries = arithmetic.list_checkpoints(Run(tmp_path, Settings(), tmp_path, "", "", True, "", ""))
+    assert [(entry.step, entry.bytes) for entry in entries] == [(2, 2)]

@@ -95,6 +95,10 @@ def test_a_missing_prediction_is_wrong_and_counted() -> None:
     assert figures == {"exact_match": 25.0, "f1": 25.0, "total": 4, "missing": 2}
     figures = score_squad(collection_of("red", None), {"q0": "red"}, "v2.0")
     assert (figures["exact"], figures["NoAns_exact"], figures["missing"]) == (50.0, 0.0, 1)
+    odds = {"q0": -5.0, "q1": 9.0}  # that a question has no answer does not make up for an answer that is not there
+    figures = score_squad(collection_of("red", None), {"q0": "red"}, "v2.0", null_odds=odds, null_threshold=0.0)
+    assert (figures["exact"], figures["f1"], figures["NoAns_f1"]) == (50.0, 50.0, 0.0)
+    assert (figures["best_exact"], figures["best_f1"]) == (50.0, 50.0)
 
 
 def test_the_threshold_by_hand() -> None:
@@ -106,6 +110,13 @@ def test_the_threshold_by_hand() -> None:
     scores["d"] = 0.5
     assert best_threshold(scores, dict.fromkeys("abcd", "x"), odds, answerable) == (62.5, 9.0)
     assert best_threshold(scores, {"b": ""}, odds, answerable) == (87.5, 9.0)
+
+
+@pytest.mark.parametrize("version", ["v1.1", "v2.0"])
+def test_a_threshold_without_odds_has_no_effect(version: str, tmp_path: Path) -> None:
+    (tmp_path / "predictions.json").write_text("{}")
+    with refused("option-without-effect", "--null-threshold", "--null-odds"):
+        score(f"squad/{version}", SAMPLE / f"dev-{version}.json", tmp_path / "predictions.json", null_threshold=0.5)
 
 
 @pytest.mark.parametrize(

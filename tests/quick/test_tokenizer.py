@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from bertrain.config.sections import ModelSettings
 from bertrain.data.text import tokenizer as tokenizer_module
 from bertrain.data.text.tokenizer import Tokenizer, build_pipeline
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.data.text.vocabulary_training import train_vocabulary
+from bertrain.weights.huggingface import write_tokenizer
 from tests import helpers, plain_reference
 
 NASTY = [
@@ -76,6 +79,42 @@ def test_every_kind_of_character(lower_case: bool) -> None:
 @pytest.mark.parametrize("word", ["x" * 200, "x" * 201, "é" * 200, "e\u0301" * 200, "İ" * 150, "x" * 250 + "."])
 def test_long_words(word: str) -> None:
     check([word, f"a {word}b"], True)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
+    """What Transformers loads from a folder of weights, with and without lowercasing."""
+    from transformers import AutoTokenizer
+
+    folders = {lower_case: tmp_path_factory.mktemp("tokenizer") for lower_case in (True, False)}
+    for lower_case, folder in folders.items():
+        write_tokenizer(folder, Vocabulary.load(lower_case=lower_case), ModelSettings())
+    return {lower_case: AutoTokenizer.from_pretrained(folder) for lower_case, folder in folders.items()}
+
+
+long_words = st.tuples(st.sampled_from(["a", "é", "Σ", "ab", "東", "e\u0301"]), st.integers(95, 210), mixtures)
+
+
+@given(
+    text=st.text() | mixtures | long_words.map(lambda parts: parts[2] + parts[0] * parts[1] + parts[2]),
+    lower_case=st.booleans(),
+)
+@example(text="a" * 101 + " " + "b" * 200 + " " + "c" * 201, lower_case=True)
+@example(text="ΟΔΟΣ ΟΔΟΣ. Σ ΑΣ'Α ΑΣ' \ue000 \u2028x\U0002b820\U00011938", lower_case=True)
+def test_an_exported_tokenizer_is_equal_on_any_text(exported: dict[bool, Any], text: str, lower_case: bool) -> None:
+    text = text.encode(errors="replace").decode()  # Transformers takes no single surrogates
+    assume(not any(word in text for word in SPECIAL_WORDS))  # it recognizes them, for users of fill-mask
+    theirs = exported[lower_case](text, add_special_tokens=False, verbose=False)["input_ids"]
+    assert theirs == made(lower_case)[0].encode([text])[0], ascii(text)
+
+
+def test_an_exported_tokenizer_adds_what_a_model_expects(exported: dict[bool, Any]) -> None:
+    pair = exported[True]("one two", "[MASK]")
+    names = exported[True].convert_ids_to_tokens(pair["input_ids"])
+    assert names == ["[CLS]", "one", "two", "[SEP]", "[MASK]", "[SEP]"]
+    assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    assert pair["attention_mask"] == [1] * 6
+    assert exported[True].mask_token == "[MASK]"
 
 
 def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,3 +277,18 @@ def test_a_set_without_telemetry_is_reported_all_the_same(tmp_path: Path) -> Non
     assert len((tmp_path / "page.csv").read_text().splitlines()) == 3
     with helpers.refused("out-is-folder", tmp_path):
         profile_report([one], out=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.json", "page.csv"])
+def test_a_page_replaces_only_pages(tmp_path: Path, name: str) -> None:
+    """Such as device.json of the set itself, if --out is device.html."""
+    folder = write_set(tmp_path / "a", made_up())
+    (tmp_path / name).write_text("somebody's")
+    with helpers.refused("file-exists", tmp_path / name):
+        profile_report([folder], out=tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [name]
+    assert (tmp_path / name).read_text() == "somebody's"
+    (tmp_path / name).unlink()
+    first, _ = profile_report([folder], out=tmp_path / "page.html")
+    first.write_text(first.read_text().replace("<footer>", "<footer>old "))
+    assert "<footer>old" not in profile_report([folder], out=first)[0].read_text(), "its own is replaced"

@@ -331,6 +331,23 @@ def test_what_has_64_bits_is_rounded_and_said(imported: Path, tmp_path: Path) ->
     assert import_weights(tmp_path / "in", tmp_path / "narrow").rounded == ()
 
 
+def test_a_head_of_several_labels_is_left_over_and_named(imported: Path, tmp_path: Path) -> None:
+    """Which bertrain does not have: the encoder is read, and the head is not taken for one of single labels."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    folder = companions(imported, tmp_path / "several")
+    described = json.loads((folder / "config.json").read_text())
+    described |= {"problem_type": "multi_label_classification", "num_labels": 3}
+    BertForSequenceClassification(BertConfig.from_dict(described)).save_pretrained(folder)
+    read = read_weights(folder)
+    assert read.settings.head == "pretrain"
+    assert sorted(read.left_over) == ["classifier.bias", "classifier.weight"]
+    assert "embeddings.words.weight" in read.tensors
+    single = json.loads((folder / "config.json").read_text()) | {"problem_type": "single_label_classification"}
+    (folder / "config.json").write_text(json.dumps(single))
+    assert (read_weights(folder).settings.head, read_weights(folder).settings.num_labels) == ("classify", 3)
+
+
 def test_words_that_transformers_saved_come_back(imported: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -213,6 +214,10 @@ def _kind_of(path: Path) -> str:
         return "hdf5"
     if tfrecord.is_tfrecord(first_bytes):
         return "tfrecord"
+    if first_bytes.startswith(b"\x1f\x8b"):
+        raise UserError(
+            "compressed-data", f"{path} is compressed with gzip; unpack it: gunzip {shlex.quote(str(path))}"
+        )
     raise UserError("unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair or remove it")
 
 

@@ -58,6 +58,8 @@ def pack(
         raise UserError("one-input-expected", "give either a data folder or --lengths FILE.csv")
     if lengths is not None and out is not None:
         raise UserError("one-input-expected", "--out needs a data folder to write packs of, not --lengths")
+    if shards and out is None:
+        raise UserError("option-without-effect", "--shards is for --out; give both, or leave it out")
     if lengths is not None:
         histogram = read_lengths(Path(lengths))
     else:

@@ -73,6 +73,8 @@ def download(
     `mirror` replaces the host in every URL. Files already in `out` are verified, not fetched again. Returns the names
     of files fetched, already there, and left out.
     """
+    if what == "mlperf" and (language, date) != ("en", "latest"):
+        raise UserError("option-without-effect", "--language and --date are for wikipedia; leave them out")
     out = Path(out)
     left_out: list[str] = []
     if what == "wikipedia":
@@ -208,7 +210,9 @@ def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Call
     if size is not None and have >= size:
         sink.truncate(size)
         return
-    with _open(url, have) as response:
+    if (opened := _open(url, have)) is None:
+        return
+    with opened as response:
         start, total = _extent(response, have)
         if size is not None and total not in (None, size):
             raise UserError("wrong-checksum", f"{url} has {total:,} bytes, not {size:,}")
@@ -226,14 +230,15 @@ def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Call
 
 
 def _open(url: str, have: int) -> Any:
+    """The response with the bytes from `have` on; None if the server says that there are none."""
     if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
         raise UserError("bad-url", f"{url} is not a URL that can be fetched; it must begin with https://")
     headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if have and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the server's file is shorter
-            return _open(url, 0)
+        if have and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the server's file is not longer
+            return None if error.headers.get("Content-Range") == f"bytes */{have}" else _open(url, 0)
         raise
 
 

@@ -6,18 +6,19 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
 
+CLASSIFIED = (*range(0x40000), *range(0xE0000, 0xE1000))  # the other characters are unassigned or for private use
 LONGEST_WORD = 200  # in characters; a longer word is [UNK]
 CACHED_WORDS = 500_000  # about 100 MB; then the cache is cleared
 ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: runs of letters and digits, single signs
-IS_IDEOGRAPH = re.compile(
-    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
-).match
+IDEOGRAPH = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
+IS_IDEOGRAPH = re.compile(IDEOGRAPH).match
 
 
 class Tokenizer:
@@ -44,9 +45,9 @@ class Tokenizer:
         if not (sentence.isascii() and sentence.isprintable()):
             sentence = sentence.translate(self._clean)
         encoded = b"".join(map(self._words.__getitem__, sentence.split()))
-        for cache in (self._words, self._pieces):
-            if len(cache) > CACHED_WORDS:
-                cache.clear()
+        for table in (self._words, self._pieces):
+            if len(table) > CACHED_WORDS:
+                table.clear()
         return encoded
 
     def _encode_word(self, word: str) -> bytes:
@@ -114,21 +115,50 @@ def _unaccented_and_split(code: int) -> int | str | None:
 def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
     """BERT's normalizer, pre-tokenizer and WordPiece model of Hugging Face tokenizers.
 
-    It differs from `Tokenizer` in rare characters (a final sigma, private use, some ideographs, newer signs). It trains
-    vocabularies and is exported with weights. `for_models` also recognizes special words in the text and adds [CLS]
-    and [SEP], which a model's user expects and training data must not have.
+    It trains vocabularies, and then differs from `Tokenizer` in rare characters (a final sigma, private use, some
+    ideographs, newer signs). `for_models` is for export with weights: equal to `Tokenizer` on any text, but it also
+    recognizes special words and adds [CLS] and [SEP], which a model's user expects and training data must not have.
     """
     from tokenizers import Tokenizer as Pipeline
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     numbers = {word: number for number, word in enumerate(vocabulary.words)}
     pipeline = Pipeline(models.WordPiece(numbers, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
-    pipeline.normalizer = normalizers.BertNormalizer(lowercase=vocabulary.lower_case)
-    pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    if for_models:
-        pipeline.add_special_tokens(list(SPECIAL_WORDS))
-        pipeline.post_processor = processors.BertProcessing(
-            ("[SEP]", vocabulary.id_of("[SEP]")), ("[CLS]", vocabulary.id_of("[CLS]"))
-        )
-        pipeline.decoder = decoders.WordPiece(CONTINUATION)
+    if not for_models:
+        pipeline.normalizer = normalizers.BertNormalizer(lowercase=vocabulary.lower_case)
+        pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return pipeline
+    pipeline.normalizer, pipeline.pre_tokenizer = _exact_stages(vocabulary.lower_case)
+    pipeline.add_special_tokens(list(SPECIAL_WORDS))
+    pipeline.post_processor = processors.BertProcessing(
+        ("[SEP]", vocabulary.id_of("[SEP]")), ("[CLS]", vocabulary.id_of("[CLS]"))
+    )
+    pipeline.decoder = decoders.WordPiece(CONTINUATION)
     return pipeline
+
+
+@cache
+def _exact_stages(lower_case: bool) -> tuple[Any, Any]:
+    """What `Tokenizer` does before it looks words up, with the running Python's Unicode tables written out."""
+    from tokenizers import Regex, normalizers
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    space = Regex(_character_class(str.isspace, but="\x0b\x0c\x1c\x1d\x1e\x1f\x85"))
+    split = Regex(_character_class(lambda character: _split_at_punctuation(ord(character)) != ord(character)))
+    drop = Regex(_character_class(lambda character: _cleaned(ord(character)) is None))
+    stages: list[Any] = [normalizers.Replace(drop, "")]
+    if lower_case:
+        cased, ignored = r"(?!\p{Case_Ignorable})\p{Cased}", r"\p{Case_Ignorable}*"
+        stages.append(normalizers.Replace(Regex(rf"{cased}{ignored}\K\u03a3(?!{ignored}{cased})"), "\u03c2"))
+        accents = Regex(_character_class(lambda character: unicodedata.category(character) == "Mn"))
+        stages += [normalizers.Lowercase(), normalizers.NFD(), normalizers.Replace(accents, "")]
+    isolated = (Split(Regex(IDEOGRAPH), "isolated"), Split(split, "isolated"))
+    return normalizers.Sequence(stages), Sequence([Split(space, "removed"), *isolated])
+
+
+def _character_class(holds: Callable[[str], bool], but: str = "") -> str:
+    """The regular expression of the characters for which a rule holds."""
+    codes = [code for code in CLASSIFIED if holds(chr(code)) and chr(code) not in but]
+    firsts = [code for code, before in zip(codes, [-2, *codes], strict=False) if code != before + 1]
+    lasts = [code for code, after in zip(codes, [*codes[1:], -2], strict=True) if code != after - 1]
+    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in zip(firsts, lasts, strict=True)) + "]"

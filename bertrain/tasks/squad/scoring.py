@@ -43,10 +43,11 @@ def score_squad(
         return {"exact_match": 100.0 * _plain_sum(exact) / len(exact), "f1": 100.0 * _plain_sum(f1) / len(f1)} | counts
 
     answerable = {question.id: bool(question.answers) for question in collection.questions}
-    metrics = _metrics_by_answerability(exact, f1, answerable, null_odds or {}, null_threshold) | counts
+    odds = {identifier: odd for identifier, odd in (null_odds or {}).items() if identifier in predictions}
+    metrics = _metrics_by_answerability(exact, f1, answerable, odds, null_threshold) | counts
     if null_odds is not None:
         for name, scores in (("exact", exact), ("f1", f1)):
-            best, threshold = best_threshold(scores, predictions, null_odds, answerable)
+            best, threshold = best_threshold(scores, predictions, odds, answerable)
             metrics |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
     return metrics
 
@@ -108,9 +109,9 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The best possible metric over all null thresholds, and that threshold.
 
-    Starts from all predictions withheld, and adds them in the order of their null odds.
+    Starts from all predictions withheld, and adds them in the order of their null odds. A missing one stays wrong.
     """
-    current = best = float(sum(not answerable[identifier] for identifier in scores))
+    current = best = float(sum(not answerable[identifier] for identifier in scores if identifier in predictions))
     threshold = 0.0
     for identifier in sorted((one for one in null_odds if one in scores), key=lambda one: null_odds[one]):
         if answerable[identifier]:
