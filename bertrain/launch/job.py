@@ -34,6 +34,7 @@ from typing import Any, Literal, get_args
 import bertrain
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder
+from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.base.units import parse_duration
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
@@ -173,7 +174,7 @@ class Task:
 class Job(Placement):
     """A job as its folder describes it."""
 
-    folder: Path
+    folder: Path = Path()
     name: str
     tasks: tuple[Task, ...]
     data: tuple[str, ...] = ()
@@ -382,12 +383,9 @@ def read_job(folder: str | Path) -> Job:
     if not path.is_file():
         raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        if content.pop("schema_version") != SCHEMA_VERSION:
+        content = load_json(path, dict[str, Any])
+        if content.get("schema_version") != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
-        content["spec"] = JobSpec(**content["spec"] | {"env": tuple(content["spec"]["env"])})
-        content["hosts"] = tuple(Host(**host) for host in content["hosts"])
-        content["tasks"] = tuple(Task(**task | {"command": tuple(task["command"])}) for task in content["tasks"])
-        return Job(folder=folder, **content | {"data": tuple(content["data"])})
-    except (ValueError, KeyError, TypeError):
-        raise UserError("damaged-job", f"{path} is damaged; launch the job again") from None
+        return replace(check_value(content, Job), folder=folder)
+    except (OSError, JsonError) as error:
+        raise UserError("damaged-job", f"{path} is damaged ({error}); launch the job again") from None

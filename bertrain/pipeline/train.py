@@ -27,12 +27,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypedDict
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import BASELINE, compact, duration, title_of
 from bertrain.base.machine import is_first_rank, under_launcher
+from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
@@ -40,7 +41,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.card import model_card
-from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.pipeline.plan import Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
@@ -148,25 +149,36 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 # --- the plan ---------------------------------------------------------------------------------------------------
 
 
+class _Kept(TypedDict):
+    """The content of plan.json."""
+
+    request: dict[str, Any]
+    plan: Plan
+
+
+class _Extracted(TypedDict):
+    """The content of extract.json that matters here."""
+
+    counts: dict[str, Count]
+    skipped: dict[str, Count]
+
+
 def _kept_plan(request: Request, out: Path) -> Plan | None:
     """The plan in OUT, if there is one; refuses that of another request."""
     path = out / TRAIN_PLAN
     if not path.is_file():
         return None
-    kept = _read_plan(path)
-    then = kept["request"]
-    begun = replace(
-        request,
-        **{name: value for name, value in then.items() if name not in ("inputs", "overrides")},
-        inputs=tuple(then["inputs"]),
-        overrides=tuple(map(tuple, then["overrides"])),
-    )
+    try:
+        kept = load_json(path, _Kept)
+        begun = check_value(asdict(request) | kept["request"], Request)
+    except JsonError as error:
+        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
     if begun != request:
         name = next(name for name in asdict(request) if getattr(begun, name) != getattr(request, name))
         cure = f"repeat that, or choose another --out; --init {quote(str(out / 'run'))} begins with its weights"
         was = f"{out} was begun with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
-    return Plan(**kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])})
+    return kept["plan"]
 
 
 def _plan(request: Request, out: Path, nproc: int) -> Plan:
@@ -185,14 +197,6 @@ def _plan(request: Request, out: Path, nproc: int) -> Plan:
     print("\n".join(["chosen:", *plan.lines()]))
     write_atomically(path, json.dumps({"request": asdict(request), "plan": asdict(plan)}, indent=1) + "\n")
     return plan
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        return content
-    except ValueError:
-        raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
 
 
 def _wait_for_plan(request: Request, out: Path) -> Plan:
@@ -218,7 +222,14 @@ def _choose(text: Text, request: Request, nproc: int) -> Plan:
 # --- text to examples -------------------------------------------------------------------------------------------
 
 
-def _extract(request: Request, out: Path) -> dict[str, Any]:
+def _read_extracted(path: Path) -> _Extracted:
+    try:
+        return load_json(path, _Extracted)
+    except (OSError, JsonError) as error:
+        raise UserError("damaged-file", f"{path} is damaged ({error}); remove its folder") from None
+
+
+def _extract(request: Request, out: Path) -> _Extracted:
     from bertrain.data.text.extract import extract
 
     done = out / "text" / EXTRACT_DESCRIPTION
@@ -240,7 +251,7 @@ def _extract(request: Request, out: Path) -> dict[str, Any]:
             if error.code == "too-little-text":  # too few documents to hold one out
                 refuse_too_little(Text(documents=1, sentences=1, characters=survey(request.inputs).bytes))
             raise
-    description: dict[str, Any] = json.loads(done.read_text())
+    description = _read_extracted(done)
     counts, skipped = description["counts"], description["skipped"]
     left_out = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
     found = f"{counts['documents']:,} documents, {compact(counts['characters'])} characters"
@@ -375,7 +386,7 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     if not (out / "model").is_dir():
         export(out / "run", out / "model")
     results = _results(out)
-    text = json.loads((out / "text" / EXTRACT_DESCRIPTION).read_text())["counts"]
+    text = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)["counts"]
     write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text, request.language))
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
+from bertrain.base.schema import Count, parse_json
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import notes_of, read_numbers
@@ -83,12 +83,35 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
     return found
 
 
+class _Device(TypedDict):
+    kind: str
+    name: str
+    index: NotRequired[int]
+    uuid: NotRequired[str | None]
+
+
+class _Environment(TypedDict):
+    host: str
+    ranks: Annotated[int, 1]
+
+
+class _Facts(TypedDict):
+    """The content of device.json that is used here; other keys are kept."""
+
+    device: _Device
+    environment: _Environment
+    rank: NotRequired[Count]
+    ranks_on_machine: NotRequired[Count]
+    repeat: Count
+    missing: dict[str, str]
+
+
 def read_set(folder: Path) -> ProfileSet:
-    written = _existing(folder / "device.json").read_text()
+    written = _existing(folder / "device.json").read_bytes()
     columns = read_columns(folder / "iterations.csv")
     telemetry = read_telemetry(folder / "telemetry.csv")
     try:
-        facts = json.loads(written)
+        facts = parse_json(written, _Facts)
         device, environment = facts["device"], facts["environment"]
         name, several = device["name"], environment["ranks"] > 1
         if "index" in device:
@@ -108,7 +131,7 @@ def read_set(folder: Path) -> ProfileSet:
             tokens=columns["tokens"],
             energy_tokens=_energy_tokens(columns, facts),
             telemetry=telemetry,
-            facts=facts,
+            facts=dict(facts),
             missing=facts["missing"] | _missing_of(folder),
             own_seconds=columns["forward_backward_s"] if several else None,
         )
@@ -117,7 +140,7 @@ def read_set(folder: Path) -> ProfileSet:
         raise UserError("damaged-profile", f"{where}; measure it again") from None
 
 
-def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
+def _energy_tokens(columns: dict[str, Floats], facts: _Facts) -> float:
     """See `ProfileSet.energy_tokens`; assumes that ranks of other machines computed as many tokens as ours."""
     if facts["device"]["kind"] == "cuda":
         return float(columns["own_tokens"].sum())

@@ -7,16 +7,17 @@ ones, so older and newer files can be read. `run/stream.py` reads the steps of l
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from types import NoneType
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 from bertrain.base.files import read_tail, replacing
 from bertrain.base.formatting import is_speed
+from bertrain.base.schema import Count, JsonError, check_value, parse_json
 
 NAN = math.nan
 TAIL_BYTES = 256 << 10  # read at first to find the newest records
@@ -28,11 +29,11 @@ class StepRecord:
 
     kind: ClassVar[str] = "step"
 
-    step: int
+    step: Count
     """number of the step, from 1"""
-    samples: int = 0
+    samples: Count = 0
     """examples trained on or skipped since the run began, this step included"""
-    tokens: int = 0
+    tokens: Count = 0
     """real tokens in this step, padding not counted"""
     loss: float = NAN
     """the training loss: `mlm_loss` + `nsp_loss`, or the loss of the task"""
@@ -91,9 +92,9 @@ class EvaluationRecord:
 
     kind: ClassVar[str] = "evaluation"
 
-    step: int
+    step: Count
     """number of steps trained before it"""
-    samples: int = 0
+    samples: Count = 0
     """examples trained on before it"""
     metrics: dict[str, float] = field(default_factory=dict)
     """every other key of the line: a metric by name, of pre-training or of the task"""
@@ -116,7 +117,7 @@ PRETRAINING_METRICS = {
 class RankMeans:
     """One rank's means over the steps since the last such record."""
 
-    rank: int
+    rank: Count
     """number of the rank"""
     host: str = ""
     """host name of its machine"""
@@ -137,7 +138,7 @@ class RanksRecord:
 
     kind: ClassVar[str] = "ranks"
 
-    step: int
+    step: Count
     """last of the steps averaged"""
     ranks: tuple[RankMeans, ...] = ()
     """one entry per rank"""
@@ -149,9 +150,9 @@ class EndRecord:
 
     kind: ClassVar[str] = "end"
 
-    step: int
+    step: Count
     """number of steps trained"""
-    samples: int = 0
+    samples: Count = 0
     """examples trained on"""
     reason: str = ""
     """the limit or target that was reached"""
@@ -173,6 +174,13 @@ STEP_METRICS = {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", 
 NOT_METRICS = {"kind", "examples"} | {entry.name for kind in KINDS.values() for entry in fields(kind)} - STEP_METRICS
 
 R = TypeVar("R", bound=Record)
+
+
+class Line(TypedDict):
+    """What every line has, also one of a newer version."""
+
+    kind: str
+    step: Count
 
 
 def is_metric(name: str) -> bool:
@@ -200,37 +208,12 @@ def _to_json(value: Any) -> Any:
 
 
 def from_dict(line: dict[str, Any]) -> Record | None:
-    """The record of a JSON object, or None if its kind is unknown. Raises KeyError, TypeError or ValueError."""
-    kind = KINDS.get(line["kind"])
-    if kind is None:
-        return None
-    values = _values(kind, line)
+    """The record of a JSON object, or None if its kind is unknown. Raises JsonError."""
+    kind = KINDS.get(str(line.get("kind")))
     if kind is EvaluationRecord:
         others = {name: value for name, value in line.items() if name not in ("kind", "step", "samples")}
-        numbers = {name: value for name, value in others.items() if type(value) in (int, float, type(None))}
-        values["metrics"] = {name: _float(value) for name, value in numbers.items()}
-    return kind(**values)
-
-
-def _values(kind: type[Record | RankMeans], line: dict[str, Any]) -> dict[str, Any]:
-    return {entry.name: FROM_JSON[str(entry.type)](line[entry.name]) for entry in fields(kind) if entry.name in line}
-
-
-def _float(value: float | None) -> float:
-    return NAN if value is None else float(value)
-
-
-FROM_JSON: dict[str, Callable[[Any], Any]] = {
-    "int": int,
-    "bool": bool,
-    "str": str,
-    "float": _float,
-    "float | None": _float,
-    "dict[str, float]": lambda value: {name: _float(number) for name, number in value.items()},
-    "tuple[int, ...] | None": tuple,
-    "tuple[RankMeans, ...]": lambda entries: tuple(RankMeans(**_values(RankMeans, entry)) for entry in entries),
-}
-"""How the value of a field is read, by the field's annotation."""
+        line = line | {"metrics": {name: one for name, one in others.items() if type(one) in (int, float, NoneType)}}
+    return check_value(line, kind) if kind else None
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -241,8 +224,8 @@ def parse_lines(text: bytes) -> list[Record]:
     records = []
     for line in text.split(b"\n"):
         try:
-            record = from_dict(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            record = from_dict(parse_json(line, dict[str, Any]))
+        except JsonError:
             continue
         if record is not None:
             records.append(record)
@@ -282,16 +265,16 @@ def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:
     """
     if not path.is_file():
         return []
-    steps: deque[dict[str, Any]] = deque(maxlen=num_kept)
+    steps: deque[str] = deque(maxlen=num_kept)
     with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
         for line in lines:
             try:
-                content = json.loads(line)
-                if not line.endswith("\n") or content["step"] > step or content["kind"] == EndRecord.kind:
-                    continue
-            except (ValueError, KeyError, TypeError):
+                content = parse_json(line, Line)
+            except JsonError:
+                continue
+            if not line.endswith("\n") or content["step"] > step or content["kind"] == EndRecord.kind:
                 continue
             kept.write(line)
             if content["kind"] == StepRecord.kind:
-                steps.append(content)
-    return [record for content in steps if isinstance(record := from_dict(content), StepRecord)]
+                steps.append(line)
+    return [record for record in parse_lines("".join(steps).encode()) if isinstance(record, StepRecord)]

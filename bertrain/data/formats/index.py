@@ -18,16 +18,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, is_writable, new_folder, reading, write_atomically
+from bertrain.base.schema import Count, JsonError, load_json
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
@@ -46,6 +47,44 @@ BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # other files in
 NAMES = {("hdf5", decoder): f"hdf5-{decoder}" for decoder in hdf5.FIELDS}
 NAMES |= {("tfrecord", "fixed"): "tfrecord", ("tfrecord", "graphcore"): "tfrecord-packed"}
 """The names of layouts by the kind of file and its decoder."""
+
+
+class Stamp(TypedDict):
+    """Name, size and time of a file: if equal, it is taken to be unchanged."""
+
+    name: str
+    bytes: Count
+    mtime_ns: int
+
+
+class IndexedFile(Stamp):
+    rows: Count
+    sha256: str
+
+
+class IndexArray(TypedDict):
+    name: str
+    bytes: Count
+    sha256: str
+
+
+class LargestWord(TypedDict):
+    number: int
+    name: str
+    row: Count
+
+
+class Index(TypedDict):
+    """The content of index.json."""
+
+    index_version: Literal[1]  # INDEX_VERSION
+    sha256: NotRequired[str]  # of the rest; older ones lack it
+    layout: str
+    max_seq_length: Count
+    max_predictions: Count
+    largest_word: LargestWord
+    files: list[IndexedFile]
+    arrays: list[IndexArray]
 
 
 def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
@@ -71,7 +110,7 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
     return writable
 
 
-def verify_index(folder: Path) -> dict[str, Any] | None:
+def verify_index(folder: Path) -> Index | None:
     """Compare all files with the hashes of the latest index, which is returned; None where there is none.
 
     The index may be older than the files and is not rebuilt: the question is whether they changed.
@@ -103,21 +142,21 @@ def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -
     return None
 
 
-def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
+def fingerprint_of(index: Index, vocabulary_hash: str) -> str:
     """SHA-256 of the names and hashes of all files and of the vocabulary."""
     files = [(file["name"], file["sha256"]) for file in index["files"]]
     return hashlib.sha256(json.dumps([index["layout"], files, vocabulary_hash]).encode()).hexdigest()
 
 
 def _build(
-    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
+    folder: Path, files: list[tuple[Path, str]], stamps: list[Stamp], out: Path, note: Callable[[str], None]
 ) -> None:
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
     note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
     limits: dict[str, Any] = {"max_seq_length": 0, "max_predictions": 0}
     limits["largest_word"] = {"number": -1, "name": "", "row": 0}
-    entries = []
+    entries: list[dict[str, Any]] = []
     with ExitStack() as stack:
         names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
         streams = {name: stack.enter_context(open(out / f"{name}.bin", "wb")) for name in names}
@@ -135,13 +174,19 @@ def _build(
                 for name, values in columns.items():
                     streams[name].write(values.astype(ARRAYS[name]).tobytes())
                 rows += len(block)
-            entries.append(stamp | {"rows": rows, "sha256": file_digest(path)[1]})
+            entries.append({**stamp, "rows": rows, "sha256": file_digest(path)[1]})
     if not sum(entry["rows"] for entry in entries):
         raise UserError("empty-data", f"the data folder {folder} contains no example")
     digests = [(f"{name}.bin", *file_digest(out / f"{name}.bin")) for name in names]
     content = {"index_version": INDEX_VERSION, "layout": layout} | limits | {"files": entries}
     content["arrays"] = [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests]
+    content["sha256"] = _digest(content)
     write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _common_layout(files: list[tuple[Path, str]]) -> str:
@@ -230,22 +275,20 @@ def _can_hold(place: Path) -> bool:
     return is_writable(place.parent)
 
 
-def _stamp(folder: Path, path: Path) -> dict[str, Any]:
-    """Name, size and time of a file: if equal, it is taken to be unchanged."""
+def _stamp(folder: Path, path: Path) -> Stamp:
     name = path.name if folder.is_file() else str(path.relative_to(folder))
     return {"name": name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
 
 
-def path_of(folder: Path, entry: dict[str, Any]) -> Path:
+def path_of(folder: Path, entry: Stamp | LargestWord) -> Path:
     return folder if folder.is_file() else folder / entry["name"]
 
 
-def _is_fresh(place: Path, stamps: list[dict[str, Any]]) -> bool:
+def _is_fresh(place: Path, stamps: list[Stamp]) -> bool:
     try:
-        content = json.loads((place / "index.json").read_text())
-        known = [{key: file[key] for key in ("name", "bytes", "mtime_ns")} for file in content["files"]]
-        return content["index_version"] == INDEX_VERSION and known == stamps
-    except (OSError, ValueError, KeyError, TypeError):
+        files = read_index(place)["files"]
+        return [{key: file[key] for key in ("name", "bytes", "mtime_ns")} for file in files] == stamps
+    except UserError:
         return False
 
 
@@ -264,14 +307,15 @@ def _verify(folder: Path, place: Path, verify: str) -> None:
                 raise UserError("damaged-data", f"{path} is damaged (SHA-256); to accept it, remove the index {place}")
 
 
-def read_index(place: Path) -> dict[str, Any]:
+def read_index(place: Path) -> Index:
     try:
-        index = dict(json.loads((place / "index.json").read_text()))
-        if not {"layout", "files", "arrays"} <= index.keys():
-            raise ValueError
+        index = load_json(place / "index.json", Index)
+        digest = _digest(index)
+        if index["layout"] not in NAMES.values() or index.get("sha256", digest) != digest:
+            raise JsonError("its SHA-256 differs")
         return index
-    except (OSError, ValueError, TypeError):
-        raise UserError("damaged-index", f"the index {place} is damaged; remove it, and it will be rebuilt") from None
+    except (OSError, JsonError) as error:
+        raise UserError("damaged-index", f"the index {place} is damaged ({error}); remove it, to rebuild it") from None
 
 
 def map_arrays(index: Path) -> dict[str, npt.NDArray[Any]]:

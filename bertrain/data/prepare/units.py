@@ -17,16 +17,17 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 import numpy as np
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import sync, write_atomically
+from bertrain.base.schema import Count, load_json
 from bertrain.base.seeds import derive
 from bertrain.config.choices import OnError
 from bertrain.data.formats.block import Block, Values, in_batches
-from bertrain.data.formats.shards import VOCABULARY
+from bertrain.data.formats.shards import VOCABULARY, ShardFile
 from bertrain.data.formats.write import Histogram, histogram_of, shard_name, write_shard
 from bertrain.data.prepare.examples import (
     SINGLE_SPECIAL_TOKENS,
@@ -64,15 +65,20 @@ class Plan:
 
     @staticmethod
     def read(work: Path) -> Plan:
-        fields = json.loads((work / PLAN).read_text(encoding="utf-8"))
-        return Plan(**fields | {"units": [[Span(*span) for span in unit] for unit in fields["units"]]})
+        return load_json(work / PLAN, Plan)
+
+
+class _Summary(TypedDict):
+    files: list[ShardFile]
+    histogram: dict[str, Count]
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Summary:
     """A finished unit: its shards as in a manifest, their length histogram, and counts of its text."""
 
-    files: list[dict[str, Any]]
+    files: list[ShardFile]
     histogram: Histogram
     counts: Counter[str]
 
@@ -81,7 +87,7 @@ class Summary:
 
     @staticmethod
     def read(folder: Path) -> Summary:
-        fields = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        fields = load_json(folder / SUMMARY, _Summary)
         histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
@@ -90,7 +96,7 @@ class Summary:
         """The summary of a unit, or None where it is damaged or missing, for example after a power failure."""
         try:
             return Summary.read(folder)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError):
             return None
 
     def is_whole(self, folder: Path) -> bool:
@@ -136,7 +142,7 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
     counts: Counter[str] = Counter()
     spool = folder / "spool"
     spool.mkdir()
-    files: list[dict[str, Any]] = []
+    files: list[ShardFile] = []
     histogram: Histogram = Counter()
     for block in _unit_rows(plan, number, vocabulary, tokenizer, counts, spool):
         files.append(write_shard(folder / shard_name(len(files)), block))
