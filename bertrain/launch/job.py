@@ -53,6 +53,7 @@ CARRIED = (
 )  # fmt: skip
 """Environment variables that a job takes along to every node."""
 ONLY_HERE = ("LD_PRELOAD", "PYTHONPATH")  # paths of this machine, which a container does not have
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 SECRETS = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
@@ -336,6 +337,7 @@ def carried_environment(spec: JobSpec) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if any(fnmatchcase(name, pattern) for pattern in CARRIED)
+        and VARIABLE.fullmatch(name)  # other names, which a shell would execute, reach no shell either
         and not SECRETS.search(name)
         and not (spec.container and name in ONLY_HERE)
     }
@@ -345,7 +347,7 @@ def carried_environment(spec: JobSpec) -> dict[str, str]:
         carried |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
     for word in spec.env:
         name, given, value = word.partition("=")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        if not VARIABLE.fullmatch(name):
             raise UserError("invalid-value", f"--env {word}: give NAME, or NAME=VALUE")
         if SECRETS.search(name):
             raise UserError(
