@@ -282,7 +282,7 @@ def readers() -> list[Reader]:
         Reader("TFRecord", f"data/{google.name}", _read_data, _indexed(google)),
         Reader("packed TFRecord", f"data/{graphcore.name}", _read_data, _indexed(graphcore)),
         *(Reader(layout, "data/one.hdf5", _read_data, _hdf5(layout))
-          for layout in ("hdf5-fixed", "hdf5-varlength", "hdf5-packed")),
+          for layout in ("hdf5-fixed", "hdf5-varlength")),
         Reader("job.json", "job/job.json", lambda at: job_script(read_job(at / "job")), _job),
         Reader("hostfile", "hosts", lambda at: read_hostfile(at / "hosts", 4, 0),
                _write("hosts", "node1 slots=8\nnode2\n# words\n")),

@@ -54,7 +54,7 @@ def read_tail(path: Path, num_bytes: int) -> bytes:
 
 def read_json(path: Path) -> Any:
     try:
-        return parse_json(read_text(path), object)
+        return parse_json(read_text(path))
     except JsonError as error:
         raise UserError("bad-json", f"{path}: {error}; repair it or get it again") from None
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from bertrain.base.errors import RequeueError, StoppedError, UserError
 from bertrain.base.files import read_tail
@@ -38,15 +38,6 @@ LOGGER = logging.getLogger("bertrain")
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False  # the console has printed it already
 LOGGER.addHandler(logging.NullHandler())
-
-
-class _Entry(TypedDict):
-    """The keys that every line has."""
-
-    time: float
-    level: str
-    event: str
-    text: str
 
 
 def note(level: Level, event: str, text: str, **fields: Any) -> None:
@@ -178,7 +169,7 @@ def _new_entries(path: Path, rank: int, num_read: dict[int, int]) -> Iterator[di
 
 def _entry(line: bytes, rank: int) -> dict[str, Any] | None:
     try:
-        entry = parse_json(line, _Entry)
+        entry: dict[str, Any] = parse_json(line, {"time": float, "level": str, "event": str, "text": str})
     except JsonError:
         return None
-    return {**entry, "rank": rank} if 0 <= entry["time"] < 1e11 else None  # NaN, and what no calendar has
+    return entry | {"rank": rank} if 0 <= entry["time"] < 1e11 else None  # NaN, and what no calendar has

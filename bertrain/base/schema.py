@@ -1,9 +1,9 @@
 """Reads JSON that bertrain wrote and checks it against a schema: every damage is one exception, `JsonError`.
 
-A schema is a type: int, float, str, bool, Any or object, `X | Y`, Literal, Annotated[int, least], list[X],
-dict[str, X], tuple[X, ...], a dataclass or NamedTuple (made), or a TypedDict (stays a dict). Keys with a default (or
-NotRequired) may be missing, and unknown keys are ignored: older and newer files can be read. A float that is null or
-not finite is NaN, as a number that is not finite is written as null.
+A schema is a type (int, float, str, bool, Path, Any, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X]),
+`Count`, a dataclass or NamedTuple, of which an object is made, a dict of schemas by key, where `"key?"` may be missing,
+or a list of the schema of its items. Unknown keys are ignored, and fields with a default may be missing: older and
+newer files can be read. A float that is null or not finite is NaN: a number that is not finite is written as null.
 """
 
 from __future__ import annotations
@@ -11,169 +11,112 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
-
-MAX_DEPTH = 50
-"""Of nested lists and objects where a schema has Any; ours have fewer than ten."""
-INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
-
-Count = Annotated[int, 0]
-"""An int of at least 0."""
-Check = Callable[[Any, str], Any]
-"""Returns a value as its type, or raises JsonError with the place of the value."""
+MAX_DEPTH, MAX_DIGITS = 50, 20
+INT64 = range(-(2**63), 2**63)
+Count = Annotated[int, "at least 0"]
 
 
 class JsonError(ValueError):
     """Text is not JSON, or not what its schema says; the message says where."""
 
 
-def load_json(path: Path, schema: type[T]) -> T:
+def load_json(path: Path, schema: Any = Any) -> Any:
     """The content of a JSON file; raises OSError or JsonError."""
     return parse_json(path.read_bytes(), schema)
 
 
-def parse_json(text: str | bytes, schema: type[T]) -> T:
+def parse_json(text: str | bytes, schema: Any = Any) -> Any:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
+        text = text if isinstance(text, str) else text.decode()
+        content = json.loads(text, parse_int=_parse_int)
+    except (ValueError, RecursionError) as error:
         raise JsonError(f"not JSON: {error}") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _refuse_depth(content)
     return check_value(content, schema)
 
 
-def check_value(value: Any, schema: type[T]) -> T:
-    """A value that was parsed elsewhere, such as a row of a table, as its schema says; raises JsonError."""
-    result: T = _checker(schema)(value, "")  # type: ignore[arg-type]  # a type is hashable
-    return result
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
 
 
-@cache
-def _checker(schema: Any) -> Check:
-    kind, inside = get_origin(schema), get_args(schema)
-    if kind is Annotated:
-        return _at_least(inside[1])
-    if kind is NotRequired:
-        return _checker(inside[0])
-    if kind is Literal:
-        return lambda value, where: value if value in inside else _refuse(value, where, f"one of {inside}")
-    if kind in (Union, UnionType):
-        return _any_of([_checker(one) for one in sorted(inside, key=lambda one: one is not float)])  # null: NaN
+def _refuse_depth(content: Any, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise JsonError("it is nested too deeply")
+    for one in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        if isinstance(one, dict | list):
+            _refuse_depth(one, depth + 1)
+
+
+def check_value(value: Any, schema: Any, where: str = "") -> Any:
+    """A parsed value as its schema says; raises JsonError."""
+    if schema is Any:
+        return value
+    if schema is Path:
+        return Path(_expect(value, str, where))
+    if schema is float:
+        is_number = type(value) is float or (type(value) is int and value in INT64)
+        if not is_number and value is not None:
+            _refuse(value, where, "a number")
+        return float(value) if is_number and math.isfinite(value) else math.nan
+    if schema is int or schema is Count:
+        is_int = type(value) is int and value in INT64 and (schema is int or value >= 0)
+        return value if is_int else _refuse(value, where, "a whole number" if schema is int else "a count")
+    if isinstance(schema, dict):
+        return _expect(value, dict, where) | _check_keys(value, schema, where)
+    if dataclasses.is_dataclass(schema):
+        made: Any = schema
+        return made(**_check_keys(_expect(value, dict, where), _keys_of(made), where))
+    if hasattr(schema, "_fields"):  # a NamedTuple, which is written as a list
+        named = dict(zip(schema._fields, _expect(value, list, where), strict=False))
+        return schema(**_check_keys(named, get_type_hints(schema), where))
+    kind, inside = (list, tuple(schema)) if isinstance(schema, list) else (get_origin(schema), get_args(schema))
     if kind in (list, tuple):
-        return _items(kind, _checker(inside[0]), 0 if kind is list or inside[-1] is Ellipsis else len(inside))
+        if kind is tuple and inside[-1] is not Ellipsis and len(_expect(value, list, where)) != len(inside):
+            _refuse(value, where, f"a list of {len(inside)}")
+        items = enumerate(_expect(value, list, where))
+        return kind(check_value(one, inside[0], f"{where}[{number}]") for number, one in items)
     if kind is dict:
-        return _values(_checker(inside[1]))
-    if dataclasses.is_dataclass(schema) or is_typeddict(schema) or hasattr(schema, "_field_defaults"):
-        return _object(schema)
-    return {Any: _shallow, object: _shallow, float: _float, int: _at_least(INT64.start)}.get(schema) or _exactly(schema)
+        items = _expect(value, dict, where).items()
+        return {name: check_value(one, inside[1], f"{where}.{name}") for name, one in items}
+    if kind is Literal:
+        return value if value in inside else _refuse(value, where, f"one of {inside}")
+    if kind in (Union, UnionType):  # `X | None`: a float that is null is NaN, not None
+        return None if value is None and float not in inside else check_value(value, inside[0], where)
+    return _expect(value, schema, where)
 
 
-def _refuse(value: Any, where: str, wanted: str) -> Any:
-    shown = "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)[:40]
+def _expect(value: Any, kind: type, where: str) -> Any:
+    is_expected = type(value) is kind or (kind is list and type(value) is tuple)
+    return value if is_expected else _refuse(value, where, kind.__name__)
+
+
+def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
+    shown = type(value).__name__ if isinstance(value, dict | list) else repr(value)[:40]
     raise JsonError(f"{where.lstrip('.') or 'it'} is {shown}, not {wanted}")
 
 
-def _exactly(schema: type) -> Check:
-    return lambda value, where: value if type(value) is schema else _refuse(value, where, schema.__name__)
+def _check_keys(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
+    found = {}
+    for key, kind in schema.items():
+        name = key.removesuffix("?")
+        if name in value:
+            found[name] = check_value(value[name], kind, f"{where}.{name}")
+        elif name == key:
+            raise JsonError(f"{where}.{name}".lstrip(".") + " is missing")
+    return found
 
 
-def _at_least(least: int) -> Check:
-    wanted = f"a whole number of at least {least}" if least > INT64.start else "a whole number"
-
-    def check(value: Any, where: str) -> Any:
-        return value if type(value) is int and least <= value < INT64.stop else _refuse(value, where, wanted)
-
-    return check
-
-
-def _float(value: Any, where: str) -> Any:
-    if value is None or type(value) is float:
-        return value if value is not None and math.isfinite(value) else math.nan
-    return float(value) if type(value) is int and value in INT64 else _refuse(value, where, "a number")
-
-
-def _shallow(value: Any, where: str, depth: int = 0) -> Any:
-    """Any JSON whose nesting and numbers no later code fails on."""
-    if depth > MAX_DEPTH or (type(value) is int and value not in INT64 and value not in UINT64):
-        raise JsonError(f"{where.lstrip('.') or 'it'} is nested too deeply, or has a number of too many digits")
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _shallow(one, where, depth + 1)
-    return value
-
-
-def _any_of(checks: list[Check]) -> Check:
-    def check(value: Any, where: str) -> Any:
-        for one in checks[:-1]:
-            try:
-                return one(value, where)
-            except JsonError:
-                continue
-        return checks[-1](value, where)
-
-    return check
-
-
-def _items(kind: type, check_one: Check, length: int) -> Check:
-    def check(value: Any, where: str) -> Any:
-        if not isinstance(value, list | tuple) or length not in (0, len(value)):
-            _refuse(value, where, f"a list{f' of {length}' if length else ''}")
-        return kind(check_one(one, f"{where}[{number}]") for number, one in enumerate(value))
-
-    return check
-
-
-def _values(check_one: Check) -> Check:
-    def check(value: Any, where: str) -> Any:
-        if not isinstance(value, dict):
-            _refuse(value, where, "an object")
-        return {name: check_one(one, f"{where}.{name}") for name, one in value.items()}
-
-    return check
-
-
-def _object(schema: Any) -> Check:
+@cache
+def _keys_of(schema: Any) -> dict[str, Any]:
+    """The fields of a dataclass as a schema of keys."""
     hints = get_type_hints(schema, include_extras=True)
-    if is_typeddict(schema):
-        optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
-    elif dataclasses.is_dataclass(schema):
-        own = dataclasses.fields(schema)
-        optional = {
-            one.name
-            for one in own
-            if one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
-        }
-        hints = {one.name: hints[one.name] for one in own}
-    else:
-        optional = set(schema._field_defaults)
-    checks = {name: _checker(hint) for name, hint in hints.items()}
-
-    def check(value: Any, where: str) -> Any:
-        if isinstance(value, list) and hasattr(schema, "_fields"):  # as a NamedTuple is written
-            value = dict(zip(hints, value, strict=False))
-        if not isinstance(value, dict):
-            _refuse(value, where, "an object")
-        if missing := checks.keys() - optional - value.keys():
-            raise JsonError(f"{where}.{min(missing)}".lstrip(".") + " is missing")
-        found = {name: one(value[name], f"{where}.{name}") for name, one in checks.items() if name in value}
-        if is_typeddict(schema):
-            for name in value.keys() - found.keys():
-                _shallow(value[name], f"{where}.{name}")
-            return value | found
-        return schema(**found)
-
-    return check
+    required = {one.name for one in dataclasses.fields(schema) if one.default is one.default_factory}  # both missing
+    return {one.name + "?" * (one.name not in required): hints[one.name] for one in dataclasses.fields(schema)}

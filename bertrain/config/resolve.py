@@ -224,7 +224,7 @@ def differing(one: Settings, other: Settings) -> list[str]:
 
 def _read_bert_config(path: Path) -> dict[str, Any]:
     try:
-        raw = load_json(path, dict[str, Any])
+        raw = load_json(path, {})
     except OSError:
         raise UserError("missing-file", f"no model description at {path} (model.config)") from None
     except JsonError as error:

@@ -462,7 +462,7 @@ def results_here(sizes: Sizes, device: torch.device) -> tuple[Result, ...]:
         with open(place.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of a node wait for the one that runs the kernels
             try:
-                return load_json(place, tuple[Result, ...])
+                return tuple(load_json(place, [Result]))
             except (OSError, JsonError):
                 results, is_whole = _examined(sizes, device)
                 if is_whole:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import bertrain
 from bertrain.base.errors import UserError
@@ -175,7 +175,7 @@ class Task:
 class Job(Placement):
     """A job as its folder describes it."""
 
-    folder: Path = Path()
+    folder: Path
     name: str
     tasks: tuple[Task, ...]
     data: tuple[str, ...] = ()
@@ -385,9 +385,10 @@ def read_job(folder: str | Path) -> Job:
     if not path.is_file():
         raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
     try:
-        content = load_json(path, dict[str, Any])
+        content = load_json(path, {})
         if content.get("schema_version") != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
-        return replace(check_value(content, Job), folder=folder)
+        job: Job = check_value(content | {"folder": str(folder)}, Job)
+        return job
     except (OSError, JsonError) as error:
         raise UserError("damaged-job", f"{path} is damaged ({error}); launch the job again") from None

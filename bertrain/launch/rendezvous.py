@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
@@ -21,13 +20,6 @@ from bertrain.base.schema import load_json
 
 ENDPOINT = "rendezvous.json"
 TIMEOUT_S = 300
-
-
-class Endpoint(NamedTuple):
-    """Where the first node listens."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ def publish_endpoint(folder: Path, *, host: str = "", port: int = 0) -> tuple[st
         what = f"cannot listen on port {port} (--port) of {host}"
         raise UserError("port-in-use", f"{what}: {error.strerror}; choose another") from None
     try:
-        write_atomically(folder / ENDPOINT, json.dumps(Endpoint(host, port)._asdict()))
+        write_atomically(folder / ENDPOINT, json.dumps({"host": host, "port": port}))
     except OSError as error:
         failed = f"cannot write {folder / ENDPOINT}: {error.strerror}"
         raise UserError("cannot-write", f"{failed}; free some space, or change --job") from None
@@ -91,7 +83,8 @@ def wait_for_endpoint(
             raise UserError("rendezvous-timeout", f"{waited}; {causes}")
         os.listdir(folder)  # makes a network file system refresh its cache
         time.sleep(0.1)
-    host, port = load_json(path, Endpoint)
+    endpoint = load_json(path, {"host": str, "port": int})
+    host, port = endpoint["host"], endpoint["port"]
     if is_listening:
         _wait_for_listener(host, port, node, deadline)
     return host, port

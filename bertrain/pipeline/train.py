@@ -27,7 +27,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypedDict
+from typing import Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
@@ -149,27 +149,13 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 # --- the plan ---------------------------------------------------------------------------------------------------
 
 
-class _Kept(TypedDict):
-    """The content of plan.json."""
-
-    request: dict[str, Any]
-    plan: Plan
-
-
-class _Extracted(TypedDict):
-    """The content of extract.json that matters here."""
-
-    counts: dict[str, Count]
-    skipped: dict[str, Count]
-
-
 def _kept_plan(request: Request, out: Path) -> Plan | None:
     """The plan in OUT, if there is one; refuses that of another request."""
     path = out / TRAIN_PLAN
     if not path.is_file():
         return None
     try:
-        kept = load_json(path, _Kept)
+        kept = load_json(path, {"request": {}, "plan": Plan})
         begun = check_value(asdict(request) | kept["request"], Request)
     except JsonError as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
@@ -178,7 +164,8 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
         cure = f"repeat that, or choose another --out; --init {quote(str(out / 'run'))} begins with its weights"
         was = f"{out} was begun with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
-    return kept["plan"]
+    plan: Plan = kept["plan"]
+    return plan
 
 
 def _plan(request: Request, out: Path, nproc: int) -> Plan:
@@ -222,14 +209,15 @@ def _choose(text: Text, request: Request, nproc: int) -> Plan:
 # --- text to examples -------------------------------------------------------------------------------------------
 
 
-def _read_extracted(path: Path) -> _Extracted:
+def _read_extracted(path: Path) -> dict[str, Any]:
     try:
-        return load_json(path, _Extracted)
+        extracted: dict[str, Any] = load_json(path, {"counts": dict[str, Count], "skipped": dict[str, Count]})
+        return extracted
     except (OSError, JsonError) as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); remove its folder") from None
 
 
-def _extract(request: Request, out: Path) -> _Extracted:
+def _extract(request: Request, out: Path) -> dict[str, Any]:
     from bertrain.data.text.extract import extract
 
     done = out / "text" / EXTRACT_DESCRIPTION

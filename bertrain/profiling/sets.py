@@ -7,7 +7,7 @@ import gzip
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,27 +83,15 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
     return found
 
 
-class _Device(TypedDict):
-    kind: str
-    name: str
-    index: NotRequired[int]
-    uuid: NotRequired[str | None]
-
-
-class _Environment(TypedDict):
-    host: str
-    ranks: Annotated[int, 1]
-
-
-class _Facts(TypedDict):
-    """The content of device.json that is used here; other keys are kept."""
-
-    device: _Device
-    environment: _Environment
-    rank: NotRequired[Count]
-    ranks_on_machine: NotRequired[Count]
-    repeat: Count
-    missing: dict[str, str]
+FACTS = {
+    "device": {"kind": str, "name": str, "index?": int, "uuid?": str | None},
+    "environment": {"host": str, "ranks": Count},
+    "rank?": Count,
+    "ranks_on_machine?": Count,
+    "repeat": Count,
+    "missing": dict[str, str],
+}
+"""The schema of device.json, as far as it is used here."""
 
 
 def read_set(folder: Path) -> ProfileSet:
@@ -111,7 +99,7 @@ def read_set(folder: Path) -> ProfileSet:
     columns = read_columns(folder / "iterations.csv")
     telemetry = read_telemetry(folder / "telemetry.csv")
     try:
-        facts = parse_json(written, _Facts)
+        facts = parse_json(written, FACTS)
         device, environment = facts["device"], facts["environment"]
         name, several = device["name"], environment["ranks"] > 1
         if "index" in device:
@@ -131,16 +119,16 @@ def read_set(folder: Path) -> ProfileSet:
             tokens=columns["tokens"],
             energy_tokens=_energy_tokens(columns, facts),
             telemetry=telemetry,
-            facts=dict(facts),
+            facts=facts,
             missing=facts["missing"] | _missing_of(folder),
             own_seconds=columns["forward_backward_s"] if several else None,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError, ZeroDivisionError):
         where = f"the profile set {folder} is damaged, in device.json or iterations.csv"
         raise UserError("damaged-profile", f"{where}; measure it again") from None
 
 
-def _energy_tokens(columns: dict[str, Floats], facts: _Facts) -> float:
+def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
     """See `ProfileSet.energy_tokens`; assumes that ranks of other machines computed as many tokens as ours."""
     if facts["device"]["kind"] == "cuda":
         return float(columns["own_tokens"].sum())

@@ -21,7 +21,7 @@ from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low
 from bertrain.base.schema import parse_json
-from bertrain.data.formats.shards import MANIFEST, Manifest
+from bertrain.data.formats.shards import CONTENT, MANIFEST
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, TRAIN_PLAN, Run, read_starts
 from bertrain.run.records import EvaluationRecord, RankMeans, is_metric
@@ -135,7 +135,7 @@ def read_lengths(run: Run) -> dict[int, int] | None:
         manifest = (run.data / MANIFEST).read_bytes()
         if hashlib.sha256(manifest).hexdigest() != run.data_fingerprint:
             return None
-        return {int(length): count for length, count in parse_json(manifest, Manifest)["length_histogram"].items()}
+        return {int(length): count for length, count in parse_json(manifest, CONTENT)["length_histogram"].items()}
     from bertrain.data.formats.index import lengths_if_unchanged
 
     lengths = lengths_if_unchanged(run.data, run.vocabulary_hash, run.data_fingerprint)

@@ -19,7 +19,7 @@ import shutil
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, save_tensors, sync, write_atomically
@@ -51,19 +51,7 @@ class Progress:
     best_accuracy: float = 0.0  # its masked-word accuracy, or the main metric of a task
 
 
-class WrittenFile(TypedDict):
-    """A file as the manifest describes it."""
-
-    bytes: Count
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Best:
-    """The content of best.json."""
-
-    step: Count
-    figure: float = 0.0
+WRITTEN = {"bytes": Count, "sha256": str}  # a file in the manifest
 
 
 @dataclass(frozen=True)
@@ -149,14 +137,14 @@ def purge(folder: Path, keep: int) -> None:
 
 def write_best(folder: Path, progress: Progress) -> None:
     """Mark a checkpoint, which must be on the disk already, as the best."""
-    best = Best(progress.best_step, progress.best_accuracy)
-    write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
+    best = {"step": progress.best_step, "figure": progress.best_accuracy}
+    write_atomically(folder / BEST, json.dumps(best) + "\n")
 
 
 def read_best(folder: Path) -> int | None:
     """The step of the checkpoint that is marked as the best, if one is."""
     try:
-        return load_json(folder / BEST, Best).step
+        return int(load_json(folder / BEST, {"step": Count})["step"])
     except (OSError, JsonError):
         return None
 
@@ -214,7 +202,7 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
     """Describe what is wrong with a checkpoint; None if every file is as written, or only as long without `hashes`."""
     try:
-        manifest = load_json(checkpoint / MANIFEST, dict[str, WrittenFile])
+        manifest = load_json(checkpoint / MANIFEST, dict.fromkeys(FILES, WRITTEN))
     except OSError:
         return f"{MANIFEST} is missing"
     except JsonError as error:
@@ -222,16 +210,15 @@ def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
     for name in FILES:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-        written = manifest.get(name, WrittenFile(bytes=-1, sha256=""))
-        is_same = written["bytes"] == (checkpoint / name).stat().st_size
-        if not is_same or (hashes and written["sha256"] != file_digest(checkpoint / name)[1]):
+        is_same = manifest[name]["bytes"] == (checkpoint / name).stat().st_size
+        if not is_same or (hashes and manifest[name]["sha256"] != file_digest(checkpoint / name)[1]):
             return f"{name} is not what was written"
     return None
 
 
 def weights_digest(checkpoint: Path) -> str:
     """The SHA-256 of a checkpoint's weights as its manifest states it; `find_damage` compares it with the file."""
-    return load_json(checkpoint / MANIFEST, dict[str, WrittenFile])[MODEL]["sha256"]
+    return str(load_json(checkpoint / MANIFEST, {MODEL: WRITTEN})[MODEL]["sha256"])
 
 
 def newest_whole(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
@@ -300,10 +287,10 @@ def read_progress(checkpoint: Path) -> Progress:
 def read_state(checkpoint: Path) -> tuple[Progress, dict[str, Any]]:
     """The counters, and the settings of the run that wrote it."""
     try:
-        state = load_json(checkpoint / STATE, dict[str, Any])
+        state = load_json(checkpoint / STATE, {"settings?": {}})
         if state.get("schema_version") != SCHEMA_VERSION:
             raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
-        return check_value(state, Progress), check_value(state.get("settings", {}), dict[str, Any])
+        return check_value(state, Progress), state.get("settings", {})
     except JsonError as error:
         raise UserError("damaged-checkpoint", f"{checkpoint / STATE}: {error}; remove its checkpoint") from None
 

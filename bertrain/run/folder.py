@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired, TextIO, TypedDict
+from typing import Any, TextIO
 
 import bertrain
 from bertrain.base.errors import AgreedError, UserError
@@ -39,22 +39,15 @@ SCHEMA_VERSION = 1
 ENDING_S = 20
 
 
-class _Data(TypedDict):
-    folder: str
-    fingerprint: str
-    vocabulary: str
-    lower_case: bool
-
-
-class _Config(TypedDict):
-    """The content of config.json."""
-
-    settings: dict[str, Any]
-    data: _Data
-    init: dict[str, str]
-    evaluation: NotRequired[dict[str, int]]
-    task: NotRequired[dict[str, Any]]
-    measured: NotRequired[dict[str, Any]]
+CONTENT = {
+    "settings": dict[str, Any],
+    "data": {"folder": str, "fingerprint": str, "vocabulary": str, "lower_case": bool},
+    "init": {"source": str, "fingerprint": str},
+    "evaluation?": dict[str, int],
+    "task?": dict[str, Any],
+    "measured?": {"measured_until?": Any, "max_steps?": Any},
+}
+"""The schema of config.json."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +91,13 @@ class Run:
         if not Run.exists(folder):
             raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advise_runs(folder)}")
         try:
-            written = load_json(path, dict[str, Any])
+            written = load_json(path, {})
             if "model_type" in written:
                 raise UserError("no-run", f"{folder} is a Transformers folder; name the run that it was exported from")
             if (version := written.get("schema_version")) != SCHEMA_VERSION:
                 reads = f"this version of bertrain reads {SCHEMA_VERSION}"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
-            content = check_value(written, _Config)
+            content = check_value(written, CONTENT)
             data = content["data"]
             return Run(
                 folder=folder,
@@ -225,7 +218,8 @@ def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """The entries of environment.json or telemetry.json, one for each start; none if the file is missing or damaged."""
     try:
-        return load_json(path, list[dict[str, Any]])
+        starts: list[dict[str, Any]] = load_json(path, [{}])
+        return starts
     except (OSError, JsonError):
         return []
 

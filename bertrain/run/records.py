@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, TypedDict, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bertrain.base.files import read_tail, replacing
 from bertrain.base.formatting import is_speed
 from bertrain.base.schema import Count, JsonError, check_value, parse_json
 
 NAN = math.nan
+OWN_PHASES = ("data", "forward_backward")  # of a rank, before it waits for the others
 TAIL_BYTES = 256 << 10  # read at first to find the newest records
 
 
@@ -129,7 +130,7 @@ class RankMeans:
     @property
     def own_seconds(self) -> float:
         """Time of the rank's own work in a step, before it waits for the others."""
-        return self.seconds["data"] + self.seconds["forward_backward"]
+        return sum(self.seconds.get(phase, 0.0) for phase in OWN_PHASES)
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,6 @@ NOT_METRICS = {"kind", "examples"} | {entry.name for kind in KINDS.values() for 
 R = TypeVar("R", bound=Record)
 
 
-class Line(TypedDict):
-    """What every line has, also one of a newer version."""
-
-    kind: str
-    step: Count
-
-
 def is_metric(name: str) -> bool:
     """Whether a key of a step or an evaluation measures the quality of the model."""
     return name not in NOT_METRICS and "." not in name and not is_speed(name)
@@ -213,7 +207,8 @@ def from_dict(line: dict[str, Any]) -> Record | None:
     if kind is EvaluationRecord:
         others = {name: value for name, value in line.items() if name not in ("kind", "step", "samples")}
         line = line | {"metrics": {name: one for name, one in others.items() if type(one) in (int, float, NoneType)}}
-    return check_value(line, kind) if kind else None
+    record: Record | None = check_value(line, kind) if kind else None
+    return record
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -224,7 +219,7 @@ def parse_lines(text: bytes) -> list[Record]:
     records = []
     for line in text.split(b"\n"):
         try:
-            record = from_dict(parse_json(line, dict[str, Any]))
+            record = from_dict(parse_json(line, {}))
         except JsonError:
             continue
         if record is not None:
@@ -269,7 +264,7 @@ def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:
     with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
         for line in lines:
             try:
-                content = parse_json(line, Line)
+                content = parse_json(line, {"kind": str, "step": Count})
             except JsonError:
                 continue
             if not line.endswith("\n") or content["step"] > step or content["kind"] == EndRecord.kind:

@@ -58,7 +58,11 @@ def read_metrics(path: Path) -> MetricsTable:
                 continue
             kinds = table["kind"]
             result.num_unreadable += kinds.null_count
-            _add_ranks(result.ranks, table.filter(pc.equal(kinds, RanksRecord.kind)))
+            of_ranks = table.filter(pc.equal(kinds, RanksRecord.kind))
+            try:
+                _add_ranks(result.ranks, of_ranks)
+            except (pa.ArrowException, LookupError, TypeError):  # a field is missing, null or of another type
+                result.num_unreadable += len(of_ranks)
             _add_others(result, table.filter(pc.is_in(kinds, pa.array([EvaluationRecord.kind, EndRecord.kind]))))
             steps = table.filter(pc.equal(kinds, StepRecord.kind))
             if "step" in (found := _numbers(steps)).column_names:

@@ -25,7 +25,7 @@ from bertrain.data.formats.block import Block, concatenate, draw_masks
 from bertrain.data.formats.layouts import Fields, Shape, to_fixed, to_packed, to_varlength
 from bertrain.data.formats.masking import Ints, MaskingRules
 from bertrain.data.formats.packing import Packing, plan_packing
-from bertrain.data.formats.shards import VOCABULARY, Preparation, Shards
+from bertrain.data.formats.shards import VOCABULARY, Shards
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.write import narrow, write_blocks
 
@@ -200,7 +200,7 @@ def _plan(
     elif to == "arrow":
         predictions = 0
     else:
-        noted: Preparation = source.manifest["preparation"] if isinstance(source, Shards) else {}
+        noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
         probability = noted.get("masked_lm_prob", MASK_PROBABILITY)
         predictions = max_predictions or noted.get("max_predictions") or max(1, int(probability * width))
         rules = MaskingRules.of(words, max_predictions=predictions, probability=probability)

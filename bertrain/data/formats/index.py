@@ -18,10 +18,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,42 +49,19 @@ NAMES |= {("tfrecord", "fixed"): "tfrecord", ("tfrecord", "graphcore"): "tfrecor
 """The names of layouts by the kind of file and its decoder."""
 
 
-class Stamp(TypedDict):
-    """Name, size and time of a file: if equal, it is taken to be unchanged."""
-
-    name: str
-    bytes: Count
-    mtime_ns: int
-
-
-class IndexedFile(Stamp):
-    rows: Count
-    sha256: str
-
-
-class IndexArray(TypedDict):
-    name: str
-    bytes: Count
-    sha256: str
-
-
-class LargestWord(TypedDict):
-    number: int
-    name: str
-    row: Count
-
-
-class Index(TypedDict):
-    """The content of index.json."""
-
-    index_version: Literal[1]  # INDEX_VERSION
-    sha256: NotRequired[str]  # of the rest; older ones lack it
-    layout: str
-    max_seq_length: Count
-    max_predictions: Count
-    largest_word: LargestWord
-    files: list[IndexedFile]
-    arrays: list[IndexArray]
+STAMP = {"name": str, "bytes": Count, "mtime_ns": int}
+"""Name, size and time of a file: if equal, it is taken to be unchanged."""
+CONTENT = {
+    "index_version": Literal[1],  # INDEX_VERSION
+    "sha256?": str,  # of the rest; older ones lack it
+    "layout": Literal[tuple(NAMES.values())],
+    "max_seq_length": Count,
+    "max_predictions": Count,
+    "largest_word": {"number": int, "name": str, "row": Count},
+    "files": [STAMP | {"rows": Count, "sha256": str}],
+    "arrays": [{"name": str, "bytes": Count, "sha256": str}],
+}
+"""The schema of index.json."""
 
 
 def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
@@ -110,7 +87,7 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
     return writable
 
 
-def verify_index(folder: Path) -> Index | None:
+def verify_index(folder: Path) -> dict[str, Any] | None:
     """Compare all files with the hashes of the latest index, which is returned; None where there is none.
 
     The index may be older than the files and is not rebuilt: the question is whether they changed.
@@ -142,21 +119,21 @@ def lengths_if_unchanged(folder: Path, vocabulary_hash: str, fingerprint: str) -
     return None
 
 
-def fingerprint_of(index: Index, vocabulary_hash: str) -> str:
+def fingerprint_of(index: dict[str, Any], vocabulary_hash: str) -> str:
     """SHA-256 of the names and hashes of all files and of the vocabulary."""
     files = [(file["name"], file["sha256"]) for file in index["files"]]
     return hashlib.sha256(json.dumps([index["layout"], files, vocabulary_hash]).encode()).hexdigest()
 
 
 def _build(
-    folder: Path, files: list[tuple[Path, str]], stamps: list[Stamp], out: Path, note: Callable[[str], None]
+    folder: Path, files: list[tuple[Path, str]], stamps: list[dict[str, Any]], out: Path, note: Callable[[str], None]
 ) -> None:
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
     note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
     limits: dict[str, Any] = {"max_seq_length": 0, "max_predictions": 0}
     limits["largest_word"] = {"number": -1, "name": "", "row": 0}
-    entries: list[dict[str, Any]] = []
+    entries = []
     with ExitStack() as stack:
         names = [name for name in ARRAYS if name != "predictions" or decoder != "encoded"]
         streams = {name: stack.enter_context(open(out / f"{name}.bin", "wb")) for name in names}
@@ -174,7 +151,7 @@ def _build(
                 for name, values in columns.items():
                     streams[name].write(values.astype(ARRAYS[name]).tobytes())
                 rows += len(block)
-            entries.append({**stamp, "rows": rows, "sha256": file_digest(path)[1]})
+            entries.append(stamp | {"rows": rows, "sha256": file_digest(path)[1]})
     if not sum(entry["rows"] for entry in entries):
         raise UserError("empty-data", f"the data folder {folder} contains no example")
     digests = [(f"{name}.bin", *file_digest(out / f"{name}.bin")) for name in names]
@@ -184,7 +161,7 @@ def _build(
     write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest(content: dict[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -275,19 +252,19 @@ def _can_hold(place: Path) -> bool:
     return is_writable(place.parent)
 
 
-def _stamp(folder: Path, path: Path) -> Stamp:
+def _stamp(folder: Path, path: Path) -> dict[str, Any]:
     name = path.name if folder.is_file() else str(path.relative_to(folder))
     return {"name": name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
 
 
-def path_of(folder: Path, entry: Stamp | LargestWord) -> Path:
+def path_of(folder: Path, entry: dict[str, Any]) -> Path:
     return folder if folder.is_file() else folder / entry["name"]
 
 
-def _is_fresh(place: Path, stamps: list[Stamp]) -> bool:
+def _is_fresh(place: Path, stamps: list[dict[str, Any]]) -> bool:
     try:
         files = read_index(place)["files"]
-        return [{key: file[key] for key in ("name", "bytes", "mtime_ns")} for file in files] == stamps
+        return [{key: file[key] for key in STAMP} for file in files] == stamps
     except UserError:
         return False
 
@@ -307,11 +284,10 @@ def _verify(folder: Path, place: Path, verify: str) -> None:
                 raise UserError("damaged-data", f"{path} is damaged (SHA-256); to accept it, remove the index {place}")
 
 
-def read_index(place: Path) -> Index:
+def read_index(place: Path) -> dict[str, Any]:
     try:
-        index = load_json(place / "index.json", Index)
-        digest = _digest(index)
-        if index["layout"] not in NAMES.values() or index.get("sha256", digest) != digest:
+        index: dict[str, Any] = load_json(place / "index.json", CONTENT)
+        if index.get("sha256", "") not in ("", _digest(index)):
             raise JsonError("its SHA-256 differs")
         return index
     except (OSError, JsonError) as error:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,36 +37,16 @@ MANIFEST = "manifest.json"
 VOCABULARY = "vocab.txt"
 
 
-class ShardFile(TypedDict):
-    name: str
-    rows: Count
-    bytes: Count
-    sha256: str
-
-
-class VocabularyNote(TypedDict):
-    lower_case: bool
-    sha256: str
-
-
-class Preparation(TypedDict):
-    """How examples were made; other keys are kept as they are."""
-
-    masked_lm_prob: NotRequired[float]
-    max_seq_length: NotRequired[Count | None]
-    max_predictions: NotRequired[Count | None]
-    rows_per_input: NotRequired[list[Count]]
-
-
-class Manifest(TypedDict):
-    """The content of manifest.json."""
-
-    rows: Count
-    masks: Literal["static", "dynamic"]
-    vocabulary: VocabularyNote
-    preparation: Preparation
-    length_histogram: dict[str, Count]
-    files: list[ShardFile]
+FILE = {"name": str, "rows": Count, "bytes": Count, "sha256": str}
+CONTENT = {
+    "rows": Count,
+    "masks": Literal["static", "dynamic"],
+    "vocabulary": {"lower_case": bool, "sha256": str},
+    "preparation": {"masked_lm_prob?": float, "max_seq_length?": Count | None, "max_predictions?": Count | None},
+    "length_histogram": dict[str, Count],
+    "files": [FILE],
+}
+"""The schema of a manifest."""
 
 
 class ListColumn:
@@ -97,7 +77,7 @@ class Shards(DataSource):
 
     layout = "arrow"
 
-    def __init__(self, folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
         self.num_files = len(manifest["files"])
         # The manifest contains the hash of every shard.
@@ -131,10 +111,10 @@ class Shards(DataSource):
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
             with reading(folder / MANIFEST):
-                written = load_json(folder / MANIFEST, dict[str, Any])
+                written = load_json(folder / MANIFEST, {})
             if (version := written.get("schema_version")) != SCHEMA_VERSION:
                 raise UserError("other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare again")
-            manifest = check_value(written, Manifest)
+            manifest = check_value(written, CONTENT)
         except JsonError as error:
             raise UserError("damaged-data", f"{folder / MANIFEST}: {error}; prepare the data again") from None
         if not manifest["rows"]:
@@ -184,7 +164,7 @@ class Shards(DataSource):
         return UserError("damaged-data", f"{path} is damaged in row {row}: {complaint}; prepare the data again")
 
 
-def _check_file(path: Path, expected: ShardFile, verify: str) -> None:
+def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
     if not path.is_file():
         raise UserError("missing-shard", f"the shard {path} is missing; prepare the data again")
     size = path.stat().st_size

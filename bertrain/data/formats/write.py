@@ -19,7 +19,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, refuse_occupied, write_atomically
 from bertrain.data.formats.block import Block, Masks, Values, concatenate, in_batches
 from bertrain.data.formats.masking import Ints
-from bertrain.data.formats.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY, ShardFile
+from bertrain.data.formats.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.text.vocabulary import Vocabulary
 
 MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow's offsets have 32 bits
@@ -57,7 +57,7 @@ def write_blocks(
     """
     refuse_occupied(out)
     with new_folder(out) as folder:
-        files: list[ShardFile] = []
+        files: list[dict[str, Any]] = []
         histogram: Histogram = Counter()
         has_masks = False
         for block in blocks:
@@ -70,7 +70,7 @@ def write_blocks(
 def finish_folder(
     folder: Path,
     vocabulary: Vocabulary,
-    files: list[ShardFile],
+    files: list[dict[str, Any]],
     histogram: Histogram,
     *,
     has_masks: bool,
@@ -125,7 +125,7 @@ def narrow(block: Block, vocabulary: Vocabulary) -> Block:
     return Block(block.tokens.astype(dtype), block.lengths, block.segment_b, block.is_random, masks)
 
 
-def write_shard(path: Path, block: Block) -> ShardFile:
+def write_shard(path: Path, block: Block) -> dict[str, Any]:
     """Write one Arrow file of a narrow block; returns its entry in the manifest."""
     columns = {
         "tokens": _list_column(path, block.tokens, block.offsets),

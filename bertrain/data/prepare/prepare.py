@@ -20,7 +20,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import refuse_occupied
 from bertrain.base.formatting import counted
 from bertrain.config.choices import MASK_PROBABILITY, Engine, OnError
-from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY, ShardFile
+from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY
 from bertrain.data.formats.write import Histogram, finish_folder, shard_name
 from bertrain.data.prepare.engines import make_units
 from bertrain.data.prepare.units import Plan, Summary, unit_folder
@@ -309,13 +309,13 @@ def _assemble(
     """Collect the shards of all units in one folder and rename it to `out`; can be repeated if killed at any point."""
     whole = work / WHOLE
     whole.mkdir()
-    files: list[ShardFile] = []
+    files: list[dict[str, Any]] = []
     histogram: Histogram = _total(summary.histogram for summary in summaries)
     for number, summary in enumerate(summaries):
         for file in summary.files:
             name = shard_name(len(files))
             (unit_folder(work, number) / file["name"]).rename(whole / name)
-            files.append({**file, "name": name})
+            files.append(file | {"name": name})
     has_masks = description["mode"] == "reference"
     manifest = finish_folder(whole, vocabulary, files, histogram, has_masks=has_masks, preparation=description)
     if out.exists():

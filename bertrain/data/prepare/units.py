@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from bertrain.base.schema import Count, load_json
 from bertrain.base.seeds import derive
 from bertrain.config.choices import OnError
 from bertrain.data.formats.block import Block, Values, in_batches
-from bertrain.data.formats.shards import VOCABULARY, ShardFile
+from bertrain.data.formats.shards import FILE, VOCABULARY
 from bertrain.data.formats.write import Histogram, histogram_of, shard_name, write_shard
 from bertrain.data.prepare.examples import (
     SINGLE_SPECIAL_TOKENS,
@@ -65,20 +65,18 @@ class Plan:
 
     @staticmethod
     def read(work: Path) -> Plan:
-        return load_json(work / PLAN, Plan)
+        plan: Plan = load_json(work / PLAN, Plan)
+        return plan
 
 
-class _Summary(TypedDict):
-    files: list[ShardFile]
-    histogram: dict[str, Count]
-    counts: dict[str, int]
+CONTENT = {"files": [FILE], "histogram": dict[str, Count], "counts": dict[str, int]}  # of a summary
 
 
 @dataclass(frozen=True)
 class Summary:
     """A finished unit: its shards as in a manifest, their length histogram, and counts of its text."""
 
-    files: list[ShardFile]
+    files: list[dict[str, Any]]
     histogram: Histogram
     counts: Counter[str]
 
@@ -87,7 +85,7 @@ class Summary:
 
     @staticmethod
     def read(folder: Path) -> Summary:
-        fields = load_json(folder / SUMMARY, _Summary)
+        fields = load_json(folder / SUMMARY, CONTENT)
         histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
@@ -142,7 +140,7 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
     counts: Counter[str] = Counter()
     spool = folder / "spool"
     spool.mkdir()
-    files: list[ShardFile] = []
+    files: list[dict[str, Any]] = []
     histogram: Histogram = Counter()
     for block in _unit_rows(plan, number, vocabulary, tokenizer, counts, spool):
         files.append(write_shard(folder / shard_name(len(files)), block))
