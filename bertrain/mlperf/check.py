@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.mlperf.log import TOKEN, read_log, result_files
+from bertrain.base.schema import JsonError, parse_json
+from bertrain.mlperf.log import LINE, TOKEN, read_log, result_files
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, score_runs, summarize_log
 
 RULESETS = ("4.1.0", "5.0.0")
@@ -240,8 +241,8 @@ def _sanitize(line: str, division: Division | None) -> str:
     if not token:
         return ""
     try:
-        fields: dict[str, Any] = json.loads(body)
-    except ValueError:
+        fields: dict[str, Any] = parse_json(body, LINE)  # a checker fails on a line without one of these keys
+    except JsonError:
         return ""
     if division is not None and fields.get("key") == "submission_division":
         fields["value"] = division

@@ -16,7 +16,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -215,13 +215,14 @@ def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
     return replace(settings, train=replace(settings.train, fits=fits))
 
 
-def read_starts(path: Path) -> list[dict[str, Any]]:
-    """The entries of environment.json or telemetry.json, one for each start; none if the file is missing or damaged."""
-    try:
-        starts: list[dict[str, Any]] = load_json(path, [{}])
-        return starts
-    except (OSError, JsonError):
-        return []
+def read_starts(path: Path, schema: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The entries of environment.json or telemetry.json, one for each start, as far as the file is whole."""
+    starts: list[dict[str, Any]] = []
+    with suppress(OSError, JsonError):
+        for start in load_json(path, list[Any]):
+            with suppress(JsonError):
+                starts.append(check_value(start, schema or {}))
+    return starts
 
 
 def _try_to_lock(file: TextIO) -> bool:

@@ -221,8 +221,8 @@ def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     """The notes of each start of a rank in telemetry.json, as far as they are readable."""
-    starts = read_starts(folder / (f"telemetry-{rank}.json" if rank else "telemetry.json"))
-    return [notes for notes in starts if isinstance(notes.get("missing"), dict)]
+    schema = {"missing": dict[str, str], "device?": {"uuid?": str}, "host?": str}
+    return read_starts(folder / (f"telemetry-{rank}.json" if rank else "telemetry.json"), schema)
 
 
 def _number(text: str) -> float:
