@@ -52,9 +52,10 @@ def read_tail(path: Path, num_bytes: int) -> bytes:
         return b""
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, schema: Any = Any) -> Any:
+    """The content of somebody's JSON file, as far as a schema says."""
     try:
-        return parse_json(read_text(path))
+        return parse_json(read_text(path), schema)
     except JsonError as error:
         raise UserError("bad-json", f"{path}: {error}; repair it or get it again") from None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-MAX_DEPTH, MAX_DIGITS = 50, 20
+MAX_DEPTH, MAX_DIGITS = 50, 300  # the digits that a float can hold
 INT64 = range(-(2**63), 2**63)
 Count = Annotated[int, "at least 0"]
 

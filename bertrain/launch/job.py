@@ -388,6 +388,7 @@ def read_job(folder: str | Path) -> Job:
         content = load_json(path, {})
         if content.get("schema_version") != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
+        check_value(content, {"code": {"version": str, "commit": str, "files": str}})
         job: Job = check_value(content | {"folder": str(folder)}, Job)
         return job
     except (OSError, JsonError) as error:

@@ -111,6 +111,7 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
         return next((code for code in known if code in codes.values()), 1), codes
     finally:
         logging.disable(level_before)
+        del os.environ[LAUNCHER]  # of ranks alone
     return 0, {}
 
 

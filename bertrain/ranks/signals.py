@@ -35,7 +35,7 @@ def end_with_launcher() -> None:
     launcher = int(os.environ.pop(LAUNCHER, "0"))
     if launcher:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != launcher:  # it ended before
+        if os.getppid() != launcher and not os.path.exists(f"/proc/{launcher}"):  # it ended before
             os.kill(os.getpid(), signal.SIGTERM)
 
 
