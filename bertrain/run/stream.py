@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from bertrain.base.schema import MAX_DEPTH
 from bertrain.run.records import EndRecord, EvaluationRecord, RanksRecord, StepRecord, from_dict
 
 Floats = npt.NDArray[np.floating]
 
 BLOCK = 2 << 20  # bytes parsed at a time
+OPENING, CLOSING = (np.frombuffer(marks, np.uint8) for marks in (b"[{", b"]}"))
 MAX_PARSED = 2000  # parts of a block: some hundred bad lines
 DOUBLE_PRECISION = ("step", "samples", "tokens", "ended", "loop_seconds")  # other columns are kept in single precision
 
@@ -110,8 +112,10 @@ def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[l
 
 
 def _parse_json(block: bytes) -> pa.Table:
-    if not block.lstrip().startswith(b"{"):  # pyarrow crashes on a leading `null`
-        raise pa.ArrowInvalid("not a JSON object")
+    text = np.frombuffer(block, np.uint8)
+    depth = np.cumsum(np.isin(text, OPENING).astype(np.int32) - np.isin(text, CLOSING)).max()
+    if not block.lstrip().startswith(b"{") or depth > MAX_DEPTH:  # pyarrow crashes on a leading `null`, and on nesting
+        raise pa.ArrowInvalid("not a JSON object of ours")
     # A line must fit into a block of the parser.
     return pj.read_json(pa.BufferReader(block), read_options=pj.ReadOptions(block_size=2 * len(block)))
 
