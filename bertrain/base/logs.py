@@ -169,7 +169,7 @@ def _new_entries(path: Path, rank: int, num_read: dict[int, int]) -> Iterator[di
 
 def _entry(line: bytes, rank: int) -> dict[str, Any] | None:
     try:
-        entry: dict[str, Any] = parse_json(line, {"time": float, "level": str, "event": str, "text": str})
+        entry: dict[str, Any] = parse_json(line, {"time": float, "level": str, "event?": str, "text": str})
     except JsonError:
         return None
     return entry | {"rank": rank} if 0 <= entry["time"] < 1e11 else None  # NaN, and what no calendar has

@@ -20,7 +20,7 @@ from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low
-from bertrain.base.schema import parse_json
+from bertrain.base.schema import Count, parse_json
 from bertrain.data.formats.shards import CONTENT, MANIFEST
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, TRAIN_PLAN, Run, read_starts
@@ -99,7 +99,7 @@ def read(folder: Path, name: str) -> History:
     if not len(table.columns.get("step", ())):
         raise UserError("no-metrics", f"the run {folder} has no metrics yet; report on it after its first steps")
     telemetry = read_telemetry(folder)
-    starts = read_starts(folder / ENVIRONMENT)
+    starts = read_starts(folder / ENVIRONMENT, {"ranks?": Count})
     ranks = logs.ranks_with_logs(folder)
     events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if ranks else []
     damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
