@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bertrain.base.errors import UserError
+from bertrain.base.schema import JsonError, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,15 +52,12 @@ def read_tail(path: Path, num_bytes: int) -> bytes:
         return b""
 
 
-def read_json(path: Path) -> Any:
-    text = read_text(path)
+def read_json(path: Path, schema: Any = Any) -> Any:
+    """The content of somebody's JSON file, as far as a schema says."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; deep nesting
-        reason = str(error)
-    raise UserError("bad-json", f"{path} is not valid JSON: {reason}")
+        return parse_json(read_text(path), schema)
+    except JsonError as error:
+        raise UserError("bad-json", f"{path}: {error}; repair it or get it again") from None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from bertrain.base.errors import RequeueError, StoppedError, UserError
 from bertrain.base.files import read_tail
+from bertrain.base.schema import JsonError, parse_json
 from bertrain.base.units import parse_duration
 
 Level = Literal["info", "warning", "error"]
@@ -168,7 +169,7 @@ def _new_entries(path: Path, rank: int, num_read: dict[int, int]) -> Iterator[di
 
 def _entry(line: bytes, rank: int) -> dict[str, Any] | None:
     try:
-        entry = json.loads(line)
-        return entry | {"rank": rank, "time": float(entry["time"]), "level": entry["level"], "text": entry["text"]}
-    except (ValueError, KeyError, TypeError):
+        entry: dict[str, Any] = parse_json(line, {"time": float, "level": str, "event?": str, "text": str})
+    except JsonError:
         return None
+    return entry | {"rank": rank} if 0 <= entry["time"] < 1e11 else None  # NaN, and what no calendar has

@@ -20,7 +20,7 @@ from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import about, data, launch, mlperf, profile, reports, tasks, train, weights
 from bertrain.cli.options import brief_help, new_app, refuse_misspelled
 from bertrain.cli.pipeline import pipeline_app
-from bertrain.ranks.signals import INTERRUPTS, note_interrupt
+from bertrain.ranks.signals import INTERRUPTS, end_with_launcher, note_interrupt
 
 CONTINUES = {"train", "prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
@@ -47,6 +47,7 @@ def main() -> None:
     """Run the command line; base/errors.py has the exit codes."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, note_interrupt)
+    end_with_launcher()
     try:
         _run()
     except SystemExit as ended:

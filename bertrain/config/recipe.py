@@ -81,7 +81,7 @@ def read_text(path: Path, what: str) -> str:
 def read_toml(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and deep nesting
         raise UserError("invalid-toml", f"{origin} is not TOML: {error}") from None
 
 

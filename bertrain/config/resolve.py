@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.base.schema import JsonError, load_json
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
@@ -227,12 +228,12 @@ def differing(one: Settings, other: Settings) -> list[str]:
 
 def _read_bert_config(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text())
+        raw = load_json(path, {})
     except OSError:
         raise UserError("missing-file", f"no model description at {path} (model.config)") from None
-    except ValueError as error:
-        raise UserError("invalid-json", f"{path} (model.config) is not JSON: {error}") from None
-    if not isinstance(raw, dict) or "hidden_size" not in raw:
+    except JsonError as error:
+        raise UserError("invalid-json", f"{path} (model.config): {error}") from None
+    if "hidden_size" not in raw:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
     if (width := raw.get("embedding_size", raw["hidden_size"])) != raw["hidden_size"]:
         shape = f"embedding_size {width!r} and hidden_size {raw['hidden_size']!r}"

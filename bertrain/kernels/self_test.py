@@ -28,6 +28,7 @@ from torch import Tensor
 from bertrain.base.files import write_atomically
 from bertrain.base.logs import note
 from bertrain.base.machine import read_or_empty
+from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.kernels import backend
 from bertrain.kernels.arguments import (
     Cast,
@@ -432,7 +433,7 @@ def examine(sizes: Sizes, device: str) -> tuple[list[Result], str]:
         record = json.loads(line)
         begun = record.get("begin", "")
         if "kernel" in record:
-            results.append(Result(**record))
+            results.append(check_value(record, Result))
     if begun:
         results.append(Result(begun, None, 0.0, ending))
     return results, errors
@@ -461,8 +462,8 @@ def results_here(sizes: Sizes, device: torch.device) -> tuple[Result, ...]:
         with open(place.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of a node wait for the one that runs the kernels
             try:
-                return tuple(Result(**record) for record in json.loads(place.read_text()))
-            except (OSError, ValueError, TypeError):
+                return tuple(load_json(place, [Result]))
+            except (OSError, JsonError):
                 results, is_whole = _examined(sizes, device)
                 if is_whole:
                     write_atomically(place, json.dumps([asdict(result) for result in results], indent=1) + "\n")

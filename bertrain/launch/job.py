@@ -29,11 +29,12 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import bertrain
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder
+from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.base.units import parse_duration
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
@@ -52,6 +53,7 @@ CARRIED = (
 )  # fmt: skip
 """Environment variables that a job takes along to every node."""
 ONLY_HERE = ("LD_PRELOAD", "PYTHONPATH")  # paths of this machine, which a container does not have
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 SECRETS = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
@@ -335,6 +337,7 @@ def carried_environment(spec: JobSpec) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if any(fnmatchcase(name, pattern) for pattern in CARRIED)
+        and VARIABLE.fullmatch(name)  # other names, which a shell would execute, reach no shell either
         and not SECRETS.search(name)
         and not (spec.container and name in ONLY_HERE)
     }
@@ -344,7 +347,7 @@ def carried_environment(spec: JobSpec) -> dict[str, str]:
         carried |= {"GLOO_SOCKET_IFNAME": spec.nic, "NCCL_SOCKET_IFNAME": spec.nic}
     for word in spec.env:
         name, given, value = word.partition("=")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        if not VARIABLE.fullmatch(name):
             raise UserError("invalid-value", f"--env {word}: give NAME, or NAME=VALUE")
         if SECRETS.search(name):
             raise UserError(
@@ -382,12 +385,11 @@ def read_job(folder: str | Path) -> Job:
     if not path.is_file():
         raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        if content.pop("schema_version") != SCHEMA_VERSION:
+        content = load_json(path, {})
+        if content.get("schema_version") != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
-        content["spec"] = JobSpec(**content["spec"] | {"env": tuple(content["spec"]["env"])})
-        content["hosts"] = tuple(Host(**host) for host in content["hosts"])
-        content["tasks"] = tuple(Task(**task | {"command": tuple(task["command"])}) for task in content["tasks"])
-        return Job(folder=folder, **content | {"data": tuple(content["data"])})
-    except (ValueError, KeyError, TypeError):
-        raise UserError("damaged-job", f"{path} is damaged; launch the job again") from None
+        check_value(content, {"code": {"version": str, "commit": str, "files": str}})
+        job: Job = check_value(content | {"folder": str(folder)}, Job)
+        return job
+    except (OSError, JsonError) as error:
+        raise UserError("damaged-job", f"{path} is damaged ({error}); launch the job again") from None

@@ -17,7 +17,7 @@ from bertrain.base.errors import EXIT_HUNG, EXIT_INTERRUPTED, EXIT_LOST_RANK, EX
 from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
-from bertrain.ranks.signals import STOP_SIGNALS, handling
+from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
 
 SAVE_TIMEOUT_S = 120
 
@@ -65,7 +65,8 @@ def run_in_subprocess(arguments: list[str]) -> int:
 
     Returns its exit code, negative for the signal that killed it.
     """
-    process = subprocess.Popen([sys.executable, "-u", "-m", "bertrain", *arguments], start_new_session=True)
+    command, environment = [sys.executable, "-u", "-m", "bertrain", *arguments], {LAUNCHER: str(os.getpid())}
+    process = subprocess.Popen(command, start_new_session=True, env=os.environ | environment)
     with handling(STOP_SIGNALS, lambda received, _: process.send_signal(received)):
         return process.wait()
 
@@ -82,7 +83,7 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable) // nproc)))
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # prints a stack if a library crashes
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides warnings of a store that is slow to answer
-    os.environ[USABLE] = write_cpu_list(usable)
+    os.environ |= {USABLE: write_cpu_list(usable), LAUNCHER: str(os.getpid())}
     where: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     nodes = 1
     if rendezvous is not None:
@@ -112,6 +113,7 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
         return next((code for code in known if code in codes.values()), 1), codes
     finally:
         logging.disable(level_before)
+        del os.environ[LAUNCHER]  # of ranks alone
     return 0, {}
 
 

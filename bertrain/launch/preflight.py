@@ -24,6 +24,7 @@ import torch.distributed as dist
 from bertrain.base import machine
 from bertrain.base.errors import AgreedError, ReportedElsewhereError, UserError
 from bertrain.base.machine import is_first_rank
+from bertrain.base.schema import parse_json
 from bertrain.config import resolve as config
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
@@ -180,9 +181,7 @@ def _exchange(own_facts: Facts, ranks: Ranks) -> list[Facts]:
     ranks.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
     every = []
     for rank in range(ranks.world):
-        content = json.loads(ranks.store.get(f"bertrain/preflight/{rank}"))
-        content["gpus"] = [machine.Gpu(**gpu) for gpu in content["gpus"]]
-        every.append(Facts(**content | {name: tuple(content[name]) for name in ("gpus", "foreign", "on_gpus")}))
+        every.append(parse_json(ranks.store.get(f"bertrain/preflight/{rank}"), Facts))
     return every
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
+from bertrain.base.schema import load_json
 
 ENDPOINT = "rendezvous.json"
 TIMEOUT_S = 300
@@ -82,8 +83,8 @@ def wait_for_endpoint(
             raise UserError("rendezvous-timeout", f"{waited}; {causes}")
         os.listdir(folder)  # makes a network file system refresh its cache
         time.sleep(0.1)
-    endpoint = json.loads(path.read_text())
-    host, port = str(endpoint["host"]), int(endpoint["port"])
+    endpoint = load_json(path, {"host": str, "port": int})
+    host, port = endpoint["host"], endpoint["port"]
     if is_listening:
         _wait_for_listener(host, port, node, deadline)
     return host, port

@@ -305,6 +305,14 @@ run_stage() {
     fi
     start_stage "$1" < /dev/null &
     stage=$!
+    # Asks the stage to save if this script is killed.
+    (
+        while kill -0 $$; do
+            kill -0 "$stage" || exit
+            sleep 1
+        done
+        kill -s "${forward_as:-TERM}" "$stage"
+    ) > /dev/null 2>&1 &
     [ -z "$stopping" ] || forward_signal "$stopping" # received before the stage was started
     # Bash may notice a signal that comes just before `wait` only after it: so wait for half a second at most.
     while kill -0 "$stage" 2> /dev/null; do read -r -t 0.5 -u 9; done

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.mlperf.log import TOKEN, Log, read_log, result_files
+from bertrain.base.schema import JsonError, parse_json
+from bertrain.mlperf.log import LINE, TOKEN, Log, read_log, result_files
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, find_mixture, score_runs, summarize_log
 
 RULESETS = {  # of BERT, with the day on which MLPerf published their results
@@ -262,8 +263,8 @@ def _sanitize(line: str, division: Division | None) -> str:
     if not token:
         return ""
     try:
-        fields: dict[str, Any] = json.loads(body)
-    except ValueError:
+        fields: dict[str, Any] = parse_json(body, LINE)  # a checker fails on a line without one of these keys
+    except JsonError:
         return ""
     if division is not None and fields.get("key") == "submission_division":
         fields["value"] = division

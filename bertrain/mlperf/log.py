@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.schema import check_value
 
 TOKEN = ":::MLLOG "
+LINE = {"time_ms": float, "key": str, "value": Any, "metadata": dict[str, Any] | None}
 STACK_OFFSET = 2  # calls between the author of a line and the library, which logs the author's file and line
 
 
@@ -82,9 +84,10 @@ def read_log(path: str | Path) -> Log:
 def _parse(body: str) -> Entry | None:
     """The entry at the start of a text; ignores what a second writer left behind it."""
     try:
-        fields, _ = json.JSONDecoder().raw_decode(body.strip())
-        return Entry(float(fields["time_ms"]), str(fields["key"]), fields["value"], dict(fields["metadata"] or {}))
-    except (ValueError, KeyError, TypeError):
+        fields = check_value(json.JSONDecoder().raw_decode(body.strip())[0], LINE)
+        entry = Entry(fields["time_ms"], fields["key"], fields["value"], fields["metadata"] or {})
+        return entry if entry.time_ms >= 0 else None
+    except (ValueError, RecursionError):
         return None
 
 

@@ -33,6 +33,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
 from bertrain.base.formatting import BASELINE, compact, duration, title_of
 from bertrain.base.machine import is_first_rank, under_launcher
+from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
@@ -40,7 +41,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.card import model_card
-from bertrain.pipeline.plan import Choice, Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.pipeline.plan import Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
@@ -146,22 +147,17 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
     if not path.is_file():
         return None
     try:
-        kept = json.loads(path.read_text())
-    except ValueError:
-        raise UserError("damaged-file", f"{path} is damaged; choose another --out") from None
-    then = kept["request"]
-    begun = replace(
-        request,
-        **{name: value for name, value in then.items() if name not in ("inputs", "overrides")},
-        inputs=tuple(then["inputs"]),
-        overrides=tuple(map(tuple, then["overrides"])),
-    )
+        kept = load_json(path, {"request": {}, "plan": Plan})
+        begun = check_value(asdict(request) | kept["request"], Request)
+    except JsonError as error:
+        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
     if begun != request:
         name = next(name for name in asdict(request) if getattr(begun, name) != getattr(request, name))
         cure = f"repeat that, or choose another --out; --init {quote(str(out / 'run'))} begins with its weights"
         was = f"{out} was begun with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
-    return Plan(**kept["plan"] | {"choices": tuple(Choice(**one) for one in kept["plan"]["choices"])})
+    plan: Plan = kept["plan"]
+    return plan
 
 
 def _plan(request: Request, out: Path, nproc: int) -> Plan:
@@ -204,6 +200,14 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Plan:
 # --- text to examples -------------------------------------------------------------------------------------------
 
 
+def _read_extracted(path: Path) -> dict[str, Any]:
+    try:
+        extracted: dict[str, Any] = load_json(path, {"counts": dict[str, Count], "skipped": dict[str, Count]})
+        return extracted
+    except (OSError, JsonError) as error:
+        raise UserError("damaged-file", f"{path} is damaged ({error}); remove its folder") from None
+
+
 def _extract(request: Request, out: Path) -> dict[str, int]:
     """Extract the text, unless it is there, and return its counts."""
     from bertrain.data.text.extract import extract
@@ -217,9 +221,9 @@ def _extract(request: Request, out: Path) -> dict[str, int]:
             if error.code == "too-little-text":  # too few documents to hold one out
                 refuse_too_little(Text(documents=1, sentences=1, characters=survey(request.inputs).bytes))
             raise
-    description = json.loads(done.read_text())
-    counts: dict[str, int] = description["counts"]
-    left_out = ", ".join(f"{count:,} {reason}" for reason, count in description["skipped"].items())
+    description = _read_extracted(done)
+    counts, skipped = description["counts"], description["skipped"]
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
     found = f"{counts['documents']:,} documents, {compact(counts['characters'])} characters"
     print(f"text: {found}{f'; left out: {left_out}' if left_out else ''}")
     return counts
@@ -351,7 +355,7 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     if not (out / "model").is_dir():
         export(out / "run", out / "model")
     results = _results(out)
-    text = json.loads((out / "text" / EXTRACT_DESCRIPTION).read_text())["counts"]
+    text = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)["counts"]
     write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text, request.language))
 
 

@@ -89,7 +89,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[list[Any]]:
     try:
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
             return [[_value(name, row[name]) for name in columns] for row in csv.DictReader(file)]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise UserError("damaged-file", f"{path} is damaged; profile again, or remove the file") from None
 
 

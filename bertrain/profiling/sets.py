@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
+from bertrain.base.schema import Count, parse_json
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import notes_of, read_numbers
@@ -83,12 +83,23 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
     return found
 
 
+FACTS = {
+    "device": {"kind": str, "name": str, "index?": int, "uuid?": str | None},
+    "environment": {"host": str, "ranks": Count},
+    "rank?": Count,
+    "ranks_on_machine?": Count,
+    "repeat": Count,
+    "missing": dict[str, str],
+}
+"""The schema of device.json, as far as it is used here."""
+
+
 def read_set(folder: Path) -> ProfileSet:
-    written = _existing(folder / "device.json").read_text()
+    written = _existing(folder / "device.json").read_bytes()
     columns = read_columns(folder / "iterations.csv")
     telemetry = read_telemetry(folder / "telemetry.csv")
     try:
-        facts = json.loads(written)
+        facts = parse_json(written, FACTS)
         device, environment = facts["device"], facts["environment"]
         name, several = device["name"], environment["ranks"] > 1
         if "index" in device:
@@ -112,7 +123,7 @@ def read_set(folder: Path) -> ProfileSet:
             missing=facts["missing"] | _missing_of(folder),
             own_seconds=columns["forward_backward_s"] if several else None,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError, ZeroDivisionError):
         where = f"the profile set {folder} is damaged, in device.json or iterations.csv"
         raise UserError("damaged-profile", f"{where}; measure it again") from None
 

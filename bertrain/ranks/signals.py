@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,9 @@ from bertrain.base.machine import is_first_rank
 GO_ON, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
 """Requests of a rank after each step: the largest of all ranks holds. SAVE, FIT and END come from the clock."""
 
+LAUNCHER = "BERTRAIN_LAUNCHER"
+"""Variable with the process number of the launcher that starts this process directly."""
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 INTERRUPTS: list[int] = []
 """What `note_interrupt` has noted."""
@@ -24,6 +28,15 @@ def note_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Ctrl-C before training listens. It is noted, because a library's import may swallow the exception."""
     INTERRUPTS.append(number)
     raise KeyboardInterrupt
+
+
+def end_with_launcher() -> None:
+    """Have the system send SIGTERM, upon which ranks save and exit, when the launcher of this process is killed."""
+    launcher = int(os.environ.pop(LAUNCHER, "0"))
+    if launcher:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != launcher and not os.path.exists(f"/proc/{launcher}"):  # it ended before
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
-from bertrain.base.errors import EXIT_HUNG
+from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK
 from bertrain.base.logs import note
 from bertrain.base.machine import read_or_empty
 
@@ -37,6 +37,9 @@ LEAST_PATIENCE_S = 600.0
 """The least timeout of what may take long without moving: compiling, a save to a slow disk."""
 BUSY_SHARE = 0.1
 """Of a core: while starting or saving, a process that computes this much (reading, hashing) counts as moving."""
+
+ORPHAN_PATIENCE_S = 120.0
+"""The time in which a rank whose launcher is gone must have saved."""
 
 BEAT, REPORTED = "bertrain/heartbeat", "bertrain/hang-reported"
 
@@ -129,13 +132,14 @@ class Watchdog:
         self._rank, self._world = rank, world
         # A connection of its own, since the other may be busy; torch's annotations lack it.
         self._store: Store | None = store.clone() if store is not None else None  # type: ignore[attr-defined]
-        self._interval = min(10.0, max(0.05, seconds / 20))
+        self._interval = min(5.0, max(0.05, seconds / 20))
         if self._store is not None:
             self._store.set_timeout(timedelta(seconds=self._interval))  # the rank that keeps the store may hang itself
         self._host, self._beat = platform.node(), 0
         self._worked = time.process_time()
         self._looked_at = self._moved_at = time.monotonic()
         self._last_beats: dict[int, tuple[Beat, float]] = {}
+        self._parent, self._orphaned_at = os.getppid(), 0.0
         self._ended = threading.Event()
         self._write_beat()
         self._thread = threading.Thread(target=self._watch, name="bertrain-watchdog", daemon=True)
@@ -148,6 +152,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._ended.wait(self._interval):
+            self._end_without_launcher()
             beat = self._write_beat()
             if time.monotonic() - self._heartbeat.now[2] < self._seconds / 2:
                 self._last_beats.clear()
@@ -155,6 +160,17 @@ class Watchdog:
             beats = self._read_all(beat)
             if beat.is_still and have_stopped(beats):
                 self._end(beats)
+
+    def _end_without_launcher(self) -> None:
+        """Stop this rank if its launcher is gone, as the system does for launchers of ours (`end_with_launcher`)."""
+        if os.getppid() == self._parent:
+            return
+        if not self._orphaned_at:
+            self._orphaned_at = time.monotonic()
+            note("error", "stop", "the launcher is gone; this rank saves and exits")
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif time.monotonic() - self._orphaned_at > ORPHAN_PATIENCE_S:
+            os._exit(EXIT_LOST_RANK)
 
     def _write_beat(self) -> Beat:
         step, place, _ = self._heartbeat.now

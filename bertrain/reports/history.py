@@ -6,7 +6,6 @@ Missing or damaged files are no error: sentences about them are collected in `Hi
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +20,8 @@ from bertrain.base import logs
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import YARDSTICKS, counted, duration, few, headline_of, is_better_low
-from bertrain.data.formats.shards import MANIFEST
+from bertrain.base.schema import Count, parse_json
+from bertrain.data.formats.shards import CONTENT, MANIFEST
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, TRAIN_PLAN, Run, read_starts
 from bertrain.run.records import EvaluationRecord, RankMeans, is_metric
@@ -99,7 +99,7 @@ def read(folder: Path, name: str) -> History:
     if not len(table.columns.get("step", ())):
         raise UserError("no-metrics", f"the run {folder} has no metrics yet; report on it after its first steps")
     telemetry = read_telemetry(folder)
-    starts = read_starts(folder / ENVIRONMENT)
+    starts = read_starts(folder / ENVIRONMENT, {"ranks?": Count})
     ranks = logs.ranks_with_logs(folder)
     events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if ranks else []
     damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"
@@ -135,7 +135,7 @@ def read_lengths(run: Run) -> dict[int, int] | None:
         manifest = (run.data / MANIFEST).read_bytes()
         if hashlib.sha256(manifest).hexdigest() != run.data_fingerprint:
             return None
-        return {int(length): count for length, count in json.loads(manifest)["length_histogram"].items()}
+        return {int(length): count for length, count in parse_json(manifest, CONTENT)["length_histogram"].items()}
     from bertrain.data.formats.index import lengths_if_unchanged
 
     lengths = lengths_if_unchanged(run.data, run.vocabulary_hash, run.data_fingerprint)

@@ -23,9 +23,9 @@ from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, Run, read_starts
 from bertrain.run.progress import computed, seconds_left
 from bertrain.run.records import (
+    OWN_PHASES,
     EndRecord,
     EvaluationRecord,
-    RankMeans,
     RanksRecord,
     Record,
     StepRecord,
@@ -249,11 +249,15 @@ def _metric_text(values: dict[str, Any]) -> str:
 
 def _rank_lines(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Each rank's own time per step and its wait for the others; of many ranks, the slowest."""
-    own = {entry["rank"]: RankMeans(**entry).own_seconds for entry in ranks}
-    slowest = sorted(ranks, key=lambda entry: own[entry["rank"]], reverse=True)[:MAX_RANKS]
+
+    def seconds(entry: dict[str, Any], *phases: str) -> float:
+        return sum(entry["seconds"].get(phase) or 0.0 for phase in phases)
+
+    slowest = sorted(ranks, key=lambda entry: seconds(entry, *OWN_PHASES), reverse=True)[:MAX_RANKS]
     lines = []
     for entry in sorted(slowest, key=lambda entry: int(entry["rank"])):
-        times = f"{1e3 * own[entry['rank']]:,.1f} ms own work  {1e3 * entry['seconds']['reduction']:,.1f} ms waiting"
+        own, waiting = seconds(entry, *OWN_PHASES), seconds(entry, "reduction")
+        times = f"{1e3 * own:,.1f} ms own work  {1e3 * waiting:,.1f} ms waiting"
         lines.append((f"rank {entry['rank']}", f"{times}  {entry['host']}"))
     return lines + [("", f"and {len(ranks) - len(slowest):,} faster ranks")] * (len(ranks) > len(slowest))
 

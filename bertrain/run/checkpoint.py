@@ -17,12 +17,13 @@ import itertools
 import json
 import shutil
 import threading
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, save_tensors, sync, write_atomically
+from bertrain.base.schema import Count, JsonError, check_value, load_json
 
 if TYPE_CHECKING:  # listing checkpoints does not import torch
     from torch import Tensor
@@ -38,16 +39,19 @@ BEST = "best.json"
 class Progress:
     """The counters of a run."""
 
-    step: int = 0
-    samples: int = 0  # examples trained on or skipped: also the position of the next one in the endless order
-    tokens: int = 0
-    updates: int = 0
+    step: Count = 0
+    samples: Count = 0  # examples trained on or skipped: also the position of the next one in the endless order
+    tokens: Count = 0
+    updates: Count = 0
     """Optimizer updates, with those of a run whose moments were kept; not those that were not finite, or skipped."""
     seconds: float = 0.0  # time in the loop, over all starts, evaluations and saves included
     evaluation_seconds: float = 0.0  # of these
     saving_seconds: float = 0.0  # of these: only what training waited for
-    best_step: int = 0  # the step of the best evaluation so far, 0 if there was none
+    best_step: Count = 0  # the step of the best evaluation so far, 0 if there was none
     best_accuracy: float = 0.0  # its masked-word accuracy, or the main metric of a task
+
+
+WRITTEN = {"bytes": Count, "sha256": str}  # a file in the manifest
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,8 @@ def write_best(folder: Path, progress: Progress) -> None:
 def read_best(folder: Path) -> int | None:
     """The step of the checkpoint that is marked as the best, if one is."""
     try:
-        return int(json.loads((folder / BEST).read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(load_json(folder / BEST, {"step": Count})["step"])
+    except (OSError, JsonError):
         return None
 
 
@@ -198,27 +202,23 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
     """Describe what is wrong with a checkpoint; None if every file is as written, or only as long without `hashes`."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        manifest = load_json(checkpoint / MANIFEST, dict.fromkeys(FILES, WRITTEN))
     except OSError:
         return f"{MANIFEST} is missing"
-    except ValueError:
-        return f"{MANIFEST} is not JSON"
+    except JsonError as error:
+        return f"{MANIFEST}: {error}"
     for name in FILES:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-        written = manifest.get(name) or {}
-        if hashes:
-            is_same = written == dict(zip(("bytes", "sha256"), file_digest(checkpoint / name), strict=True))
-        else:
-            is_same = written.get("bytes") == (checkpoint / name).stat().st_size
-        if not is_same:
+        is_same = manifest[name]["bytes"] == (checkpoint / name).stat().st_size
+        if not is_same or (hashes and manifest[name]["sha256"] != file_digest(checkpoint / name)[1]):
             return f"{name} is not what was written"
     return None
 
 
 def weights_digest(checkpoint: Path) -> str:
     """The SHA-256 of a checkpoint's weights as its manifest states it; `find_damage` compares it with the file."""
-    return str(json.loads((checkpoint / MANIFEST).read_text())[MODEL]["sha256"])
+    return str(load_json(checkpoint / MANIFEST, {MODEL: WRITTEN})[MODEL]["sha256"])
 
 
 def newest_whole(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
@@ -281,16 +281,18 @@ def _load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    state = read_state(checkpoint)
-    return Progress(**{item.name: state[item.name] for item in fields(Progress) if item.name in state})
+    return read_state(checkpoint)[0]
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The counters, and `settings` of the run that wrote it."""
-    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
-    if state["schema_version"] != SCHEMA_VERSION:
-        raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
-    return state
+def read_state(checkpoint: Path) -> tuple[Progress, dict[str, Any]]:
+    """The counters, and the settings of the run that wrote it."""
+    try:
+        state = load_json(checkpoint / STATE, {"settings?": {}})
+        if state.get("schema_version") != SCHEMA_VERSION:
+            raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
+        return check_value(state, Progress), state.get("settings", {})
+    except JsonError as error:
+        raise UserError("damaged-checkpoint", f"{checkpoint / STATE}: {error}; remove its checkpoint") from None
 
 
 def read_checkpoint(checkpoint: Path) -> Snapshot:

@@ -16,7 +16,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +26,7 @@ from bertrain.base.errors import AgreedError, UserError
 from bertrain.base.files import new_folder, read_text, write_atomically
 from bertrain.base.formatting import few
 from bertrain.base.machine import cpu_name
+from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.config.resolve import differing, from_dict
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import VOCABULARY
@@ -36,6 +37,17 @@ CONFIG, ENVIRONMENT = "config.json", "environment.json"
 TRAIN_PLAN = "plan.json"  # in the folder above a run that `bertrain train` began
 SCHEMA_VERSION = 1
 ENDING_S = 20
+
+
+CONTENT = {
+    "settings": dict[str, Any],
+    "data": {"folder": str, "fingerprint": str, "vocabulary": str, "lower_case": bool},
+    "init": {"source": str, "fingerprint": str},
+    "evaluation?": dict[str, int],
+    "task?": dict[str, Any],
+    "measured?": {"measured_until?": Any, "max_steps?": Any},
+}
+"""The schema of config.json."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,12 @@ class Run:
         return self.folder / "checkpoints"
 
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.folder / VOCABULARY, lower_case=self.lower_case)
+        path = self.folder / VOCABULARY
+        found = Vocabulary.load(path, lower_case=self.lower_case)
+        if found.hash != self.vocabulary_hash:
+            cure = f"put back that of its data ({self.data})"
+            raise UserError("changed-vocabulary", f"{path} is not the vocabulary the run began with; {cure}")
+        return found
 
     @staticmethod
     def exists(folder: str | Path) -> bool:
@@ -74,12 +91,13 @@ class Run:
         if not Run.exists(folder):
             raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advise_runs(folder)}")
         try:
-            content = json.loads(path.read_text())
-            if "model_type" in content:
+            written = load_json(path, {})
+            if "model_type" in written:
                 raise UserError("no-run", f"{folder} is a Transformers folder; name the run that it was exported from")
-            if (version := content["schema_version"]) != SCHEMA_VERSION:
+            if (version := written.get("schema_version")) != SCHEMA_VERSION:
                 reads = f"this version of bertrain reads {SCHEMA_VERSION}"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
+            content = check_value(written, CONTENT)
             data = content["data"]
             return Run(
                 folder=folder,
@@ -93,8 +111,8 @@ class Run:
                 evaluation=content.get("evaluation", {}),
                 task=content.get("task", {}),
             )
-        except (ValueError, KeyError, TypeError):
-            raise UserError("damaged-run", f"{path} is damaged, so the run cannot be opened") from None
+        except (JsonError, KeyError) as error:
+            raise UserError("damaged-run", f"{path} is damaged ({error}), so the run cannot be opened") from None
 
     @staticmethod
     def create(
@@ -197,13 +215,14 @@ def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
     return replace(settings, train=replace(settings.train, fits=fits))
 
 
-def read_starts(path: Path) -> list[dict[str, Any]]:
-    """The entries of environment.json or telemetry.json, one for each start; none if the file is missing or damaged."""
-    try:
-        starts = json.loads(path.read_text(errors="replace"))
-    except (OSError, ValueError):
-        return []
-    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+def read_starts(path: Path, schema: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The entries of environment.json or telemetry.json, one for each start, as far as the file is whole."""
+    starts: list[dict[str, Any]] = []
+    with suppress(OSError, JsonError):
+        for start in load_json(path, list[Any]):
+            with suppress(JsonError):
+                starts.append(check_value(start, schema or {}))
+    return starts
 
 
 def _try_to_lock(file: TextIO) -> bool:

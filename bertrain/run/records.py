@@ -7,18 +7,20 @@ ones, so older and newer files can be read. `run/stream.py` reads the steps of l
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, TypeVar
 
 from bertrain.base.files import read_tail, replacing
 from bertrain.base.formatting import is_speed
+from bertrain.base.schema import Count, JsonError, check_value, parse_json
 
 NAN = math.nan
+OWN_PHASES = ("data", "forward_backward")  # of a rank, before it waits for the others
 TAIL_BYTES = 256 << 10  # read at first to find the newest records
 
 
@@ -28,11 +30,11 @@ class StepRecord:
 
     kind: ClassVar[str] = "step"
 
-    step: int
+    step: Count
     """number of the step, from 1"""
-    samples: int = 0
+    samples: Count = 0
     """examples trained on or skipped since the run began, this step included"""
-    tokens: int = 0
+    tokens: Count = 0
     """real tokens in this step, padding not counted"""
     loss: float = NAN
     """the training loss: `mlm_loss` + `nsp_loss`, or the loss of the task"""
@@ -91,9 +93,9 @@ class EvaluationRecord:
 
     kind: ClassVar[str] = "evaluation"
 
-    step: int
+    step: Count
     """number of steps trained before it"""
-    samples: int = 0
+    samples: Count = 0
     """examples trained on before it"""
     metrics: dict[str, float] = field(default_factory=dict)
     """every other key of the line: a metric by name, of pre-training or of the task"""
@@ -116,7 +118,7 @@ PRETRAINING_METRICS = {
 class RankMeans:
     """One rank's means over the steps since the last such record."""
 
-    rank: int
+    rank: Count
     """number of the rank"""
     host: str = ""
     """host name of its machine"""
@@ -128,7 +130,7 @@ class RankMeans:
     @property
     def own_seconds(self) -> float:
         """Time of the rank's own work in a step, before it waits for the others."""
-        return self.seconds["data"] + self.seconds["forward_backward"]
+        return sum(self.seconds.get(phase, 0.0) for phase in OWN_PHASES)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class RanksRecord:
 
     kind: ClassVar[str] = "ranks"
 
-    step: int
+    step: Count
     """last of the steps averaged"""
     ranks: tuple[RankMeans, ...] = ()
     """one entry per rank"""
@@ -149,9 +151,9 @@ class EndRecord:
 
     kind: ClassVar[str] = "end"
 
-    step: int
+    step: Count
     """number of steps trained"""
-    samples: int = 0
+    samples: Count = 0
     """examples trained on"""
     reason: str = ""
     """the limit or target that was reached"""
@@ -200,37 +202,13 @@ def _to_json(value: Any) -> Any:
 
 
 def from_dict(line: dict[str, Any]) -> Record | None:
-    """The record of a JSON object, or None if its kind is unknown. Raises KeyError, TypeError or ValueError."""
-    kind = KINDS.get(line["kind"])
-    if kind is None:
-        return None
-    values = _values(kind, line)
+    """The record of a JSON object, or None if its kind is unknown. Raises JsonError."""
+    kind = KINDS.get(str(line.get("kind")))
     if kind is EvaluationRecord:
         others = {name: value for name, value in line.items() if name not in ("kind", "step", "samples")}
-        numbers = {name: value for name, value in others.items() if type(value) in (int, float, type(None))}
-        values["metrics"] = {name: _float(value) for name, value in numbers.items()}
-    return kind(**values)
-
-
-def _values(kind: type[Record | RankMeans], line: dict[str, Any]) -> dict[str, Any]:
-    return {entry.name: FROM_JSON[str(entry.type)](line[entry.name]) for entry in fields(kind) if entry.name in line}
-
-
-def _float(value: float | None) -> float:
-    return NAN if value is None else float(value)
-
-
-FROM_JSON: dict[str, Callable[[Any], Any]] = {
-    "int": int,
-    "bool": bool,
-    "str": str,
-    "float": _float,
-    "float | None": _float,
-    "dict[str, float]": lambda value: {name: _float(number) for name, number in value.items()},
-    "tuple[int, ...] | None": tuple,
-    "tuple[RankMeans, ...]": lambda entries: tuple(RankMeans(**_values(RankMeans, entry)) for entry in entries),
-}
-"""How the value of a field is read, by the field's annotation."""
+        line = line | {"metrics": {name: one for name, one in others.items() if type(one) in (int, float, NoneType)}}
+    record: Record | None = check_value(line, kind) if kind else None
+    return record
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -241,8 +219,8 @@ def parse_lines(text: bytes) -> list[Record]:
     records = []
     for line in text.split(b"\n"):
         try:
-            record = from_dict(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            record = from_dict(parse_json(line, {}))
+        except JsonError:
             continue
         if record is not None:
             records.append(record)
@@ -282,16 +260,16 @@ def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:
     """
     if not path.is_file():
         return []
-    steps: deque[dict[str, Any]] = deque(maxlen=num_kept)
+    steps: deque[str] = deque(maxlen=num_kept)
     with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
         for line in lines:
             try:
-                content = json.loads(line)
-                if not line.endswith("\n") or content["step"] > step or content["kind"] == EndRecord.kind:
-                    continue
-            except (ValueError, KeyError, TypeError):
+                content = parse_json(line, {"kind": str, "step": Count})
+            except JsonError:
+                continue
+            if not line.endswith("\n") or content["step"] > step or content["kind"] == EndRecord.kind:
                 continue
             kept.write(line)
             if content["kind"] == StepRecord.kind:
-                steps.append(content)
-    return [record for content in steps if isinstance(record := from_dict(content), StepRecord)]
+                steps.append(line)
+    return [record for record in parse_lines("".join(steps).encode()) if isinstance(record, StepRecord)]

@@ -16,11 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from bertrain.base.schema import MAX_DEPTH
 from bertrain.run.records import EndRecord, EvaluationRecord, RanksRecord, StepRecord, from_dict
 
 Floats = npt.NDArray[np.floating]
 
 BLOCK = 2 << 20  # bytes parsed at a time
+OPENING, CLOSING = (np.frombuffer(marks, np.uint8) for marks in (b"[{", b"]}"))
+MAX_PARSED = 2000  # parts of a block: some hundred bad lines
 DOUBLE_PRECISION = ("step", "samples", "tokens", "ended", "loop_seconds")  # other columns are kept in single precision
 
 
@@ -57,7 +60,11 @@ def read_metrics(path: Path) -> MetricsTable:
                 continue
             kinds = table["kind"]
             result.num_unreadable += kinds.null_count
-            _add_ranks(result.ranks, table.filter(pc.equal(kinds, RanksRecord.kind)))
+            of_ranks = table.filter(pc.equal(kinds, RanksRecord.kind))
+            try:
+                _add_ranks(result.ranks, of_ranks)
+            except (pa.ArrowException, LookupError, TypeError):  # a field is missing, null or of another type
+                result.num_unreadable += len(of_ranks)
             _add_others(result, table.filter(pc.is_in(kinds, pa.array([EvaluationRecord.kind, EndRecord.kind]))))
             steps = table.filter(pc.equal(kinds, StepRecord.kind))
             if "step" in (found := _numbers(steps)).column_names:
@@ -81,26 +88,34 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa.Table], int]:
     """The lines of a block as tables, in order, and the number of lines that `parse` refuses.
 
-    A block that is refused is split in halves, again and again, until the bad lines are found.
+    A block that is refused is split in halves, again and again, until the bad lines are found. If there are many, the
+    rest of the block counts as bad too: a damaged file must not take minutes.
     """
-    if not block or block.isspace():
-        return [], 0
-    try:
-        if not block.isascii():
-            block.decode()
-        return [parse(block)], 0
-    except (pa.ArrowException, UnicodeDecodeError):
-        middle = block.rfind(b"\n", 0, len(block) // 2) + 1 or block.find(b"\n") + 1
-        if middle in (0, len(block)):
-            return [], 1
-        first, unreadable = parse_by_halves(block[:middle], parse)
-        second, more = parse_by_halves(block[middle:], parse)
-        return first + second, unreadable + more
+    tables: list[pa.Table] = []
+    num_unreadable, num_parsed, parts = 0, 0, [block]
+    while parts:
+        part = parts.pop()
+        if not part or part.isspace():
+            continue
+        num_parsed += 1
+        try:
+            if not part.isascii():
+                part.decode()
+            tables.append(parse(part))
+        except (pa.ArrowException, UnicodeDecodeError):
+            middle = part.rfind(b"\n", 0, len(part) // 2) + 1 or part.find(b"\n") + 1
+            if middle in (0, len(part)) or num_parsed > MAX_PARSED:
+                num_unreadable += part.rstrip().count(b"\n") + 1
+            else:
+                parts += [part[middle:], part[:middle]]
+    return tables, num_unreadable
 
 
 def _parse_json(block: bytes) -> pa.Table:
-    if not block.lstrip().startswith(b"{"):  # pyarrow crashes on a leading `null`
-        raise pa.ArrowInvalid("not a JSON object")
+    text = np.frombuffer(block, np.uint8)
+    depth = np.cumsum(np.isin(text, OPENING).astype(np.int32) - np.isin(text, CLOSING)).max()
+    if not block.lstrip().startswith(b"{") or depth > MAX_DEPTH:  # pyarrow crashes on a leading `null`, and on nesting
+        raise pa.ArrowInvalid("not a JSON object of ours")
     # A line must fit into a block of the parser.
     return pj.read_json(pa.BufferReader(block), read_options=pj.ReadOptions(block_size=2 * len(block)))
 

@@ -33,6 +33,7 @@ Doubles = npt.NDArray[np.float64]
 
 TIME, ENERGY, THROTTLES = "time", "energy_j", "throttle_reasons"
 NO_SENSORS = (TIME, "monotonic", THROTTLES)  # no quantities
+LONGEST_GAP_S = 1e10
 NUM_BINS = 512  # maximum points of a curve
 START_TOLERANCE_S = 0.5  # a start's first sample may be older than its recorded time by this much
 TAIL_BYTES = 64 << 10  # read to find the newest samples
@@ -81,7 +82,7 @@ class Device:
 
         times = numbers(TIME)
         passed = np.diff(times, prepend=times[:1])
-        passed = np.where(np.isfinite(passed), passed, 0.0)
+        passed = np.where(np.abs(passed) < LONGEST_GAP_S, passed, 0.0)  # not NaN, nor a damaged number
         elapsed = np.cumsum(np.maximum(passed, 0.0))
         seconds, bin_s = float(elapsed[-1]), 1.0
         while seconds >= NUM_BINS * bin_s:
@@ -221,8 +222,8 @@ def notes_of(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 def all_notes_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     """The notes of each start of a rank in telemetry.json, as far as they are readable."""
-    starts = read_starts(folder / (f"telemetry-{rank}.json" if rank else "telemetry.json"))
-    return [notes for notes in starts if isinstance(notes.get("missing"), dict)]
+    schema = {"missing": dict[str, str], "device?": {"uuid?": str}, "host?": str}
+    return read_starts(folder / (f"telemetry-{rank}.json" if rank else "telemetry.json"), schema)
 
 
 def _number(text: str) -> float:

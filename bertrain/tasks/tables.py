@@ -9,7 +9,6 @@ fields may contain commas and line breaks; the header line shows whether commas,
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
+from bertrain.base.schema import JsonError, parse_json
 from bertrain.data.text.records import Problem, csv_rows, listed, open_columns, table_lines
 from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 
@@ -209,11 +209,11 @@ def _json_rows(stream: Stream, choose: ChooseColumns) -> Iterator[tuple[str, Obj
         if is_first and line.lstrip().startswith(b"["):
             raise UserError("json-array", f"{stream.name} is a JSON array; write one object per line")
         try:
-            record = json.loads(line.decode())
+            record = parse_json(line.decode())
         except UnicodeDecodeError:
             yield place, Problem(place, NOT_UTF8)
-        except (ValueError, RecursionError) as error:
-            yield place, Problem(place, f"is not valid JSON ({error})")
+        except JsonError as error:
+            yield place, Problem(place, f"is {error}")
         else:
             if not isinstance(record, dict):
                 yield place, Problem(place, "is not a JSON object")
@@ -248,7 +248,7 @@ def _columnar_rows(stream: Stream, choose: ChooseColumns) -> Iterator[tuple[str,
 def _class_names(schema: Any) -> dict[str, list[str]]:
     """The class names that `datasets` wrote into the schema, by column."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = {name: feature for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
         return {column: list(map(str, feature["names"])) for column, feature in classes.items()}
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -117,7 +117,7 @@ def restore(
     step = ranks.broadcast_int(checkpoint.step_of(newest) if newest else -1)
     if step >= 0:
         path = run.checkpoints / checkpoint.checkpoint_name(step)
-        run.refuse_foreign(path, checkpoint.read_state(path).get("settings", {}))
+        run.refuse_foreign(path, checkpoint.read_state(path)[1])
         snapshot = checkpoint.read_checkpoint(path)
         state.arena.load(state.arena.values, snapshot.model)
         state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)

@@ -104,7 +104,5 @@ def _read_tokenizer_json(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    content = files.read_json(path)
-    if not isinstance(content, dict):
-        raise UserError("bad-json", f"{path} is not a JSON object")
+    content: dict[str, Any] = files.read_json(path, {})
     return content

@@ -47,7 +47,7 @@ def flip_a_byte(path: Path) -> None:
         (lambda folder: os.truncate(folder / "optimizer.safetensors", 100), "optimizer.safetensors is not what was"),
         (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is not JSON"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json: not JSON"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_passed_over(

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.base.errors import UserError
 from bertrain.reports.report import report
+from bertrain.tasks.fill_mask import fill_mask
 from bertrain.training.evaluate import evaluate
 from bertrain.training.predict import evaluate_task
 from bertrain.training.start import resume
 from bertrain.weights.export import export
+from bertrain.weights.source import open_source
 from tests import helpers
 from tests.launched import records
 
@@ -84,3 +87,28 @@ def test_a_finetuned_run_is_evaluated_and_resumes(written: Path) -> None:
     now = metrics(run)[6]
     assert now.pop("baseline_accuracy") > 0, "which runs did not have then"
     assert now == pytest.approx(metrics(WRITTEN / "finetuned")[6])
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_vocabulary_with_a_changed_bit_is_refused_wherever_a_run_is_used(
+    written: Path, tmp_path: Path, bit: int
+) -> None:
+    for run in ("pretrained", "finetuned"):
+        path = written / run / "vocab.txt"
+        content = bytearray(path.read_bytes())
+        place = content.index(b"\n", 1000) + 1  # the first letter of a word
+        content[place] ^= 1 << bit
+        path.write_bytes(content)
+    run, code = written / "pretrained", ("changed-vocabulary", "bad-vocabulary")  # the latter: not UTF-8, or twice
+    for use in (
+        lambda: export(run, tmp_path / "exported"),
+        lambda: evaluate(run, written / "held-out", device="cpu"),
+        lambda: fill_mask(run, "a [MASK]"),
+        lambda: open_source(str(run)),
+        lambda: evaluate_task(written / "finetuned", written / "table"),
+    ):
+        with pytest.raises(UserError) as caught:
+            use()
+        assert caught.value.code in code
+        assert str(run.parent) in str(caught.value)
+    assert not (tmp_path / "exported").exists()

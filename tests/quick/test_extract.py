@@ -21,7 +21,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.seeds import derive
 from bertrain.data.text.extract import extract
 from bertrain.data.text.parsing import split_sentences
-from bertrain.data.text.wikipedia import Wiki, paragraphs_of_wikitext
+from bertrain.data.text.wikipedia import NotAnArticle, Wiki, paragraphs_of_wikitext
 
 SAMPLE = Path(__file__).parents[1] / "golden" / "enwik-sample.xml"
 DUMP = SAMPLE.read_bytes()
@@ -272,3 +272,11 @@ MARKS = [
 def test_no_wikitext_breaks_the_parser(wikitext: str) -> None:
     text = "".join(paragraphs_of_wikitext(wikitext, WIKI))
     assert not any(mark in text for mark in ("[[", "{{", "{|", "\0", "\n"))
+
+
+@pytest.mark.parametrize("mark", ["<b>", "<a ", '<b x="', "<!--", "[http://a ", "<ref>{{a|"])
+def test_a_page_of_unclosed_marks_is_skipped_before_it_takes_minutes(mark: str) -> None:
+    wiki = Wiki.from_header(b"<mediawiki>")
+    with pytest.raises(NotAnArticle):
+        paragraphs_of_wikitext(mark * 20_000, wiki)
+    assert paragraphs_of_wikitext("Words <b>of</b> a page.<br>" * 2000 + "\n\n" + mark * 50, wiki)

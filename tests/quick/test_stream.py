@@ -125,3 +125,20 @@ def test_what_is_held_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert sum(sizes) == path.stat().st_size
     assert max(sizes) <= (64 << 10) + 300
     assert sum(column.nbytes for column in table.columns.values()) == 4000 * (2 * 8 + 5 * 4)
+
+
+@pytest.mark.parametrize("deep", [b"[" * 100_000, b'{"a":' * 100_000, b'{"a":1,"b":' * 50_000 + b"1" + b"}" * 50_000])
+def test_a_deeply_nested_line_is_left_out(tmp_path: Path, deep: bytes) -> None:
+    """pyarrow would overflow its stack, which ends the process."""
+    line = b'{"kind":"step","step":1,"loss":2.0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(line + b'{"kind":"step","step":' + deep + b"}\n" + line)
+    table = read_metrics(tmp_path / "metrics.jsonl")
+    assert table.columns["step"].tolist() == [1, 1]
+    assert table.num_unreadable == 1
+
+
+def test_a_file_of_bad_lines_is_given_up_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"kind":}\n' * 200_000)
+    table = read_metrics(tmp_path / "metrics.jsonl")
+    assert not table.columns
+    assert table.num_unreadable == 200_000

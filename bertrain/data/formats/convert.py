@@ -201,8 +201,8 @@ def _plan(
         predictions = 0
     else:
         noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
-        probability = float(noted.get("masked_lm_prob", MASK_PROBABILITY))
-        predictions = max_predictions or int(noted.get("max_predictions", 0)) or max(1, int(probability * width))
+        probability = noted.get("masked_lm_prob", MASK_PROBABILITY)
+        predictions = max_predictions or noted.get("max_predictions") or max(1, int(probability * width))
         rules = MaskingRules.of(words, max_predictions=predictions, probability=probability)
     is_small = max(len(words.words), width) <= 1 << 15
     shape = Shape(width, predictions, np.int16 if is_small else np.int32)

@@ -22,13 +22,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, is_writable, new_folder, reading, write_atomically
+from bertrain.base.schema import Count, JsonError, load_json
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
@@ -47,6 +48,21 @@ BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # other files in
 NAMES = {("hdf5", decoder): f"hdf5-{decoder}" for decoder in hdf5.FIELDS}
 NAMES |= {("tfrecord", "fixed"): "tfrecord", ("tfrecord", "graphcore"): "tfrecord-packed"}
 """The names of layouts by the kind of file and its decoder."""
+
+
+STAMP = {"name": str, "bytes": Count, "mtime_ns": int}
+"""Name, size and time of a file: if equal, it is taken to be unchanged."""
+CONTENT = {
+    "index_version": Literal[1],  # INDEX_VERSION
+    "sha256?": str,  # of the rest; older ones lack it
+    "layout": Literal[tuple(NAMES.values())],
+    "max_seq_length": Count,
+    "max_predictions": Count,
+    "largest_word": {"number": int, "name": str, "row": Count},
+    "files": [STAMP | {"rows": Count, "sha256": str}],
+    "arrays": [{"name": str, "bytes": Count, "sha256": str}],
+}
+"""The schema of index.json."""
 
 
 def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Path:
@@ -142,7 +158,13 @@ def _build(
     digests = [(f"{name}.bin", *file_digest(out / f"{name}.bin")) for name in names]
     content = {"index_version": INDEX_VERSION, "layout": layout} | limits | {"files": entries}
     content["arrays"] = [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in digests]
+    content["sha256"] = _digest(content)
     write_atomically(out / "index.json", json.dumps(content, indent=1) + "\n")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _common_layout(files: list[tuple[Path, str]]) -> str:
@@ -236,7 +258,6 @@ def _can_hold(place: Path) -> bool:
 
 
 def _stamp(folder: Path, path: Path) -> dict[str, Any]:
-    """Name, size and time of a file: if equal, it is taken to be unchanged."""
     name = path.name if folder.is_file() else str(path.relative_to(folder))
     return {"name": name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
 
@@ -247,10 +268,9 @@ def path_of(folder: Path, entry: dict[str, Any]) -> Path:
 
 def _is_fresh(place: Path, stamps: list[dict[str, Any]]) -> bool:
     try:
-        content = json.loads((place / "index.json").read_text())
-        known = [{key: file[key] for key in ("name", "bytes", "mtime_ns")} for file in content["files"]]
-        return content["index_version"] == INDEX_VERSION and known == stamps
-    except (OSError, ValueError, KeyError, TypeError):
+        files = read_index(place)["files"]
+        return [{key: file[key] for key in STAMP} for file in files] == stamps
+    except UserError:
         return False
 
 
@@ -271,12 +291,12 @@ def _verify(folder: Path, place: Path, verify: str) -> None:
 
 def read_index(place: Path) -> dict[str, Any]:
     try:
-        index = dict(json.loads((place / "index.json").read_text()))
-        if not {"layout", "files", "arrays"} <= index.keys():
-            raise ValueError
+        index: dict[str, Any] = load_json(place / "index.json", CONTENT)
+        if index.get("sha256", "") not in ("", _digest(index)):
+            raise JsonError("its SHA-256 differs")
         return index
-    except (OSError, ValueError, TypeError):
-        raise UserError("damaged-index", f"the index {place} is damaged; remove it, and it will be rebuilt") from None
+    except (OSError, JsonError) as error:
+        raise UserError("damaged-index", f"the index {place} is damaged ({error}); remove it, to rebuild it") from None
 
 
 def map_arrays(index: Path) -> dict[str, npt.NDArray[Any]]:

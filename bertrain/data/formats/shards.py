@@ -17,16 +17,16 @@ two more columns:
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import file_digest
+from bertrain.base.files import file_digest, reading
+from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
@@ -35,6 +35,18 @@ from bertrain.data.text.vocabulary import Vocabulary
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 VOCABULARY = "vocab.txt"
+
+
+FILE = {"name": str, "rows": Count, "bytes": Count, "sha256": str}
+CONTENT = {
+    "rows": Count,
+    "masks": Literal["static", "dynamic"],
+    "vocabulary": {"lower_case": bool, "sha256": str},
+    "preparation": {"masked_lm_prob?": float, "max_seq_length?": Count | None, "max_predictions?": Count | None},
+    "length_histogram": dict[str, Count],
+    "files": [FILE],
+}
+"""The schema of a manifest."""
 
 
 class ListColumn:
@@ -80,13 +92,13 @@ class Shards(DataSource):
         labels = [_view(batch.column("is_random").cast(pa.uint8())).astype(bool) for batch in batches]
         self._is_random = np.concatenate(labels)
         preparation = manifest["preparation"]
-        self.max_seq_length = int(preparation.get("max_seq_length") or self.lengths.max())
+        self.max_seq_length = preparation.get("max_seq_length") or int(self.lengths.max())
         self.predictions, self.max_predictions = None, 0
         if manifest["masks"] == "static":
             self._mlm_positions = ListColumn([batch.column("mlm_positions") for batch in batches])
             self._mlm_labels = ListColumn([batch.column("mlm_labels") for batch in batches])
             self.predictions = self._mlm_positions.counts
-            self.max_predictions = int(preparation.get("max_predictions") or self.predictions.max())
+            self.max_predictions = preparation.get("max_predictions") or int(self.predictions.max())
             unequal = np.flatnonzero(self.predictions != self._mlm_labels.counts)
             if len(unequal):
                 raise self._damaged(int(unequal[0]), "it has different numbers of masked positions and labels")
@@ -98,20 +110,22 @@ class Shards(DataSource):
         if not (folder / MANIFEST).is_file():
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-            if (version := manifest["schema_version"]) != SCHEMA_VERSION:
+            with reading(folder / MANIFEST):
+                written = load_json(folder / MANIFEST, {})
+            if (version := written.get("schema_version")) != SCHEMA_VERSION:
                 raise UserError("other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare again")
-            if not manifest["rows"]:
-                raise UserError("empty-data", f"the data folder {folder} contains no example")
-            for file in manifest["files"]:
-                _check_file(folder / file["name"], file, verify)
-            words = manifest["vocabulary"]
-            vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=words["lower_case"])
-            if vocabulary.hash != words["sha256"]:
-                raise UserError("damaged-data", f"{folder / VOCABULARY} was changed; prepare the data again")
-            return Shards(folder, manifest, vocabulary)
-        except (ValueError, KeyError, TypeError):
-            raise UserError("damaged-data", f"{folder / MANIFEST} is damaged; prepare the data again") from None
+            manifest = check_value(written, CONTENT)
+        except JsonError as error:
+            raise UserError("damaged-data", f"{folder / MANIFEST}: {error}; prepare the data again") from None
+        if not manifest["rows"]:
+            raise UserError("empty-data", f"the data folder {folder} contains no example")
+        for file in manifest["files"]:
+            _check_file(folder / file["name"], file, verify)
+        words = manifest["vocabulary"]
+        vocabulary = Vocabulary.load(folder / VOCABULARY, lower_case=words["lower_case"])
+        if vocabulary.hash != words["sha256"]:
+            raise UserError("damaged-data", f"{folder / VOCABULARY} was changed; prepare the data again")
+        return Shards(folder, manifest, vocabulary)
 
     def read(self, rows: Ints) -> Block:
         masks = None

@@ -23,10 +23,11 @@ import numpy as np
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import sync, write_atomically
+from bertrain.base.schema import Count, load_json
 from bertrain.base.seeds import derive
 from bertrain.config.choices import OnError
 from bertrain.data.formats.block import Block, Values, in_batches
-from bertrain.data.formats.shards import VOCABULARY
+from bertrain.data.formats.shards import FILE, VOCABULARY
 from bertrain.data.formats.write import Histogram, histogram_of, shard_name, write_shard
 from bertrain.data.prepare.examples import (
     SINGLE_SPECIAL_TOKENS,
@@ -64,8 +65,11 @@ class Plan:
 
     @staticmethod
     def read(work: Path) -> Plan:
-        fields = json.loads((work / PLAN).read_text(encoding="utf-8"))
-        return Plan(**fields | {"units": [[Span(*span) for span in unit] for unit in fields["units"]]})
+        plan: Plan = load_json(work / PLAN, Plan)
+        return plan
+
+
+CONTENT = {"files": [FILE], "histogram": dict[str, Count], "counts": dict[str, int]}  # of a summary
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Summary:
 
     @staticmethod
     def read(folder: Path) -> Summary:
-        fields = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        fields = load_json(folder / SUMMARY, CONTENT)
         histogram = Counter({int(length): count for length, count in fields["histogram"].items()})
         return Summary(fields["files"], histogram, Counter(fields["counts"]))
 
@@ -90,7 +94,7 @@ class Summary:
         """The summary of a unit, or None where it is damaged or missing, for example after a power failure."""
         try:
             return Summary.read(folder)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError):
             return None
 
     def is_whole(self, folder: Path) -> bool:

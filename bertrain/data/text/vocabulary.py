@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -79,7 +80,7 @@ class Vocabulary:
             if special not in words:
                 raise UserError("bad-vocabulary", f"{origin} lacks {special}: a BERT vocabulary has one word per line")
         if len(set(words)) != len(words):
-            repeated = next(word for word in words if words.count(word) > 1)
+            repeated = next(word for word, count in Counter(words).items() if count > 1)
             raise UserError("bad-vocabulary", f"{origin} lists the word {repeated!r} twice")
         vocabulary = Vocabulary(tuple(words), lower_case is not False)
         is_cased = lower_case is None and vocabulary.num_unreachable

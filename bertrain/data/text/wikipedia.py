@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -80,10 +81,31 @@ _BEGINS_WITH_COMMA = re.compile(r"\(\s*[,;:]\s*")
 _SPACE_BEFORE_MARK = re.compile(r"\s+([,.;:])(?=\s|$)")
 
 
+_TAG = re.compile(r"<(/?)([A-Za-z]\w*)[^<>]*?(/?)(>|(?=<)|$)")
+MAX_WORK = 10**7  # open marks times characters: some seconds
+
+
+def _refuse_open_marks(wikitext: str) -> None:
+    """Refuse what takes the parser minutes: it searches the whole rest for the end of each tag, link and comment."""
+    from mwparserfromhell.definitions import SINGLE
+
+    opened: Counter[str] = Counter()
+    for is_end, name, is_single, end in _TAG.findall(wikitext):
+        if not end:
+            opened[""] += 4  # the slowest of all
+        elif not is_single and name.lower() not in SINGLE:
+            opened[name.lower()] += -1 if is_end else 1
+    for begin, end in (("[", "]"), ("<!--", "-->")):
+        opened[begin] = wikitext.count(begin) - wikitext.count(end)
+    if sum(count for count in opened.values() if count > 0) * len(wikitext) > 4 * MAX_WORK:
+        raise NotAnArticle("unclosed marks")
+
+
 def paragraphs_of_wikitext(wikitext: str, wiki: Wiki) -> list[str]:
-    """The paragraphs of an article; raises mwparserfromhell's ParserError."""
+    """The paragraphs of an article; raises NotAnArticle, or mwparserfromhell's ParserError."""
     import mwparserfromhell
 
+    _refuse_open_marks(wikitext)
     pieces: list[str] = []
     _render(mwparserfromhell.parse(wikitext, skip_style_tags=True), wiki, pieces)
     blocks = groupby("".join(pieces).split("\n"), _is_text)

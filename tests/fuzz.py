@@ -1,0 +1,391 @@
+"""Mutates files of every kind that bertrain reads, and reads them: a UserError or a result, nothing else, and soon.
+
+    python -m tests.fuzz --seconds 600 --seed 1 [READER ...]
+
+prints one line for each reader, and what it did wrong with the mutation that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import gzip
+import json
+import lzma
+import random
+import re
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertrain.base.errors import UserError
+from bertrain.base.logs import logs
+from bertrain.config.resolve import resolve
+from bertrain.data.formats.source import open_data
+from bertrain.data.formats.verify import read_checksums
+from bertrain.data.text.extract import estimate
+from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.launch.job import JobSpec, Task, make_job, place, read_hostfile, read_job, write_job
+from bertrain.launch.scripts import job_script
+from bertrain.mlperf.show import show_logs
+from bertrain.profiling.profile_report import profile_report
+from bertrain.reports import history
+from bertrain.reports.report import report
+from bertrain.reports.watch import describe, look
+from bertrain.run import checkpoint
+from bertrain.run.folder import Run
+from bertrain.run.records import drop_after
+from bertrain.tasks.score import score
+from bertrain.tasks.squad.files import read_squad
+from bertrain.tasks.tables import read_table
+from bertrain.weights.source import read_weights
+
+HERE = Path(__file__).parent
+WRITTEN, GOLDEN = HERE / "data" / "written-by-8764bd3", HERE / "golden"
+SLOW_S = 3.0
+"""CPU time that none of these small files may take."""
+DEEP = b"[" * 100_000
+
+
+@dataclass(frozen=True)
+class Reader:
+    name: str
+    target: str
+    """The file that is mutated, in a copy of `source`."""
+    read: Callable[[Path], object]
+    """Reads the copy."""
+    source: Path | Callable[[Path], object]
+    """A folder, or a function that fills one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    reader: str
+    what: str
+    content: bytes
+
+
+# --- mutations ---------------------------------------------------------------------------------------------------
+
+
+def mutate(content: bytes, draw: random.Random) -> bytes:
+    """One to three changes of a file."""
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        content = draw.choice(MUTATIONS)(content, draw)
+    return content
+
+
+def _span(content: bytes, draw: random.Random, longest: int = 64) -> tuple[int, int]:
+    begin = draw.randrange(len(content) + 1)
+    return begin, min(len(content), begin + draw.randrange(1, longest))
+
+
+def _truncate(content: bytes, draw: random.Random) -> bytes:
+    return content[: draw.randrange(len(content) + 1)]
+
+
+def _flip(content: bytes, draw: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(draw.choice((1, 1, 4, 32))):
+        if changed:
+            # Headers decide more than contents do.
+            place = draw.randrange(len(changed) if draw.random() < 0.5 else min(512, len(changed)))
+            changed[place] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def _insert(content: bytes, draw: random.Random) -> bytes:
+    begin, _ = _span(content, draw)
+    return content[:begin] + draw.randbytes(draw.choice((1, 4, 16))) + content[begin:]
+
+
+def _delete(content: bytes, draw: random.Random) -> bytes:
+    begin, end = _span(content, draw)
+    return content[:begin] + content[end:]
+
+
+def _repeat(content: bytes, draw: random.Random) -> bytes:
+    begin, end = _span(content, draw, 256)
+    return content[:end] + content[begin:end] * draw.choice((1, 10, 1000)) + content[end:]
+
+
+def _change_integer(content: bytes, draw: random.Random) -> bytes:
+    """Write an extreme number over eight, four or two bytes of a binary file."""
+    size = draw.choice((2, 4, 8))
+    begin = draw.randrange(max(1, min(len(content), draw.choice((256, len(content) or 1)))))
+    number = draw.choice((0, 1, 2 ** (8 * size - 1), 2 ** (8 * size) - 1, 2 ** (8 * size - 1) - 1, 2 ** (4 * size)))
+    return content[:begin] + number.to_bytes(size, draw.choice(("little", "big"))) + content[begin + size :]
+
+
+VALUES = (
+    b"null", b"NaN", b"-1", b"1e999", b"9" * 5000, b"9" * 400, b"-9223372036854775809", b"18446744073709551616",
+    b"true", b'""', b'"x"', b"[]", b"{}", b"[null]", b'{"a":1}', b"0", b"1.5", DEEP, DEEP + b"]" * len(DEEP),
+    b'"\\ud800"', b"[" * 200 + b"]" * 200, b'{"a":' * 60 + b"1" + b"}" * 60,
+)  # fmt: skip
+
+
+def _change_value(content: bytes, draw: random.Random) -> bytes:
+    """Replace a number, string or word of a text by a value of another kind."""
+    found = list(re.finditer(rb'"[^"\n]{0,80}"|-?\d[\d.eE+-]*|true|false|null', content[:200_000]))
+    if not found:
+        return _insert(content, draw)
+    chosen = draw.choice(found)
+    return content[: chosen.start()] + draw.choice(VALUES) + content[chosen.end() :]
+
+
+def _drop_key(content: bytes, draw: random.Random) -> bytes:
+    """Rename a key of JSON, or a name of another text."""
+    found = list(re.finditer(rb'"\w+"(?=\s*:)', content[:200_000]))
+    if not found:
+        return _delete(content, draw)
+    chosen = draw.choice(found)
+    return content[: chosen.start()] + b'"other"' + content[chosen.end() :]
+
+
+MUTATIONS = (
+    _truncate, _flip, _flip, _insert, _delete, _repeat, _change_integer, _change_value, _change_value, _drop_key,
+)  # fmt: skip
+
+
+# --- what is read ------------------------------------------------------------------------------------------------
+
+
+def _whole_run(folder: Path) -> None:
+    """A run with lines of every kind, logs and telemetry."""
+    shutil.copytree(WRITTEN / "pretrained", folder / "run")
+    ranks = [{"rank": rank, "host": "a", "tokens": 9.5, "seconds": dict.fromkeys(PHASES, 0.1)} for rank in (0, 1)]
+    with open(folder / "run" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "ranks", "step": 8, "ranks": ranks}) + "\n")
+    columns = "time,power_w,temperature_c,energy_j\n"
+    lines = [f"{1.7e9 + second},{200 + second},50,{second * 200}\n" for second in range(30)]
+    (folder / "run" / "telemetry.csv").write_text(columns + "".join(lines))
+    notes = {"started": 1.7e9, "host": "a", "device": {"uuid": "GPU-1"}, "missing": {"sm_clock_mhz": "not there"}}
+    (folder / "run" / "telemetry.json").write_text(json.dumps([notes]))
+    (folder / "run" / "logs").mkdir()
+    entry = {"time": 1.7e9, "level": "warning", "event": "start", "text": "words"}
+    (folder / "run" / "logs" / "rank-0.jsonl").write_text(f"{json.dumps(entry)}\n" * 5)
+
+
+PHASES = ("data", "forward_backward", "reduction", "optimizer")
+
+
+def _watch(folder: Path) -> None:
+    describe(look(folder / "run"))
+    list(logs(folder / "run"))
+    history.read(folder / "run", "run").summary  # noqa: B018 - computed when asked for
+
+
+def _report(folder: Path) -> None:
+    report([folder / "run"], out=folder / "report.html")
+
+
+def _resume(folder: Path) -> None:
+    run = Run.open(folder / "run")
+    run.vocabulary()
+    found, _ = checkpoint.newest_whole(run.checkpoints)
+    if found:
+        checkpoint.read_checkpoint(found)
+
+
+def _read_checkpoint(folder: Path) -> None:
+    """Read past the manifest, as after a check of sizes alone."""
+    place = folder / "run" / "checkpoints" / "step-00000008"
+    checkpoint.find_damage(place, hashes=False)
+    checkpoint.read_checkpoint(place)
+
+
+def _read_data(folder: Path, data: str = "data") -> None:
+    opened = open_data(folder / data, verify="size", quiet=True)
+    rows = np.arange(min(len(opened), 50))
+    opened.read(rows)
+
+
+def _copy(source: Path, name: str) -> Callable[[Path], object]:
+    copy = shutil.copytree if source.is_dir() else shutil.copyfile
+    return lambda folder: copy(source, folder / name)  # type: ignore[operator]
+
+
+def _indexed(source: Path) -> Callable[[Path], object]:
+    def fill(folder: Path) -> None:
+        (folder / "data").mkdir()
+        shutil.copyfile(source, folder / "data" / source.name)
+        shutil.copyfile(HERE.parent / "bertrain" / "data" / "text" / "vocab-uncased.txt", folder / "data" / "vocab.txt")
+        open_data(folder / "data", quiet=True)
+
+    return fill
+
+
+def _hdf5(layout: str) -> Callable[[Path], object]:
+    def fill(folder: Path) -> None:
+        from bertrain.data.formats.convert import convert
+
+        convert(WRITTEN / "shards", folder / "data", to=layout, seed=1)  # type: ignore[arg-type]
+        min((folder / "data").glob("*.hdf5")).rename(folder / "data" / "one.hdf5")
+
+    return fill
+
+
+def _job(folder: Path) -> None:
+    placed = place("slurm", JobSpec(nodes=2, gpus_per_node=4))
+    job = make_job(placed, [Task(command=("pretrain", "x"), folder=str(folder / "run"))], folder=folder / "job")
+    write_job(job, resolve("bert-tiny", {}), job_script(job))
+
+
+def _text(name: str, pack: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(pack((GOLDEN / "sample.txt").read_bytes()))
+
+
+def _write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def _table(folder: Path, name: str) -> None:
+    list(read_table(folder / name, lambda names: names[:2]))
+
+
+def _score(folder: Path) -> None:
+    score("squad/v1.1", HERE / "data" / "squad" / "dev-v1.1.json", folder / "predictions.json")
+
+
+def _squad_answers(folder: Path) -> None:
+    ids = re.findall(r'"id": ?"(\w+)"', (HERE / "data" / "squad" / "dev-v1.1.json").read_text())
+    (folder / "predictions.json").write_text(json.dumps(dict.fromkeys(ids, "words")))
+
+
+def readers() -> list[Reader]:
+    saved = "run/checkpoints/step-00000008"
+    index = "data/.bertrain-index/index.json"
+    google, graphcore = GOLDEN / "google-mlperf.tfrecord", GOLDEN / "graphcore-packed.tfrecord"
+    datasets, set_ = HERE / "data" / "datasets", "set/node-cuda0/repeat-1"
+    recipe = 'about = "x"\nbase = "bert-tiny"\n[optimizer]\nlearning_rate = 0.001\n[train]\nmax_steps = 10\n'
+    return [
+        *(Reader(f"{verb}: {name}", f"run/{name}", read, _whole_run)
+          for verb, read in {"watch": _watch, "report": _report}.items()
+          for name in ("config.json", "environment.json", "metrics.jsonl", "telemetry.csv", "telemetry.json",
+                       "logs/rank-0.jsonl")),
+        Reader("metrics at a resume", "run/metrics.jsonl", lambda at: drop_after(at / "run" / "metrics.jsonl", 5, 3),
+               _whole_run),
+        *(Reader(f"resume: {name}", f"run/{name}", _resume, _whole_run)
+          for name in ("config.json", "vocab.txt", "checkpoints/step-00000008/manifest.json")),
+        *(Reader(f"checkpoint: {name}", f"{saved}/{name}", _read_checkpoint, _whole_run)
+          for name in ("state.json", "model.safetensors", "optimizer.safetensors", "manifest.json")),
+        *(Reader(f"shards: {name}", f"data/{name}", _read_data, _copy(WRITTEN / "shards", "data"))
+          for name in ("manifest.json", "shard-00000.arrow", "vocab.txt")),
+        Reader("index of TFRecords", index, _read_data, _indexed(google)),
+        Reader("lengths of an index", "data/.bertrain-index/lengths.bin", _read_data, _indexed(google)),
+        Reader("TFRecord", f"data/{google.name}", _read_data, _indexed(google)),
+        Reader("packed TFRecord", f"data/{graphcore.name}", _read_data, _indexed(graphcore)),
+        *(Reader(layout, "data/one.hdf5", _read_data, _hdf5(layout))
+          for layout in ("hdf5-fixed", "hdf5-varlength")),
+        Reader("job.json", "job/job.json", lambda at: job_script(read_job(at / "job")), _job),
+        Reader("hostfile", "hosts", lambda at: read_hostfile(at / "hosts", 4, 0),
+               _write("hosts", "node1 slots=8\nnode2\n# words\n")),
+        Reader("recipe", "my.toml", lambda at: resolve(str(at / "my.toml"), {}), _write("my.toml", recipe)),
+        Reader("bert_config.json", "tf1/bert_config.json",
+               lambda at: resolve("bert-tiny", {"model.config": str(at / "tf1" / "bert_config.json")}),
+               _copy(GOLDEN / "tf1-google", "tf1")),
+        Reader("vocabulary", "vocab.txt", lambda at: Vocabulary.load(at / "vocab.txt", lower_case=None),
+               _copy(WRITTEN / "shards" / "vocab.txt", "vocab.txt")),
+        Reader("checksums", "list", lambda at: read_checksums(at / "list"),
+               _write("list", "".join(f"part-{number}.hdf5 {number:032x}\n" for number in range(9)))),
+        *(Reader(f"weights: {name}", f"exported/{name}", lambda at: read_weights(at / "exported"),
+                 _copy(WRITTEN / "exported", "exported"))
+          for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")),
+        *(Reader(f"TF1: {name}", f"tf1/{name}", lambda at: read_weights(at / "tf1"),
+                 _copy(GOLDEN / "tf1-google", "tf1"))
+          for name in ("bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001", "bert_config.json")),
+        *(Reader(f"table: {name}", name, lambda at, name=name: _table(at, name), _copy(source, name))
+          for name, source in {
+              "table.tsv": HERE / "data" / "glue" / "MRPC" / "dev.tsv",
+              "table.jsonl": datasets / "json" / "cola" / "validation.jsonl",
+              "table.parquet": datasets / "parquet" / "cola" / "validation-00000-of-00001.parquet",
+              "table.arrow": datasets / "saved" / "cola" / "validation" / "data-00000-of-00001.arrow",
+          }.items()),
+        Reader("SQuAD", "dev.json", lambda at: read_squad(at / "dev.json", "v2.0"),
+               _copy(HERE / "data" / "squad" / "dev-v2.0.json", "dev.json")),
+        Reader("predictions", "predictions.json", _score, _squad_answers),
+        Reader("MLPerf log", "result_0.txt", lambda at: show_logs([at / "result_0.txt"]),
+               _copy(GOLDEN / "mlperf-h200-result_3.txt", "result_0.txt")),
+        *(Reader(f"profile: {name}", f"{set_}/{name}", lambda at: profile_report([at / "set"], out=at / "page.html"),
+                 _copy(HERE / "data" / "profile-h200", "set"))
+          for name in ("device.json", "iterations.csv", "telemetry.csv", "telemetry.json", "roofline.csv",
+                       "kernels.csv")),
+        *(Reader(f"text: {name}", name, lambda at, name=name: estimate([at / name]), _text(name, pack))
+          for name, pack in {"a.txt": bytes, "a.txt.gz": gzip.compress, "a.txt.bz2": bz2.compress,
+                             "a.txt.xz": lzma.compress}.items()),
+        Reader("text: wiki", "a.xml", lambda at: estimate([at / "a.xml"]), _copy(GOLDEN / "enwik-sample.xml", "a.xml")),
+    ]  # fmt: skip
+
+
+# --- the fuzz ----------------------------------------------------------------------------------------------------
+
+
+class Fuzzed:
+    """A reader with its copy, mutated again and again."""
+
+    def __init__(self, reader: Reader, folder: Path) -> None:
+        self.reader, self.folder = reader, folder
+        folder.mkdir(parents=True)
+        assert callable(reader.source)
+        reader.source(folder)
+        self.path = folder / reader.target
+        self.whole = self.path.read_bytes()
+        self.num_read = self.num_refused = 0
+        self.slowest = 0.0
+        reader.read(folder)  # the whole file is read, or the rest proves nothing
+
+    def try_one(self, draw: random.Random) -> Finding | None:
+        content = mutate(self.whole, draw)
+        self.path.write_bytes(content)
+        began, failure = time.process_time(), ""
+        try:
+            self.reader.read(self.folder)
+            self.num_read += 1
+        except UserError:
+            self.num_refused += 1
+        except Exception:
+            failure = traceback.format_exc(limit=-4)
+        seconds = time.process_time() - began
+        self.slowest = max(self.slowest, seconds)
+        self.path.write_bytes(self.whole)
+        if not failure and seconds > SLOW_S:
+            failure = f"took {seconds:.1f} s"
+        return Finding(self.reader.name, failure, content) if failure else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("readers", nargs="*")
+    given = parser.parse_args()
+    chosen = [one for one in readers() if not given.readers or any(name in one.name for name in given.readers)]
+    failed, total = 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, reader in enumerate(chosen):
+            fuzzed = Fuzzed(reader, Path(folder) / str(number))
+            draw = random.Random(f"{given.seed} {reader.name}")
+            end, seen = time.monotonic() + given.seconds / len(chosen), set[str]()
+            while time.monotonic() < end:
+                total += 1
+                finding = fuzzed.try_one(draw)
+                if finding and (key := re.sub(r"\d+", "", finding.what[-300:])) not in seen:
+                    seen.add(key)
+                    failed += 1
+                    kept = Path(tempfile.gettempdir()) / f"fuzz-{number}-{len(seen)}"
+                    kept.write_bytes(finding.content)
+                    print(f"{reader.name}: {finding.what}\n(mutated file kept as {kept})")
+            counts = f"{fuzzed.num_read} read, {fuzzed.num_refused} refused, slowest {fuzzed.slowest:.2f} s"
+            print(f"{reader.name}: {counts}", flush=True)
+    print(f"seed {given.seed}: {total} mutations, {failed} faults")
+    raise SystemExit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
