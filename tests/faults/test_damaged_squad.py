@@ -143,11 +143,11 @@ def test_a_file_of_another_kind_is_refused_whatever_may_be_skipped(
 @pytest.mark.parametrize(
     ("name", "content", "code", "named"),
     [
-        ("train.json", b'{"data": [\n {"x": }]}', "bad-json", "line 2, column 8"),
+        ("train.json", b'{"data": [\n {"x": }]}', "bad-json", "line 2 column 8"),
         ("train.json", b"[" * 100_000, "bad-json", "train.json"),
         ("train.json", b'{"data": 1' + b"0" * 5000 + b"}", "bad-json", "train.json"),
         ("train.json", b'{"data": ["caf\xe9"]}', "not-utf8", "byte 14"),
-        ("train.json", b"", "bad-json", "line 1, column 1"),
+        ("train.json", b"", "bad-json", "line 1 column 1"),
         ("train.json", b'{"id": "1", "context": "red"}', "not-squad", ".jsonl"),
         ("train.jsonl", b'{"id": "1"}\n{"id": \n', "bad-question", "question 1"),
         ("train.jsonl", b"7\n", "bad-question", "line 1"),

@@ -127,10 +127,10 @@ def test_a_threshold_without_odds_has_no_effect(version: str, tmp_path: Path) ->
         ("squad/v1.1", '{"x": "y"}', "{}", "conflicting-options", "--null-odds"),
         ("squad/v2.0", '{"x": "y"}', None, "other-predictions", "dev-v2.0.json"),
         ("squad/v2.0", '{"x": 1}', None, "bad-predictions", '"x"'),
-        ("squad/v2.0", '{"x": ', None, "bad-json", "line 1, column 7"),
+        ("squad/v2.0", '{"x": ', None, "bad-json", "line 1 column 7"),
         ("squad/v2.0", "[]", None, "bad-predictions", "predictions.json"),
         ("squad/v2.0", "{PREDICTIONS}", '{"x": NaN}', "bad-predictions", "odds.json"),
-        ("squad/v2.0", "{PREDICTIONS}", f'{{"x": 1{"0" * 400}}}', "bad-predictions", "odds.json"),
+        ("squad/v2.0", "{PREDICTIONS}", f'{{"x": 1{"0" * 400}}}', "bad-json", "odds.json"),
         ("squad/v2.0", "{PREDICTIONS}", '{"x": 1}', "missing-odds", "84 questions"),
     ],
 )
