@@ -305,9 +305,9 @@ run_stage() {
     fi
     start_stage "$1" < /dev/null &
     stage=$!
-    # Asks the stage to save if this script is killed.
+    # Asks the stage to save if this script is killed: the watcher then has another parent.
     (
-        while kill -0 $$; do
+        while read -r _ _ _ parent _ < "/proc/$BASHPID/stat" && [ "$parent" = $$ ]; do
             kill -0 "$stage" || exit
             sleep 1
         done
