@@ -236,7 +236,9 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
         yield
     except UserError as error:
-        num_reports = store.add(REPORTED, 1)  # before this rank's connections break, which the others will notice
+        num_reports = 0
+        with suppress(dist.DistNetworkError):  # the launcher keeps the store, and may be gone
+            num_reports = store.add(REPORTED, 1)  # before this rank's connections break, which the others will notice
         dist.destroy_process_group()
         if num_reports > 1 and not isinstance(error, AgreedError):  # those the first rank prints, whoever is first here
             raise ReportedElsewhereError("reported-elsewhere", "another rank has printed why it ended") from error

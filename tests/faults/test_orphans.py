@@ -16,7 +16,7 @@ from tests import helpers
 from tests.launched import PATIENCE_S, Launched, as_job, children, records
 
 MARK = "BERTRAIN_TEST_MARK"
-SETTINGS = {"train__max_steps": 100_000, "checkpoint__every_steps": 50, "log__every_steps": 1}
+SETTINGS = {"train__max_steps": 100_000, "checkpoint__every_steps": 100_000, "log__every_steps": 1}
 
 
 def marked(mark: str) -> list[int]:
@@ -90,9 +90,7 @@ def test_ranks_end_with_a_launcher_that_is_killed_at_any_moment(tmp_path: Path) 
         when = is_starting if number % 2 else lambda steps=steps: len(records(run)) >= steps  # of a run that goes on
         start_and_kill(tmp_path, mark, helpers.command(*words), when, lambda launcher: launcher)
         assert is_free(run)
-    saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    assert saved > 0
-    assert saved % 50, "it saved when its launcher died, not only at its times"
+    assert list((run / "checkpoints").glob("step-*")), "no rank saved when its launcher died"
 
 
 @pytest.mark.parametrize("killed", ["script", "agent"])
@@ -106,5 +104,4 @@ def test_a_job_ends_with_its_script_and_ranks_with_their_agent(tmp_path: Path, k
 
     start_and_kill(tmp_path, f"{os.getpid()}-{killed}", job, lambda: len(records(run)) > 3, choose)
     assert is_free(run)
-    saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    assert saved % 50
+    assert list((run / "checkpoints").glob("step-*"))
