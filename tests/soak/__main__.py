@@ -21,9 +21,21 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.soak import troubles
+from tests.soak import damage, processes, resources
 from tests.soak.jobs import Scene
+from tests.soak.outcome import Trouble, Unavailable
 
+TROUBLES: dict[str, tuple[float, Trouble]] = {
+    "kills": (0.3, processes.kill),
+    "full disk": (0.1, resources.fill_disk),
+    "limits": (0.1, resources.limit),
+    "stop": (0.1, processes.stop),
+    "clock": (0.05, processes.jump),
+    "flips": (0.15, damage.flip),
+    "readers": (0.1, damage.mutate),
+    "long": (0.1, partial(resources.run_long, 30.0)),
+}
+"""Each kind with its share of the time."""
 COLUMNS = ("rounds", "found", "harmless", "shown", "failures")
 
 
@@ -41,13 +53,13 @@ class Row:
     notes: Counter[str] = field(default_factory=Counter)
 
 
-def make_trouble(kind: str, trouble: troubles.Trouble, row: Row, scene: Scene, seed: int, number: int) -> None:
+def make_trouble(kind: str, trouble: Trouble, row: Row, scene: Scene, seed: int, number: int) -> None:
     """One round, in a folder of its own that only a failure leaves behind."""
     place, began = scene.folder / f"{kind.replace(' ', '-')}-{number}" / "work", time.monotonic()
     place.mkdir(parents=True)
     try:
         outcome = trouble(random.Random(f"{seed} {kind} {number}"), scene, place)
-    except troubles.Unavailable as reason:
+    except Unavailable as reason:
         row.left_out = str(reason)
     except Exception as error:
         what = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
@@ -66,13 +78,13 @@ def make_trouble(kind: str, trouble: troubles.Trouble, row: Row, scene: Scene, s
     row.seconds += time.monotonic() - began
 
 
-def soak(hours: float, seed: int, kinds: dict[str, tuple[float, troubles.Trouble]], scene: Scene) -> dict[str, Row]:
+def soak(hours: float, seed: int, kinds: dict[str, tuple[float, Trouble]], scene: Scene) -> dict[str, Row]:
     """Always the kind that is furthest behind its share, until the time is over."""
     rows, seconds = {kind: Row() for kind in kinds}, 3600 * hours
     end, total = time.monotonic() + seconds, sum(share for share, _ in kinds.values())
     if "long" in kinds:
         share = kinds["long"][0]
-        kinds["long"] = (share, partial(troubles.run_long, seconds * share / total))
+        kinds["long"] = (share, partial(resources.run_long, seconds * share / total))
     while time.monotonic() < end:
         waiting = [kind for kind, row in rows.items() if not row.left_out and not (kind == "long" and row.rounds)]
         if not waiting:
@@ -95,11 +107,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--only", nargs="+", choices=troubles.TROUBLES, default=list(troubles.TROUBLES))
+    parser.add_argument("--only", nargs="+", choices=TROUBLES, default=list(TROUBLES))
     parser.add_argument("--round", type=int, help="this round alone, of the one kind of --only")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    kinds = {kind: troubles.TROUBLES[kind] for kind in given.only}
+    kinds = {kind: TROUBLES[kind] for kind in given.only}
     began, scene = time.monotonic(), Scene(Path(tempfile.mkdtemp(prefix="soak-")))
     print(f"seed {given.seed}, in {scene.folder}", flush=True)
     if given.round is None:
