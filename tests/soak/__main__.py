@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,7 @@ class Row:
     seconds: float = 0.0
     left_out: str = ""
     failures: list[dict[str, str]] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 def make_trouble(kind: str, trouble: Trouble, row: Row, scene: Scene, seed: int, number: int) -> None:
@@ -64,7 +63,7 @@ def make_trouble(kind: str, trouble: Trouble, row: Row, scene: Scene, seed: int,
     except Exception as error:
         what = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
         repeat = f'python -m tests.soak --only "{kind}" --seed {seed} --round {number}'
-        row.failures.append({"what": what[-3000:], "repeat": repeat})
+        row.failures.append({"what": what[-3000:].replace(str(Path.cwd()), "."), "repeat": repeat})
         row.rounds += 1
         print(f"FAILURE in {kind}, {repeat}:\n{what}", flush=True)
     else:
@@ -72,7 +71,7 @@ def make_trouble(kind: str, trouble: Trouble, row: Row, scene: Scene, seed: int,
         row.found += outcome.found
         row.harmless += outcome.harmless
         row.shown += outcome.shown
-        row.notes[outcome.note] += 1
+        row.notes.append(outcome.note.replace(str(scene.folder), "SOAK"))
         print(f"{kind} {number}: {outcome}", flush=True)
         shutil.rmtree(place.parent, ignore_errors=True)
     row.seconds += time.monotonic() - began
