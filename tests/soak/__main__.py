@@ -102,6 +102,14 @@ def show(rows: dict[str, Row]) -> str:
     return "\n".join(lines)
 
 
+def write(path: Path, rows: dict[str, Row], seed: int) -> None:
+    """Write the table. Kinds that were not run now keep the rows of the run before."""
+    table = json.loads(path.read_text()) if path.is_file() else {}
+    machine = {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
+    table |= {kind: {"seed": seed, "machine": machine} | asdict(row) for kind, row in rows.items()}
+    path.write_text(json.dumps(table, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hours", type=float, default=1.0)
@@ -111,7 +119,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     kinds = {kind: TROUBLES[kind] for kind in given.only}
-    began, scene = time.monotonic(), Scene(Path(tempfile.mkdtemp(prefix="soak-")))
+    scene = Scene(Path(tempfile.mkdtemp(prefix="soak-")))
     print(f"seed {given.seed}, in {scene.folder}", flush=True)
     if given.round is None:
         rows = soak(given.hours, given.seed, kinds, scene)
@@ -122,11 +130,7 @@ def main() -> None:
     print(show(rows))
     num_failures = sum(len(row.failures) for row in rows.values())
     if given.output:
-        machine = {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
-        hours = (time.monotonic() - began) / 3600
-        table = {kind: asdict(row) for kind, row in rows.items()}
-        result = {"hours": round(hours, 3), "seed": given.seed, "machine": machine, "kinds": table}
-        given.output.write_text(json.dumps(result, indent=1) + "\n")
+        write(given.output, rows, given.seed)
     if not num_failures:
         shutil.rmtree(scene.folder)
     raise SystemExit(num_failures > 0)
