@@ -3,6 +3,7 @@
 # make test    these, then everything else that needs no root and no services
 # make test-services   what needs root or real programs, installed from Debian's packages
 # make test-wheel      build the wheel, install it alone in a fresh environment elsewhere, run it there
+# make soak HOURS=1    random kills, full disks, limits, bit flips and mutated inputs for hours; fails at any failure
 # make kernel-matrix   compile every GPU kernel for every NVIDIA GPU with both ends of Triton's range, without a GPU
 # make check   formatting, lint, types
 # make docs    build the documentation site, site/index.html; any warning fails
@@ -20,7 +21,7 @@ TORCH := torch>=2.11,<=2.13.0
 SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5 \
 	buildah mmdebstrap
 
-.PHONY: demo pictures install quick test test-services test-wheel kernel-matrix check docs release format clean
+.PHONY: demo pictures install quick test test-services test-wheel soak kernel-matrix check docs release format clean
 
 demo: $(VENV)/.base
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -67,6 +68,11 @@ test-wheel:
 	$$pip wheel --no-deps -w "$$folder" . && $$pip install -c constraints.txt "$(TORCH)" && \
 	$$pip install -c constraints.txt "$$folder"/bertrain-*.whl && cd "$$folder" && \
 	venv/bin/bertrain --version && venv/bin/bertrain doctor
+
+HOURS ?= 1
+# Small disks need root; without it they are left out, and the table says so.
+soak: install
+	nice $(BIN)/python -m tests.soak --hours $(HOURS) --output benchmarks/results/soak.json
 
 MATRIX := benchmarks/results/kernel_matrix.json
 # A quarter of an hour on two cores for each version of Triton. Commit its result with a change of kernels.

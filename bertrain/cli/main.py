@@ -5,6 +5,7 @@ Each verb calls one Python function. Nothing heavy is imported before a verb nee
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import signal
@@ -23,6 +24,7 @@ from bertrain.cli.pipeline import pipeline_app
 from bertrain.ranks.signals import INTERRUPTS, end_with_launcher, note_interrupt
 
 CONTINUES = {"train", "prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
+NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
 app = new_app(
@@ -82,9 +84,12 @@ def _run() -> None:
         raise SystemExit(errors.EXIT_LOST_RANK) from None
     except KeyboardInterrupt:
         code = errors.EXIT_INTERRUPTED
-    except Exception:
+    except Exception as error:
         if not INTERRUPTS:  # an import that is interrupted may fail in its own way
-            raise
+            if (sentence := _describe_exhaustion(error)) is None:
+                raise
+            print(sentence, file=sys.stderr)
+            raise SystemExit(errors.EXIT_USER_ERROR) from None
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
         is_kept = CONTINUES & set(sys.argv[1:3])
@@ -92,6 +97,20 @@ def _run() -> None:
         print(f"bertrain: interrupted; {what}", file=sys.stderr)
         raise SystemExit(errors.EXIT_INTERRUPTED)
     raise SystemExit(code)
+
+
+def _describe_exhaustion(error: Exception) -> str | None:
+    """The sentence about a limit that was met anywhere, such as in an import; None for any other error."""
+    number, text = getattr(error, "errno", None), str(error).lower()
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(words in text for words in NO_MEMORY):
+        cure = "free some, or raise its limit (`ulimit -v`, or that of the job)"
+        found = errors.UserError("out-of-host-memory", f"this machine or its limits give no more memory; {cure}")
+    elif number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
+        cure = "raise the limit (`ulimit -n`) and start the same command again"
+        found = errors.UserError("too-many-files", f"no more files can be opened; {cure}")
+    else:
+        return None
+    return f"bertrain: {found} [{found.code}]"
 
 
 def _call_verb(words: list[str]) -> Any:

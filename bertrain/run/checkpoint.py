@@ -240,7 +240,8 @@ def choose(folder: Path, which: str, *, hashes: bool = True) -> tuple[Path, list
     if which == "newest":
         newest, warnings = newest_whole(folder, hashes=hashes)
         if newest is None:
-            raise UserError("no-checkpoint", f"the run {folder.parent} has no whole checkpoint yet")
+            reason = "; ".join(warnings) or "it has saved none yet"
+            raise UserError("no-checkpoint", f"the run {folder.parent} has no whole checkpoint: {reason}")
         return newest, warnings
     if which != "best" and not (which.isascii() and which.isdigit()):
         raise UserError("unknown-checkpoint", f"--checkpoint is newest, best or the number of a step, not {which!r}")

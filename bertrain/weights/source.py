@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.model.bert import Bert
@@ -113,7 +114,9 @@ def _open_file(path: Path) -> OpenedWeights:
 
 def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
     run = Run.open(folder)
-    chosen, _ = checkpoint.choose(run.checkpoints, which, hashes=hashes)
+    chosen, warnings = checkpoint.choose(run.checkpoints, which, hashes=hashes)
+    for warning in warnings:
+        warn(warning)
     tensors = checkpoint.read_weights(chosen)
     return OpenedWeights(
         kind="run",

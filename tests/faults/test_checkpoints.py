@@ -18,6 +18,7 @@ import torch
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver, Snapshot
 from bertrain.training.start import pretrain, resume
+from bertrain.weights.source import read_weights
 from tests import helpers
 
 
@@ -74,6 +75,18 @@ def test_all_damaged_begins_again_with_warnings(finished: Path, capsys: pytest.C
     assert helpers.losses(finished) == losses
     assert len(list((finished / "checkpoints").glob("damaged-step-*"))) == 3
     assert len(checkpoint.whole_checkpoints(finished / "checkpoints")) == 3
+
+
+def test_weights_of_an_older_checkpoint_are_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Export, fill-mask and --init read a run's weights through this."""
+    newest, *older = sorted((finished / "checkpoints").glob("step-*"), reverse=True)
+    flip_a_byte(newest / "state.json")
+    assert read_weights(finished).origin == str(older[0])
+    assert f"warning: passing over the checkpoint {newest}: state.json is not what" in capsys.readouterr().err
+    for checkpoint_folder in older:
+        flip_a_byte(checkpoint_folder / "model.safetensors")
+    with helpers.refused("no-checkpoint", newest, *older):
+        read_weights(finished)
 
 
 def test_keeps_the_newest(finished: Path) -> None:

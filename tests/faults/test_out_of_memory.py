@@ -7,6 +7,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
 
 from bertrain.planning.memory_fit import oom_as_user_error
@@ -42,6 +43,24 @@ def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Pat
     resumed = helpers.bertrain("resume", run, "--train.activation_checkpointing", "full")
     assert "done:" in resumed.stdout
     assert len(helpers.losses(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "code"), [("RLIMIT_AS", 400 << 20, "out-of-host-memory"), ("RLIMIT_NOFILE", 4, "too-many-files")]
+)
+def test_a_limit_met_in_an_import_is_one_sentence(tmp_path: Path, limit: str, most: int, code: str) -> None:
+    script = f"import resource, sys; from bertrain.cli.main import main; resource.setrlimit(resource.{limit}, "
+    script += f"({most}, {most})); sys.argv[0] = 'bertrain'; main()"
+    words = ["pretrain", "bert-tiny", "--data", str(tmp_path), "--run", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], env=helpers.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    *others, sentence = done.stderr.splitlines()
+    assert sentence.startswith("bertrain: ")
+    assert sentence.endswith(f" [{code}]")
+    assert all("cpuinfo" in line for line in others), "which complains by itself, inside torch"
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_memory_of_a_failed_step_is_there_to_speak_with() -> None:
