@@ -103,10 +103,11 @@ def show(rows: dict[str, Row]) -> str:
 
 
 def write(path: Path, rows: dict[str, Row], seed: int) -> None:
-    """Write the table. Kinds that were not run now keep the rows of the run before."""
+    """Add a row to each kind that was run: no failure is written over."""
     table = json.loads(path.read_text()) if path.is_file() else {}
     machine = {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
-    table |= {kind: {"seed": seed, "machine": machine} | asdict(row) for kind, row in rows.items()}
+    for kind, row in rows.items():
+        table.setdefault(kind, []).append({"seed": seed, "machine": machine} | asdict(row))
     path.write_text(json.dumps(table, indent=1) + "\n")
 
 

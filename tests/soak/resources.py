@@ -45,8 +45,9 @@ def limit(draw: random.Random, scene: Scene, place: Path) -> Outcome:
     scene.place_of(name)
     marked_as, later = mark(), draw.random() < 0.5
     launched = start(JOBS[name].words(scene, place), place, marked_as)
-    if later:
-        time.sleep(draw.uniform(0, 0.9 * scene.seconds[name]))
+    if later:  # once it writes: while libraries load, they end a process in their own words (OpenBLAS with code 1)
+        launched.wait_until(lambda: any(place.iterdir()), "the first file")
+        time.sleep(draw.uniform(0, 0.5 * scene.seconds[name]))
     if draw.random() < 0.5:
         kind, most = resource.RLIMIT_NOFILE, draw.randint(8, 80)
     else:
