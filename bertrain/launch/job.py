@@ -385,8 +385,8 @@ def read_job(folder: str | Path) -> Job:
     if not path.is_file():
         raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
     try:
-        content = load_json(path, {})
-        if content.get("schema_version") != SCHEMA_VERSION:
+        content = load_json(path, {"schema_version": int})
+        if content["schema_version"] != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
         check_value(content, {"code": {"version": str, "commit": str, "files": str}})
         job: Job = check_value(content | {"folder": str(folder)}, Job)

@@ -111,12 +111,12 @@ class Shards(DataSource):
             raise UserError("not-prepared", f"{folder} is not a prepared data folder: it has no {MANIFEST}")
         try:
             with reading(folder / MANIFEST):
-                written = load_json(folder / MANIFEST, {})
-            if (version := written.get("schema_version")) != SCHEMA_VERSION:
+                written = load_json(folder / MANIFEST, {"schema_version": int})
+            if (version := written["schema_version"]) != SCHEMA_VERSION:
                 raise UserError("other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare again")
             manifest = check_value(written, CONTENT)
         except JsonError as error:
-            raise UserError("damaged-data", f"{folder / MANIFEST}: {error}; prepare the data again") from None
+            raise UserError("damaged-data", f"{folder / MANIFEST} is damaged ({error}); prepare again") from None
         if not manifest["rows"]:
             raise UserError("empty-data", f"the data folder {folder} contains no example")
         for file in manifest["files"]:
