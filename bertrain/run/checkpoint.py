@@ -288,8 +288,8 @@ def read_progress(checkpoint: Path) -> Progress:
 def read_state(checkpoint: Path) -> tuple[Progress, dict[str, Any]]:
     """The counters, and the settings of the run that wrote it."""
     try:
-        state = load_json(checkpoint / STATE, {"settings?": {}})
-        if state.get("schema_version") != SCHEMA_VERSION:
+        state = load_json(checkpoint / STATE, {"schema_version": int, "settings?": {}})
+        if state["schema_version"] != SCHEMA_VERSION:
             raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
         return check_value(state, Progress), state.get("settings", {})
     except JsonError as error:

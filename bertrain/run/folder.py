@@ -94,7 +94,7 @@ class Run:
             written = load_json(path, {})
             if "model_type" in written:
                 raise UserError("no-run", f"{folder} is a Transformers folder; name the run that it was exported from")
-            if (version := written.get("schema_version")) != SCHEMA_VERSION:
+            if (version := check_value(written, {"schema_version": int})["schema_version"]) != SCHEMA_VERSION:
                 reads = f"this version of bertrain reads {SCHEMA_VERSION}"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
             content = check_value(written, CONTENT)
