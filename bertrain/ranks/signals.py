@@ -35,8 +35,17 @@ def end_with_launcher() -> None:
     launcher = int(os.environ.pop(LAUNCHER, "0"))
     if launcher:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != launcher and not os.path.exists(f"/proc/{launcher}"):  # it ended before
+        if os.getppid() != launcher and _has_ended(launcher):  # before the line above
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process is gone, or a zombie that its parent has not asked for yet."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 @contextmanager
