@@ -54,7 +54,7 @@ def parse_steps(text: str, key: str) -> list[range]:
     """The steps in a list such as 1200-1210,1300, last ones included; the first step of a run is 1."""
     steps = []
     for part in text.split(",") if text else []:
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip(), re.ASCII)
+        found = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", part.strip(), re.ASCII)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= first <= last:
             raise UserError("invalid-steps", f"{key} is {text!r}; give steps from 1, such as 1200-1210,1300")

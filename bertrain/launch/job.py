@@ -238,9 +238,10 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
         words = line.partition("#")[0].split()
         if not words:
             continue
-        found = re.fullmatch(r"(?:slots=([1-9]\d*))?", " ".join(words[1:]), re.ASCII)
+        found = re.fullmatch(r"(?:slots=([1-9]\d{0,5}))?", " ".join(words[1:]), re.ASCII)
         if found is None or not re.fullmatch(r"[\w.:@\[\]-]+", words[0]) or words[0].startswith("-"):
-            raise UserError("damaged-hostfile", f"{path}, line {number}: {line.strip()!r}; write it as `node1 slots=8`")
+            shown = line.strip()[:80]
+            raise UserError("damaged-hostfile", f"{path}, line {number}: {shown!r}; write it as `node1 slots=8`")
         hosts.append(Host(name=words[0], slots=int(found[1] or ranks_per_node)))
     for name, count in Counter(host.name for host in hosts).items():
         if count > 1:
