@@ -44,8 +44,10 @@ def pretrain(
     Example: bertrain pretrain bert-tiny --data data/ --run runs/tiny --max-steps 200
     """
     times = {"--benchmark-steps": benchmark_steps, "--warm-up-steps": warm_up_steps, "--json": as_json or None}
-    for option in [option for option, value in times.items() if value is not None and (dry_run or not benchmark)]:
+    for option in [option for option, value in times.items() if value is not None and not benchmark]:
         raise UserError("option-without-effect", f"{option} is for --benchmark; give both, or leave it out")
+    if as_json and dry_run:
+        raise UserError("conflicting-options", "--dry-run prints no JSON; leave --json out")
     resolved = config.resolve(recipe, overrides, settings_file)
     resolved.refuse_unsettled_task()
     options.prepare_process(resolved.train)

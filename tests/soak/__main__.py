@@ -54,7 +54,7 @@ class Row:
 
 def make_trouble(kind: str, trouble: Trouble, row: Row, scene: Scene, seed: int, number: int) -> None:
     """One round, in a folder of its own that only a failure leaves behind."""
-    place, began = scene.folder / f"{kind.replace(' ', '-')}-{number}" / "work", time.monotonic()
+    place, began = scene.folder / f"{kind.replace(' ', '-')}-{number}" / "round", time.monotonic()
     place.mkdir(parents=True)
     try:
         outcome = trouble(random.Random(f"{seed} {kind} {number}"), scene, place)
