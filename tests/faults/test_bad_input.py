@@ -102,7 +102,7 @@ def test_no_such_recipe(refused: Refused, data: Path, tmp_path: Path) -> None:
         (["--benchmark"], "[conflicting-options]"),
         (["--benchmark-steps", "5"], "[option-without-effect]"),
         (["--warm-up-steps", "0"], "[option-without-effect]"),
-        (["--benchmark", "--dry-run", "--json"], "[option-without-effect]"),
+        (["--benchmark", "--dry-run", "--json"], "[conflicting-options]"),
         (["--train.device", "cuda"], "train.device"),
         (["--train.device", "cpu", "--train.precision", "fp8"], "train.precision fp8"),
     ],
