@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertrain.base import isa
 from bertrain.base.errors import UserError
 from bertrain.base.machine import cpu_flags
 from bertrain.config.resolve import resolve
@@ -55,6 +56,11 @@ needs_short_floats = pytest.mark.skipif(
     platform.machine() == "aarch64" and "bf16" not in cpu_flags(),
     reason="this CPU multiplies floats of 16 bits in software, hundreds of times slower than fp32",
 )
+
+
+def allow_emulated_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take fp16, which is refused on CPUs without instructions for it, on any CPU: it is slow, but computes."""
+    monkeypatch.setattr(isa, "emulation", lambda precision, wish: "")
 
 
 def packed_rows(lengths: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:

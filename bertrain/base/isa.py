@@ -61,12 +61,11 @@ def emulation(precision: str, wish: Wish) -> str:
     if precision not in ("bf16", "fp16"):
         return ""
     flags, newest, (_, cap) = cpu_flags(), usable(wish), capped_outside()
-    if newest is None:
-        native = ["bf16"]  # of ARM; oneDNN has no fast products of its fp16
-    else:
-        native = [f"{name}_{precision}" for name in ("avx512", "amx") if name == newest or newest == "amx"]
-        if cap.endswith("AVX512_CORE_AMX"):
-            native = [name for name in native if name != "amx_fp16"]
+    if newest is None:  # ARM, whose flag for products of 16 bits is bf16
+        return "" if "bf16" in flags else "the CPU has no products of 16 bits (bf16)"
+    native = [f"{name}_{precision}" for name in ("avx512", "amx") if name == newest or newest == "amx"]
+    if cap.endswith("AVX512_CORE_AMX"):
+        native = [name for name in native if name != "amx_fp16"]
     if flags.intersection(native):
         return ""
     limit = f", limited by {cap}" if cap and wish == "auto" and newest != newest_of(flags) else ""

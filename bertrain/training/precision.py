@@ -5,7 +5,7 @@
     tf32     32 bits   10-bit mantissas       GPUs from compute capability 8.0 on
     bf32     32 bits   bf16                   CPUs with AMX; products narrower than 32 stay in fp32
     bf16     16 bits   bf16                   GPUs from capability 8.0 on; CPUs, fast with AVX-512 or AMX for BF16
-    fp16     16 bits   fp16, loss scaled      GPUs; CPUs, fast with AVX-512 or AMX for FP16
+    fp16     16 bits   fp16, loss scaled      GPUs; CPUs with AVX-512 or AMX for FP16
     fp8      8 bits    see kernels/fp8.py     GPUs from compute capability 8.9 on
 
 Weights, moments, gradients of weights and sums have 32 bits in all of them.
@@ -53,7 +53,7 @@ def check_precision(settings: TrainSettings, device: torch.device) -> None:
 
 
 def warn_of_emulation(settings: TrainSettings, device: torch.device) -> None:
-    """Warn of a 16-bit format that the CPU has no instructions for."""
+    """Warn of bf16 on a CPU that has no instructions for it; fp16 is refused there."""
     if device.type == "cpu" and (reason := isa.emulation(settings.precision, settings.isa)):
         slow = f"train.precision {settings.precision} is many times slower than fp32 here"
         warn(f"{slow}: {reason}; use --train.precision fp32")
@@ -69,7 +69,9 @@ def _why_impossible(settings: TrainSettings, device: torch.device) -> tuple[str,
         if precision == "bf32" and newest != "amx":  # without it oneDNN takes the permission and multiplies fp32
             found = newest or "no such instructions"
             return f"bf16 products of fp32 tensors need AMX, and this run has {found}", "fp32"
-        return "", ""
+        # Emulated, it takes 15 to 60 times as long as fp32.
+        reason = isa.emulation(precision, settings.isa) if precision == "fp16" else ""
+        return reason, "fp32"
     name = torch.cuda.get_device_name(device)
     if precision == "bf32":
         return "bf32 is for CPUs", "tf32"

@@ -145,9 +145,12 @@ TASK_RECIPES = [name for name in recipe_names() if resolve(name).task.name]
 
 
 @pytest.mark.parametrize("recipe", sorted(set(recipe_names()) - set(TASK_RECIPES)))
-def test_every_recipe_dry_runs(recipe: str, data_for: Callable[[int, int], Path]) -> None:
+def test_every_recipe_dry_runs(
+    recipe: str, data_for: Callable[[int, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bertrain.training.announce import dry_run
 
+    helpers.allow_emulated_fp16(monkeypatch)
     settings = resolve(recipe)
     if settings.train.precision == "fp8":  # which is refused where there is no GPU that has it
         settings = resolve(recipe, [("train.precision", "bf16")])
@@ -170,9 +173,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("recipe", TASK_RECIPES)
-def test_every_recipe_of_a_task_dry_runs(recipe: str, weights: Path, tmp_path: Path) -> None:
+def test_every_recipe_of_a_task_dry_runs(
+    recipe: str, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bertrain.training.announce import dry_run
 
+    helpers.allow_emulated_fp16(monkeypatch)
     asked = resolve(recipe)
     data = ROOT / "tests" / "data" / ("squad" if asked.task.name.startswith("squad/") else "glue")
     shown = dry_run(asked, data, run=tmp_path / "run", world=8, init=str(weights))

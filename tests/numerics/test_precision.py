@@ -40,7 +40,10 @@ SHORT = [pytest.param(name, marks=helpers.needs_short_floats) for name in ("bf16
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf32", marks=needs_amx), *SHORT])
-def test_losses_are_those_that_were_noted(precision: str, folder: Path, fp32_afterwards: None) -> None:
+def test_losses_are_those_that_were_noted(
+    precision: str, folder: Path, fp32_afterwards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers.allow_emulated_fp16(monkeypatch)
     noted = json.loads(golden_losses.FILE.read_text())
     losses = golden_losses.losses_in(precision, folder)
 
@@ -115,6 +118,16 @@ def test_what_a_cpu_cannot_multiply_is_refused(
     settings = helpers.tiny_settings(train__precision=precision, train__isa=capped).train
     named = [f"train.precision {precision}", f"--train.precision {instead}", *([capped] if capped != "auto" else [])]
     with helpers.refused("precision-not-possible", *named):
+        check_precision(settings, CPU)
+
+
+def test_fp16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = helpers.tiny_settings(train__precision="fp16").train
+    monkeypatch.setattr(isa, "cpu_flags", lambda: {"avx2", "avx512bw", "amx_tile", "amx_bf16"})
+    with helpers.refused("precision-not-possible", "no avx512_fp16 or amx_fp16", "--train.precision fp32"):
+        check_precision(settings, CPU)
+    for flag in ("avx512_fp16", "amx_fp16"):
+        monkeypatch.setattr(isa, "cpu_flags", lambda flag=flag: {"avx2", "avx512bw", "amx_tile", flag})
         check_precision(settings, CPU)
 
 

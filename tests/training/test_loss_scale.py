@@ -19,6 +19,7 @@ from bertrain.training.state import TrainState
 from tests import helpers
 
 CPU = torch.device("cpu")
+emulated_fp16 = pytest.fixture(autouse=True)(helpers.allow_emulated_fp16)
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.5, 100.0])
