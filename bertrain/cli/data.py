@@ -265,6 +265,10 @@ def data_mlperf(
     eval_count: Annotated[int, Option(min=1, help="examples to pick for evaluation")] = 10_000,
     max_seq_length: Annotated[int, Option(help="512, or 128 into OUT/length-128")] = 512,
     needed_only: Annotated[bool, Option("--needed-only", help="leave out 1.1 TB that training does not read")] = False,
+    intermediate: Annotated[
+        bool,
+        Option("--intermediate", help="also write per_seqlen_parts and .lst files, which only NVIDIA's steps read"),
+    ] = False,
     convert_checkpoint: Annotated[
         bool, Option("--convert-checkpoint", help="also write phase1/model.ckpt-28252.pt, for NVIDIA's own trainer")
     ] = False,
@@ -281,8 +285,9 @@ def data_mlperf(
 
     made = mlperf_data(
         out, packed=packed, skip_download=skip_download, mirror=mirror, shards=shards, eval_count=eval_count,
-        max_seq_length=max_seq_length, needed_only=needed_only, convert_checkpoint=convert_checkpoint,
-        workers=workers, say=lambda line: print(line, file=sys.stderr, flush=True),
+        max_seq_length=max_seq_length, needed_only=needed_only, intermediate=intermediate,
+        convert_checkpoint=convert_checkpoint, workers=workers,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     if printed_json(made, as_json):
         return

@@ -73,6 +73,7 @@ def mlperf_data(
     eval_count: int = 10_000,
     max_seq_length: int = 512,
     needed_only: bool = False,
+    intermediate: bool = False,
     convert_checkpoint: bool = False,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
@@ -85,9 +86,12 @@ def mlperf_data(
     out/phase1/model.ckpt-28252.pt, which NVIDIA's own trainer reads. For MLPerf's own text, known checksums of the rows
     are compared, and a difference raises UserError. Existing folders are kept if they were made from this text with
     these options, else refused.
-    `needed_only` leaves out the folders that no training reads. Returns the outcome of each stage.
+    `needed_only` leaves out the folders that no training reads; `intermediate` also writes those that only NVIDIA's
+    own preparation reads. Returns the outcome of each stage.
     """
     out = Path(out)
+    if needed_only and intermediate:
+        raise UserError("conflicting-options", "--needed-only leaves out what --intermediate asks for; give one")
     say = say or (lambda line: None)
     if max_seq_length not in PREDICTIONS:
         raise UserError(
@@ -106,7 +110,7 @@ def mlperf_data(
     digests = {path: file_digest(path)[1] for path in (*text, vocab)}
     planned = stages(
         out, text, vocab, packed=packed, shards=shards, eval_count=eval_count, max_seq_length=max_seq_length,
-        workers=workers,
+        intermediate=intermediate, workers=workers,
     )  # fmt: skip
     asked = [stage for stage in planned if stage.needed or not needed_only]
     inputs = {stage.place: {path.name: digests[path] for path in (*stage.text, vocab)} for stage in asked}
@@ -136,7 +140,7 @@ def mlperf_data(
 
 def stages(
     out: Path, text: list[Path], vocab: Path, *, packed: bool, shards: int, eval_count: int, max_seq_length: int,
-    workers: int,
+    intermediate: bool, workers: int,
 ) -> list[Stage]:  # fmt: skip
     """All stages in order. `text` is the parts, then eval.txt."""
     below = "" if max_seq_length == 512 else f"length-{max_seq_length}/"
@@ -146,6 +150,7 @@ def stages(
     training, evaluation = out / below / "arrow" / "training", out / below / "arrow" / "eval"
     sharded = f"hdf5/training-{shards}/hdf5_{shards}_shards"
     sharding, picking = {"--shards": shards}, {"--eval-count": eval_count}
+    listing = sharding | ({"--intermediate": 1} if intermediate else {})
     fixed = partial(convert, training, to="hdf5-fixed", shards=shards)
     varlength = partial(convert, training, to="hdf5-varlength", shards=shards)
     made = [
@@ -153,16 +158,21 @@ def stages(
         Stage("hdf5/training", lambda place: _write_as_parts(training, place, parts), parts, needed=False),
         Stage(f"{sharded}_uncompressed", fixed, parts, sharding, needed=False),
         Stage(f"{sharded}_varlength", varlength, parts, sharding),
-        Stage(f"{sharded}_varlength_shuffled", lambda place: _write_shuffled(training, place, shards), parts, sharding),
+        Stage(
+            f"{sharded}_varlength_shuffled", partial(_write_shuffled, training, shards, intermediate), parts, listing
+        ),
         Stage("arrow/eval", lambda place: prepare([held_out], place, **settings), [held_out]),
         Stage("hdf5/eval", partial(_write_evaluation, evaluation, eval_count), [held_out], picking, needed=False),
         Stage("hdf5/eval_varlength", partial(_pick_evaluation, evaluation, eval_count), [held_out], picking),
     ]
     if packed:
         packing: dict[str, Any] = {"to": "hdf5-packed", "packing": "nnlshp", "max_per_row": 3, "shards": shards}
+        packing["with_lists"] = intermediate
+        by_part = Stage("per_seqlen_parts", partial(_write_per_length_and_part, training, len(parts)), parts)
+        made += [by_part] if intermediate else []
         made += [
             Stage("per_seqlen", lambda place: convert(training, place, to="hdf5-per-length"), parts, needed=False),
-            Stage("packed_data", lambda place: convert(training, place, **packing), parts, sharding),
+            Stage("packed_data", lambda place: convert(training, place, **packing), parts, listing),
         ]
     return [replace(stage, place=f"{below}{stage.place}") for stage in made]
 
@@ -262,14 +272,30 @@ def _write_as_parts(training: Path, place: Path, parts: list[Path]) -> None:
     convert_into(training, place, to="hdf5-fixed", files=list(zip(names, sizes, strict=True)))
 
 
-def _write_shuffled(training: Path, place: Path, shards: int) -> None:
+def _write_per_length_and_part(training: Path, num_parts: int, place: Path) -> None:
+    """Fixed-width files of the rows of each length, a folder of them for each text file."""
+    source = Shards.open(training, verify="size")
+    part = np.repeat(np.arange(num_parts), source.manifest["preparation"]["rows_per_input"])
+    lengths = source.lengths
+    order = np.lexsort((lengths, part))  # stable: rows of one length keep their order
+    counts = np.zeros((num_parts, source.max_seq_length + 1), dtype=np.int64)
+    np.add.at(counts, (part, lengths), 1)
+    files = [
+        (f"part-{number:05d}/seqlength_{length:03d}.hdf5", int(row[length]))
+        for number, row in enumerate(counts)
+        for length in range(1, len(row))
+    ]
+    convert_into(training, place, to="hdf5-fixed", files=files, order=lambda positions: order[positions])
+
+
+def _write_shuffled(training: Path, shards: int, with_lists: bool, place: Path) -> None:
     """Variable-length shards shuffled by Python's random.shuffle, as NVIDIA does."""
     count = len(Shards.open(training, verify="size"))
     order = np.frombuffer(shuffled(count, SHUFFLE_SEED), dtype=np.uint32)
     names = [f"part_{number:05d}_of_{shards:05d}.hdf" for number in range(shards)]
     files = list(zip(names, shard_sizes(count, shards), strict=True))
     into_order = lambda positions: order[positions].astype(np.int64)  # noqa: E731
-    convert_into(training, place, to="hdf5-varlength", files=files, order=into_order)
+    convert_into(training, place, to="hdf5-varlength", files=files, order=into_order, with_lists=with_lists)
 
 
 def shuffled(count: int, seed: int) -> array[int]:

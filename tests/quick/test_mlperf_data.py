@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 import tarfile
@@ -107,6 +108,31 @@ def test_the_shuffle_is_that_of_a_list_of_pairs(made: Path) -> None:
     found = [rows_of(path) for path in files_of(made / f"{TRAINING}_varlength_shuffled")]
     assert [row for rows in found for row in rows] == expected
     assert list(map(len, found)) == list(map(len, shards))
+
+
+def test_intermediate_results_on_request(made: Path, tmp_path: Path) -> None:
+    """What NVIDIA's own steps leave behind: rows by part and length, and which rows each file got."""
+    out = tmp_path / "bert_data"
+    write_inputs(out)
+    with helpers.refused("conflicting-options", "--needed-only", "--intermediate"):
+        mlperf_data(out, packed=True, skip_download=True, intermediate=True, needed_only=True)
+    mlperf_data(out, packed=True, skip_download=True, shards=SHARDS, eval_count=10, intermediate=True)
+    assert [path.name for path in files_of(out / "per_seqlen_parts")] == ["part-00000", "part-00001"]
+    for part, whole in zip(files_of(out / "per_seqlen_parts"), files_of(made / "hdf5/training"), strict=True):
+        assert len(list(part.iterdir())) == 512
+        by_length = [rows_of(part / f"seqlength_{length:03d}.hdf5") for length in range(1, 513)]
+        assert [row for rows in by_length for row in rows] == sorted(rows_of(whole), key=len)
+    rows = rows_of(*files_of(made / f"{TRAINING}_varlength"))
+    for path in sorted((out / f"{TRAINING}_varlength_shuffled").glob("*.hdf")):
+        listed = json.loads(path.with_suffix(".lst").read_text())
+        assert [rows[number] for number in listed] == rows_of(path)
+    lists = sorted((out / "packed_data").glob("shard_list_*.lst"))
+    assert len(lists) == SHARDS
+    for number, path in enumerate(lists):
+        packs = [[token for row in pack for token in rows[row]] for pack in json.loads(path.read_text())]
+        assert packs == rows_of(out / "packed_data" / f"part_{number:05d}")
+    with helpers.refused("other-stage", f"{made}/{TRAINING}_varlength_shuffled", "--intermediate"):
+        mlperf_data(made, packed=True, skip_download=True, shards=SHARDS, eval_count=10, intermediate=True)
 
 
 def test_the_evaluation_set_is_evenly_strided(made: Path) -> None:

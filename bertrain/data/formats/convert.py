@@ -7,6 +7,7 @@ take memory that grows with the rows, a few numbers for each.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,6 +71,7 @@ class Plan:
     shards: int
     packing: Algorithm = PACKING
     max_per_row: int = MAX_PER_ROW
+    with_lists: bool = False  # beside each file of rows or packs a list of the source's rows in it, in JSON
 
     @property
     def has_masks(self) -> bool:
@@ -89,19 +91,20 @@ def convert(
     packing: Algorithm = PACKING,
     max_per_row: int = MAX_PER_ROW,
     vocab: str | Path | None = None,
+    with_lists: bool = False,
 ) -> Conversion:
     """Write all rows of a data folder in another layout, in their order or shuffled by `shuffle_seed`.
 
     `shards` is the number of files (0: one for every 65,536 rows); their sizes differ by at most one row. Padded rows
     have the width of the source, or `max_seq_length` and `max_predictions`. For layouts of masked rows, unmasked rows
     are masked as in training, once, from `seed`. For hdf5-packed, `packing` is the algorithm and `max_per_row` the
-    maximum examples per pack (0: the algorithm's default).
+    maximum examples per pack (0: the algorithm's default). `with_lists` writes beside each file which rows it has.
     """
     if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
         raise UserError("useless-option", f"--packing and --max-per-row are for --to hdf5-packed, not for {to}")
     source = open_data(folder, vocab=vocab)
     plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
-    plan = replace(plan, packing=packing, max_per_row=max_per_row)
+    plan = replace(plan, packing=packing, max_per_row=max_per_row, with_lists=with_lists)
     order: Order = _unchanged
     if shuffle_seed is not None:
         order = partial(permute, size=len(source), key=derive(shuffle_seed, "convert"))
@@ -115,9 +118,10 @@ def convert_into(
     to: Literal["hdf5-fixed", "hdf5-varlength"],
     files: Sequence[tuple[str, int]],
     order: Order | None = None,
+    with_lists: bool = False,
 ) -> Conversion:
     """Write the rows of a data folder, in the given order, into new files of given names and sizes."""
-    plan = _plan(open_data(folder), to, shards=len(files))
+    plan = replace(_plan(open_data(folder), to, shards=len(files)), with_lists=with_lists)
     return _write_folder(plan, order or _unchanged, sum(size for _, size in files), Path(out), files)
 
 
@@ -257,7 +261,11 @@ def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[st
     layout, encode = ("varlength", to_varlength) if plan.to == "hdf5-varlength" else ("fixed", to_fixed)
     first = 0
     for name, size in files:
+        (folder / name).parent.mkdir(exist_ok=True)
         blocks = _blocks(plan, order, first, first + size)
+        if plan.with_lists:
+            rows = order(np.arange(first, first + size)).tolist()
+            (folder / name).with_suffix(".lst").write_text(json.dumps(rows) + "\n")
         if plan.to == "tfrecord":
             tfrecord.write(folder / name, blocks, plan.shape)
         else:
@@ -291,6 +299,10 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
     for number, size in enumerate(sizes):
         packs = _packs(plan, order, packing, first, first + size)
         hdf5.write(folder / f"part_{number:05d}", "packed", packs, size, plan.shape)
+        if plan.with_lists:
+            members, offsets = packing.rows(first, first + size)
+            rows = [part.tolist() for part in np.split(order(members), offsets[1:-1])]
+            (folder / f"shard_list_{number:05d}.lst").write_text(json.dumps(rows) + "\n")
         first += size
     return len(packing), len(sizes)
 
