@@ -6,6 +6,7 @@ set -euo pipefail
 folder=$1
 shift
 [ -d "$folder/text" ] || bertrain data extract "$@" --out "$folder/text" --deduplicate --hold-out 300 --hold-out-seed 12345
+python "$(dirname "$0")/near_copies.py" "$folder/text"
 bertrain data prepare "$folder/text/train" --out "$folder/data" --max-seq-length 128 --seed 12345
 bertrain data prepare "$folder/text/train" --out "$folder/sentences" --max-seq-length 128 --seed 12345 --full-sentences
 bertrain data prepare "$folder/text/eval.txt" --out "$folder/held-out" --max-seq-length 128 --seed 12345 \
