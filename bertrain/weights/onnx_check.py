@@ -1,0 +1,148 @@
+"""Run a written ONNX file in onnxruntime against our own model, in fp32 on the CPU, and refuse it if the two differ.
+
+The inputs are random words in rows of different lengths. Padding holds random words too, so a mask that lets any of it
+through shows. Errors are relative to the root mean square of our outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
+from bertrain.data.feed.assemble import assemble_batch
+from bertrain.data.feed.batching import Capacity, choose_policy
+from bertrain.data.formats.block import Block, Masks, flat_ranges
+from bertrain.model.batch import IGNORED, Batch
+from bertrain.model.bert import Bert
+from bertrain.weights.onnx_graph import INPUTS
+from bertrain.weights.tensors import Weights
+
+SHAPES = ((1, 1), (1, 7), (5, 33), (2, 128), (1, 512))
+"""Rows and columns of the inputs; columns beyond the model's positions are cut off."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest errors that an export may have, relative to the root mean square of our outputs."""
+
+    largest: float  # of any single value
+    mean_square: float  # of all values: the root of the mean squared error
+
+
+BOUNDS = {"fp32": Bound(1e-3, 1e-4), "fp16": Bound(0.25, 0.02), "int8": Bound(2.0, 0.25)}
+"""By precision; about ten times what trained models show, and a tenth of what a wrong tensor causes (docs)."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How close the outputs of a file are to ours, over all inputs and outputs."""
+
+    outputs: tuple[str, ...]
+    largest_difference: float
+    largest_error: float  # the largest difference, relative to the root mean square of our outputs
+    mean_square_error: float  # the root of the mean squared difference, relative to the same
+    same_choice: float  # share of rows whose largest value is at the same place
+
+
+def check_file(path: Path, weights: Weights, precision: str) -> Agreement:
+    """Compare a file with the weights it was made of; raises if it is not within the bound of its precision."""
+    agreement = compare(path, weights)
+    bound = BOUNDS[precision]
+    # `not <=`: NaN is outside of any bound.
+    if not (agreement.largest_error <= bound.largest and agreement.mean_square_error <= bound.mean_square):
+        errors = f"{agreement.mean_square_error:.2g} of their root mean square, at most {agreement.largest_error:.2g}"
+        allowed = f"{precision} may differ by {bound.mean_square:g}, at most {bound.largest:g}"
+        cure = "nothing was written; " + ("report it as a bug" if precision == "fp32" else "use --precision fp32")
+        raise UserError("export-differs", f"onnxruntime's outputs differ from ours by {errors}; {allowed}; {cure}")
+    return agreement
+
+
+@torch.no_grad()
+def compare(path: Path, weights: Weights) -> Agreement:
+    model = Bert(replace(weights.settings, nsp=True))
+    model.load_state_dict(weights.tensors, strict=False)  # heads that the weights lack are not outputs of the file
+    session = open_session(path)
+    outputs = {output.name: "sequence" in output.shape for output in session.get_outputs()}  # name: has a row per token
+    draw = np.random.default_rng(0)
+    ours: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
+    theirs: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
+    for rows, columns in SHAPES:
+        batch, inputs = random_inputs(weights, rows, min(columns, weights.settings.max_positions), draw)
+        found = dict(zip(outputs, session.run(None, inputs), strict=True))
+        for name, value in our_outputs(model.eval(), batch, list(outputs)).items():
+            ours[name].append(value.numpy())
+            theirs[name].append(found[name][inputs["attention_mask"] == 1] if outputs[name] else found[name])
+    return _summarize(ours, theirs)
+
+
+def open_session(path: Path) -> Any:
+    """A session on the CPU whose threads sleep while they have nothing to do."""
+    runtime = import_extra("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a class for each failure, with Exception as their only base
+        raise UserError("export-differs", f"onnxruntime does not load {path.name}: {error}") from None
+
+
+def random_inputs(
+    weights: Weights, rows: int, columns: int, draw: np.random.Generator
+) -> tuple[Batch, dict[str, np.ndarray]]:
+    """The same sequences as our flat batch and as padded input; the first row is full."""
+    lengths = draw.integers(1, columns + 1, rows)
+    lengths[0] = columns
+    starts = draw.integers(1, lengths + 1)  # of the second segment
+    words = draw.integers(0, weights.settings.vocab_size, (rows, columns))
+    places = np.arange(columns)
+    mask = places < lengths[:, None]
+    # Real tokens have the segment of their place; padding has any.
+    segments = np.where(mask, places >= starts[:, None], draw.integers(0, 2, (rows, columns)))
+    positions = flat_ranges(np.zeros_like(lengths), lengths)
+    masks = Masks(lengths, positions, np.full(len(positions), IGNORED))  # every token is a prediction
+    block = Block(words[mask], lengths, starts, np.zeros_like(lengths), masks)
+    shape = Capacity(len(positions), rows, len(positions))
+    policy = choose_policy("budget")
+    batch = assemble_batch(block, policy=policy, shape=shape, max_seq_length=columns, pad_id=0, dropout_seed=0)
+    return batch, dict(zip(INPUTS, (words, mask.astype(np.int64), segments.astype(np.int64)), strict=True))
+
+
+def our_outputs(model: Bert, batch: Batch, names: list[str]) -> dict[str, Tensor]:
+    """Our values of the outputs with these names, by token or by sequence."""
+    real = batch.is_real
+    if "last_hidden_state" in names:
+        hidden = model.encode(batch)
+        assert model.next_sentence is not None
+        pooled = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))[real]
+        found: dict[str, Tensor | None] = {"last_hidden_state": hidden, "pooler_output": pooled}
+    else:
+        outputs = model(batch)
+        if outputs.answers is None:
+            follows = None if outputs.nsp_logits is None else outputs.nsp_logits[real]
+            found = {"logits": outputs.mlm_logits, "seq_relationship_logits": follows}
+        else:
+            answers = outputs.answers if len(outputs.answers) == len(batch.input_ids) else outputs.answers[real]
+            found = dict(zip(names, answers.unbind(-1) if len(names) > 1 else (answers,), strict=True))
+    return {name: value for name, value in found.items() if name in names and value is not None}
+
+
+def _summarize(ours: dict[str, list[np.ndarray]], theirs: dict[str, list[np.ndarray]]) -> Agreement:
+    """The worst of all outputs, each relative to its own values."""
+    differences, largest, squares, choices = [], [], [], []
+    for name, expected in ours.items():
+        scale = max(float(np.sqrt(np.mean([np.mean(np.square(value)) for value in expected]))), 1e-30)
+        apart = [actual - value for actual, value in zip(theirs[name], expected, strict=True)]
+        differences.append(max(float(np.abs(value).max()) for value in apart))
+        largest.append(differences[-1] / scale)
+        squares.append(float(np.sqrt(np.mean([np.mean(np.square(value)) for value in apart]))) / scale)
+        pairs = zip(theirs[name], expected, strict=True)
+        choices += [np.mean(actual.argmax(-1) == value.argmax(-1)) for actual, value in pairs]
+    return Agreement(tuple(ours), max(differences), max(largest), max(squares), float(np.mean(choices)))
