@@ -50,6 +50,11 @@ class Agreement:
     mean_square_error: float  # the root of the mean squared difference, relative to the same
     same_choice: float  # share of rows whose largest value is at the same place
 
+    def describe(self) -> str:
+        relative = f"{self.mean_square_error:.1e} of their root mean square"
+        choices = f"the largest is the same in {self.same_choice:.1%} of rows"
+        return f"outputs {', '.join(self.outputs)} differ by {relative}, at most {self.largest_difference:.1e}; {choices}"
+
 
 def check_file(path: Path, weights: Weights, precision: str) -> Agreement:
     """Compare a file with the weights it was made of; raises if it is not within the bound of its precision."""
@@ -76,9 +81,10 @@ def compare(path: Path, weights: Weights) -> Agreement:
     for rows, columns in SHAPES:
         batch, inputs = random_inputs(weights, rows, min(columns, weights.settings.max_positions), draw)
         found = dict(zip(outputs, session.run(None, inputs), strict=True))
-        for name, value in our_outputs(model.eval(), batch, list(outputs)).items():
-            ours[name].append(value.numpy())
-            theirs[name].append(found[name][inputs["attention_mask"] == 1] if outputs[name] else found[name])
+        for name, values in our_outputs(model.eval(), batch, list(outputs)).items():
+            is_token = inputs["attention_mask"] == 1
+            ours[name].append((values if outputs[name] else values[batch.is_real]).numpy())
+            theirs[name].append(found[name][is_token] if outputs[name] else found[name])
     return _summarize(ours, theirs)
 
 
@@ -116,22 +122,18 @@ def random_inputs(
 
 
 def our_outputs(model: Bert, batch: Batch, names: list[str]) -> dict[str, Tensor]:
-    """Our values of the outputs with these names, by token or by sequence."""
-    real = batch.is_real
+    """Our values of the outputs with these names: a row for each token, or for each sequence slot."""
     if "last_hidden_state" in names:
         hidden = model.encode(batch)
         assert model.next_sentence is not None
-        pooled = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))[real]
+        pooled = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))
         found: dict[str, Tensor | None] = {"last_hidden_state": hidden, "pooler_output": pooled}
     else:
         outputs = model(batch)
-        if outputs.answers is None:
-            follows = None if outputs.nsp_logits is None else outputs.nsp_logits[real]
-            found = {"logits": outputs.mlm_logits, "seq_relationship_logits": follows}
-        else:
-            answers = outputs.answers if len(outputs.answers) == len(batch.input_ids) else outputs.answers[real]
-            found = dict(zip(names, answers.unbind(-1) if len(names) > 1 else (answers,), strict=True))
-    return {name: value for name, value in found.items() if name in names and value is not None}
+        found = {"logits": outputs.mlm_logits, "seq_relationship_logits": outputs.nsp_logits}
+        if outputs.answers is not None:
+            found = dict(zip(names, outputs.answers.unbind(-1) if len(names) > 1 else (outputs.answers,), strict=True))
+    return {name: value for name in names if (value := found[name]) is not None}
 
 
 def _summarize(ours: dict[str, list[np.ndarray]], theirs: dict[str, list[np.ndarray]]) -> Agreement:
