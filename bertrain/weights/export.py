@@ -118,7 +118,7 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
         refuse_incomplete(weights)
     _refuse_without_vocabulary(weights, source)
     agreement = onnx.write_folder(out, weights, chosen)
-    remark(f"checked in onnxruntime against bertrain in fp32: {agreement.describe()}")
+    remark(f"checked in onnxruntime: {agreement.describe()}")
     return out
 
 

@@ -60,7 +60,9 @@ def _quantize(model: Any, path: Path, is_large: bool) -> None:
     quantization = import_extra("onnxruntime.quantization")
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # it advises to optimize the graph first, which onnxruntime does when it loads the file
+    root.setLevel(
+        logging.ERROR
+    )  # it advises to optimize the graph first, which onnxruntime does when it loads the file
     try:
         quantization.quantize_dynamic(
             model,

@@ -32,12 +32,13 @@ SHAPES = ((1, 1), (1, 7), (5, 33), (2, 128), (1, 512))
 class Bound:
     """The largest errors that an export may have, relative to the root mean square of our outputs."""
 
-    largest: float  # of any single value
     mean_square: float  # of all values: the root of the mean squared error
+    largest: float  # of any single value
+    same_choice: float  # least share of rows whose largest value is at the same place
 
 
-BOUNDS = {"fp32": Bound(1e-3, 1e-4), "fp16": Bound(0.25, 0.02), "int8": Bound(2.0, 0.25)}
-"""By precision; about ten times what trained models show, and a tenth of what a wrong tensor causes (docs)."""
+BOUNDS = {"fp32": Bound(1e-4, 1e-3, 0.99), "fp16": Bound(0.03, 0.6, 0.9), "int8": Bound(0.4, 6.0, 0.6)}
+"""By precision: two to three times the errors of trained models in 16 and 8 bits, a hundred times those in fp32."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,25 @@ class Agreement:
     same_choice: float  # share of rows whose largest value is at the same place
 
     def describe(self) -> str:
-        relative = f"{self.mean_square_error:.1e} of their root mean square"
+        names = ", ".join(self.outputs)
+        errors = f"{self.mean_square_error:.1e} of their root mean square, at most {self.largest_error:.1e}"
         choices = f"the largest is the same in {self.same_choice:.1%} of rows"
-        return f"outputs {', '.join(self.outputs)} differ by {relative}, at most {self.largest_difference:.1e}; {choices}"
+        return f"{names} differ from bertrain's by {errors} ({self.largest_difference:.1e}); {choices}"
 
 
 def check_file(path: Path, weights: Weights, precision: str) -> Agreement:
     """Compare a file with the weights it was made of; raises if it is not within the bound of its precision."""
     agreement = compare(path, weights)
     bound = BOUNDS[precision]
-    # `not <=`: NaN is outside of any bound.
-    if not (agreement.largest_error <= bound.largest and agreement.mean_square_error <= bound.mean_square):
-        errors = f"{agreement.mean_square_error:.2g} of their root mean square, at most {agreement.largest_error:.2g}"
-        allowed = f"{precision} may differ by {bound.mean_square:g}, at most {bound.largest:g}"
-        cure = "nothing was written; " + ("report it as a bug" if precision == "fp32" else "use --precision fp32")
-        raise UserError("export-differs", f"onnxruntime's outputs differ from ours by {errors}; {allowed}; {cure}")
+    is_close = (  # false for NaN too
+        agreement.mean_square_error <= bound.mean_square
+        and agreement.largest_error <= bound.largest
+        and agreement.same_choice >= bound.same_choice
+    )
+    if not is_close:
+        limits = f"{bound.mean_square:g} and {bound.largest:g}, and the same in {bound.same_choice:.0%}"
+        cure = "report it as a bug" if precision == "fp32" else "use --precision fp32"
+        raise UserError("export-differs", f"{agreement.describe()}; {precision} may have {limits}; {cure}")
     return agreement
 
 

@@ -167,7 +167,7 @@ def _pool(graph: Graph, hidden: str) -> str:
 
 
 def _add_pretraining_heads(graph: Graph, hidden: str) -> None:
-    """The heads that there are; weights without the one for masked words are an encoder, like Transformers' BertModel."""
+    """The heads that the weights have; without the one for masked words, the outputs of Transformers' BertModel."""
     scope = "cls.predictions"
     has_pooler = "bert.pooler.dense.weight" in graph.tensors
     if f"{scope}.bias" not in graph.tensors:
