@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bertrain import __version__
-from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
 from bertrain.base.files import new_folder, refuse_occupied
 from bertrain.weights.huggingface import to_huggingface, write_companions
@@ -44,16 +43,13 @@ def save(model: Any, path: Path, *, is_quantized: bool = False) -> None:
     """Write a ModelProto to a file, its tensors to a second one if they are too large for protobuf."""
     onnx = import_extra("onnx")
     is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_FILE_BYTES
-    try:
-        if is_quantized:
-            _quantize(model, path, is_large)
-        elif is_large:
-            location = path.name + EXTERNAL_SUFFIX
-            onnx.save_model(model, str(path), save_as_external_data=True, location=location, size_threshold=0)
-        else:
-            onnx.save_model(model, str(path))
-    except ValueError as error:  # protobuf could not encode a message of this size
-        raise UserError("cannot-write", f"onnx could not write {path.name}: {error}") from None
+    if is_quantized:
+        _quantize(model, path, is_large)
+    elif is_large:
+        location = path.name + EXTERNAL_SUFFIX
+        onnx.save_model(model, str(path), save_as_external_data=True, location=location, size_threshold=0)
+    else:
+        onnx.save_model(model, str(path))
 
 
 def _quantize(model: Any, path: Path, is_large: bool) -> None:
