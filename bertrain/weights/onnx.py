@@ -46,8 +46,9 @@ def save(model: Any, path: Path, *, is_quantized: bool = False) -> None:
     if is_quantized:
         _quantize(model, path, is_large)
     elif is_large:
+        # Small tensors stay in the graph: the shapes among them must be known when it is loaded.
         location = path.name + EXTERNAL_SUFFIX
-        onnx.save_model(model, str(path), save_as_external_data=True, location=location, size_threshold=0)
+        onnx.save_model(model, str(path), save_as_external_data=True, location=location, size_threshold=1024)
     else:
         onnx.save_model(model, str(path))
 
