@@ -14,6 +14,8 @@ EXTRAS = {  # module: the extra that installs it, and what needs it
     "matplotlib": ("report", "plotting"),
     "mlperf_logging": ("mlperf", "writing and checking MLPerf's logs"),
     "mwparserfromhell": ("text", "extracting Wikipedia dumps"),
+    "onnx": ("onnx", "exporting to ONNX"),
+    "onnxruntime": ("onnx", "checking an ONNX export"),
     "scipy": ("pack", "packing by nnlshp"),
     "sklearn": ("finetune", "computing the metrics of fine-tuning"),
     "tensorboard": ("tensorboard", "writing TensorBoard events"),

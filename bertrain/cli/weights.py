@@ -60,13 +60,16 @@ def weights_import(
 def weights_export(
     source: AnyWeights,
     out: NewFolder,
-    to: Annotated[str, Option(help="the format: huggingface or nvidia")] = "huggingface",
+    to: Annotated[str, Option(help="the format: huggingface, nvidia or onnx")] = "huggingface",
     pad_vocab_to: Annotated[
         int | None, Option(help="pad the vocabulary to a multiple of 1, 8 or 64; default: 8 for nvidia, else 1")
     ] = None,
+    precision: Annotated[str | None, Option(help="of onnx: fp32, fp16 or int8; default: fp32")] = None,
     checkpoint: Checkpoint = "newest",
 ) -> None:
     """Write weights in a format that other programs load.
+
+    An ONNX file is run in onnxruntime before it is kept, and compared with bertrain's own outputs.
 
     Example: bertrain weights export runs/tiny --to huggingface --out exported/tiny
     """
@@ -74,8 +77,10 @@ def weights_export(
     from bertrain.weights.huggingface import LOADERS
     from bertrain.weights.source import open_source
 
-    made = export(source, out, to=to, which=checkpoint, pad_vocab_to=pad_vocab_to)
-    if to == "nvidia":
+    made = export(source, out, to=to, which=checkpoint, pad_vocab_to=pad_vocab_to, precision=precision)
+    if to == "onnx":
+        print(f"{made}/model.onnx: load it with onnxruntime.InferenceSession; the folder has its tokenizer")
+    elif to == "nvidia":
         print(f"{next(made.glob('*.pt'))}: give it to NVIDIA's run_pretraining.py as --init_checkpoint")
     else:
         written = open_source(made).settings

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.weights import huggingface
+from bertrain.weights import huggingface, onnx
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
 from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
-FORMATS = ("huggingface", "nvidia")
+FORMATS = ("huggingface", "nvidia", "onnx")
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,23 @@ def export(
     to: str = "huggingface",
     which: str = NEWEST,
     pad_vocab_to: int | None = None,
+    precision: str | None = None,
 ) -> Path:
     """Write the weights of a run's checkpoint (newest, best or a step), or of a folder, to the folder `out`.
 
-    `to` is huggingface, or nvidia: a file like MLPerf's model.ckpt-28252.pt. Its vocabulary is padded to a multiple of
-    8, or of `pad_vocab_to`.
+    `to` is huggingface; nvidia: a file like MLPerf's model.ckpt-28252.pt, its vocabulary padded to a multiple of 8 or
+    of `pad_vocab_to`; or onnx: a graph for onnxruntime, in the `precision` fp32 (default), fp16 or int8.
 
     Example: bertrain.export("runs/tiny", "exported")
     """
     if to not in FORMATS:
         raise UserError("unknown-format", f"--to is {to!r}; use {' or '.join(FORMATS)}")
+    if to == "onnx":
+        if pad_vocab_to is not None:
+            raise UserError("conflicting-options", "--to onnx writes no vocabulary padding: drop --pad-vocab-to")
+        return _export_onnx(source, Path(out), which, precision or "fp32")
+    if precision is not None:
+        raise UserError("conflicting-options", f"--precision {precision} is of --to onnx; {to} is written in fp32")
     padding = pad_vocab_to if pad_vocab_to is not None else 8 if to == "nvidia" else 1
     _check_padding(padding)
     weights = read_weights(source, which)
@@ -87,8 +95,7 @@ def export(
     except UserError as error:
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
-        if weights.vocabulary is None:
-            raise UserError("missing-vocabulary", f"{source} has no vocabulary; `weights import --vocab FILE` adds one")
+        _refuse_without_vocabulary(weights, source)
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
     needs = "NVIDIA's programs load only models with both pre-training heads"
@@ -98,6 +105,26 @@ def export(
         raise UserError("missing-tensors", f"{source} lacks {list_names(weights.missing)}; {needs}")
     huggingface.write_nvidia(Path(out), weights, pad_vocab_to=padding)
     return Path(out)
+
+
+def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> Path:
+    chosen = next((known for known in onnx.PRECISIONS if known == precision), None)
+    if chosen is None:
+        raise UserError("unknown-precision", f"--precision is {precision!r}; use {', '.join(onnx.PRECISIONS)}")
+    weights = read_weights(source, which)
+    if weights.settings.head == "pretrain":
+        _refuse_incomplete_encoder(weights)  # an encoder without heads is exported as such
+    else:
+        refuse_incomplete(weights)
+    _refuse_without_vocabulary(weights, source)
+    agreement = onnx.write_folder(out, weights, chosen)
+    remark(f"checked in onnxruntime: {agreement.describe()}")
+    return out
+
+
+def _refuse_without_vocabulary(weights: Weights, source: str | Path) -> None:
+    if weights.vocabulary is None:
+        raise UserError("missing-vocabulary", f"{source} has no vocabulary; `weights import --vocab FILE` adds one")
 
 
 def _check_padding(pad_vocab_to: int) -> None:

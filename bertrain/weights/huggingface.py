@@ -176,12 +176,17 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
         save_tensors(tensors, folder / MODEL, metadata)
-        config = {"architectures": [_architecture(weights)], "model_type": "bert"} | bert_config(settings)
-        config |= _describe_head(weights)
-        if weights.vocabulary is not None:
-            config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
-            write_tokenizer(folder, weights.vocabulary, settings)
-        (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
+        write_companions(folder, weights, settings)
+
+
+def write_companions(folder: Path, weights: Weights, settings: ModelSettings) -> None:
+    """Write what Transformers and Optimum read beside the weights: config.json and the tokenizer."""
+    config = {"architectures": [_architecture(weights)], "model_type": "bert"} | bert_config(settings)
+    config |= _describe_head(weights)
+    if weights.vocabulary is not None:
+        config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
+        write_tokenizer(folder, weights.vocabulary, settings)
+    (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
 
 
 def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:

@@ -86,6 +86,7 @@ NEEDS_EXTRA = {
     "data prepare text/train --out more --engine dask --scheduler tcp://localhost:1": "dask",
     "finetune glue/sst2 --init run --data glue --run tuned": "finetune",
     "mlperf check .": "mlperf",
+    "weights export run --to onnx --out onnx": "onnx",
 }
 
 

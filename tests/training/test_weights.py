@@ -173,8 +173,8 @@ def test_what_is_refused(run: Path, exported: Path, tmp_path: Path) -> None:
         fill_mask(tmp_path / "none", ["[MASK]"])
     with pytest.raises(UserError, match=str(exported)):
         export(run, exported)
-    with helpers.refused("unknown-format", "--to", "onnx", "huggingface"):
-        export(run, tmp_path / "x", to="onnx")
+    with helpers.refused("unknown-format", "--to", "tflite", "huggingface", "onnx"):
+        export(run, tmp_path / "x", to="tflite")
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2}))
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
     with helpers.refused("damaged-weights", tmp_path / "model.safetensors"):

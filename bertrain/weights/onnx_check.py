@@ -1,0 +1,155 @@
+"""Run a written ONNX file in onnxruntime against our own model, in fp32 on the CPU, and refuse it if the two differ.
+
+The inputs are random words in rows of different lengths. Padding holds random words too, so a mask that lets any of it
+through shows. Errors are relative to the root mean square of our outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
+from bertrain.data.feed.assemble import assemble_batch
+from bertrain.data.feed.batching import Capacity, choose_policy
+from bertrain.data.formats.block import Block, Masks, flat_ranges
+from bertrain.model.batch import IGNORED, Batch
+from bertrain.model.bert import Bert
+from bertrain.weights.onnx_graph import INPUTS
+from bertrain.weights.tensors import Weights
+
+SHAPES = ((1, 1), (1, 7), (5, 33), (2, 128), (1, 512))
+"""Rows and columns of the inputs; columns beyond the model's positions are cut off."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest errors that an export may have, relative to the root mean square of our outputs."""
+
+    mean_square: float  # of all values: the root of the mean squared error
+    largest: float  # of any single value
+    same_choice: float  # least share of rows whose largest value is at the same place
+
+
+BOUNDS = {"fp32": Bound(1e-4, 1e-3, 0.99), "fp16": Bound(0.03, 0.6, 0.9), "int8": Bound(0.4, 6.0, 0.6)}
+"""By precision: two to three times the errors of trained models in 16 and 8 bits, a hundred times those in fp32."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How close the outputs of a file are to ours, over all inputs and outputs."""
+
+    outputs: tuple[str, ...]
+    largest_difference: float
+    largest_error: float  # the largest difference, relative to the root mean square of our outputs
+    mean_square_error: float  # the root of the mean squared difference, relative to the same
+    same_choice: float  # share of rows whose largest value is at the same place
+
+    def describe(self) -> str:
+        names = ", ".join(self.outputs)
+        errors = f"{self.mean_square_error:.1e} of their root mean square, at most {self.largest_error:.1e}"
+        choices = f"the largest is the same in {self.same_choice:.1%} of rows"
+        return f"{names} differ from bertrain's by {errors} ({self.largest_difference:.1e}); {choices}"
+
+
+def check_file(path: Path, weights: Weights, precision: str) -> Agreement:
+    """Compare a file with the weights it was made of; raises if it is not within the bound of its precision."""
+    agreement = compare(path, weights)
+    bound = BOUNDS[precision]
+    is_close = (  # false for NaN too
+        agreement.mean_square_error <= bound.mean_square
+        and agreement.largest_error <= bound.largest
+        and agreement.same_choice >= bound.same_choice
+    )
+    if not is_close:
+        limits = f"{bound.mean_square:g} and {bound.largest:g}, and the same in {bound.same_choice:.0%}"
+        cure = "report it as a bug" if precision == "fp32" else "use --precision fp32"
+        raise UserError("export-differs", f"{agreement.describe()}; {precision} may have {limits}; {cure}")
+    return agreement
+
+
+@torch.no_grad()
+def compare(path: Path, weights: Weights) -> Agreement:
+    model = Bert(replace(weights.settings, nsp=True))
+    model.load_state_dict(weights.tensors, strict=False)  # heads that the weights lack are not outputs of the file
+    session = open_session(path)
+    outputs = {output.name: "sequence" in output.shape for output in session.get_outputs()}  # name: has a row per token
+    draw = np.random.default_rng(0)
+    ours: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
+    theirs: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
+    for rows, columns in SHAPES:
+        batch, inputs = random_inputs(weights, rows, min(columns, weights.settings.max_positions), draw)
+        found = dict(zip(outputs, session.run(None, inputs), strict=True))
+        for name, values in our_outputs(model.eval(), batch, list(outputs)).items():
+            is_token = inputs["attention_mask"] == 1
+            ours[name].append((values if outputs[name] else values[batch.is_real]).numpy())
+            theirs[name].append(found[name][is_token] if outputs[name] else found[name])
+    return _summarize(ours, theirs)
+
+
+def open_session(path: Path) -> Any:
+    """A session on the CPU whose threads sleep while they have nothing to do."""
+    runtime = import_extra("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a class for each failure, with Exception as their only base
+        raise UserError("export-differs", f"onnxruntime does not load {path.name}: {error}") from None
+
+
+def random_inputs(
+    weights: Weights, rows: int, columns: int, draw: np.random.Generator
+) -> tuple[Batch, dict[str, np.ndarray]]:
+    """The same sequences as our flat batch and as padded input; the first row is full."""
+    lengths = draw.integers(1, columns + 1, rows)
+    lengths[0] = columns
+    starts = draw.integers(1, lengths + 1)  # of the second segment
+    words = draw.integers(0, weights.settings.vocab_size, (rows, columns))
+    places = np.arange(columns)
+    mask = places < lengths[:, None]
+    # Real tokens have the segment of their place; padding has any.
+    segments = np.where(mask, places >= starts[:, None], draw.integers(0, 2, (rows, columns)))
+    positions = flat_ranges(np.zeros_like(lengths), lengths)
+    masks = Masks(lengths, positions, np.full(len(positions), IGNORED))  # every token is a prediction
+    block = Block(words[mask], lengths, starts, np.zeros_like(lengths), masks)
+    shape = Capacity(len(positions), rows, len(positions))
+    policy = choose_policy("budget")
+    batch = assemble_batch(block, policy=policy, shape=shape, max_seq_length=columns, pad_id=0, dropout_seed=0)
+    return batch, dict(zip(INPUTS, (words, mask.astype(np.int64), segments.astype(np.int64)), strict=True))
+
+
+def our_outputs(model: Bert, batch: Batch, names: list[str]) -> dict[str, Tensor]:
+    """Our values of the outputs with these names: a row for each token, or for each sequence slot."""
+    if "last_hidden_state" in names:
+        hidden = model.encode(batch)
+        assert model.next_sentence is not None
+        pooled = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))
+        found: dict[str, Tensor | None] = {"last_hidden_state": hidden, "pooler_output": pooled}
+    else:
+        outputs = model(batch)
+        found = {"logits": outputs.mlm_logits, "seq_relationship_logits": outputs.nsp_logits}
+        if outputs.answers is not None:
+            found = dict(zip(names, outputs.answers.unbind(-1) if len(names) > 1 else (outputs.answers,), strict=True))
+    return {name: value for name in names if (value := found[name]) is not None}
+
+
+def _summarize(ours: dict[str, list[np.ndarray]], theirs: dict[str, list[np.ndarray]]) -> Agreement:
+    """The worst of all outputs, each relative to its own values."""
+    differences, largest, squares, choices = [], [], [], []
+    for name, expected in ours.items():
+        scale = max(float(np.sqrt(np.mean([np.mean(np.square(value)) for value in expected]))), 1e-30)
+        apart = [actual - value for actual, value in zip(theirs[name], expected, strict=True)]
+        differences.append(max(float(np.abs(value).max()) for value in apart))
+        largest.append(differences[-1] / scale)
+        squares.append(float(np.sqrt(np.mean([np.mean(np.square(value)) for value in apart]))) / scale)
+        pairs = zip(theirs[name], expected, strict=True)
+        choices += [np.mean(actual.argmax(-1) == value.argmax(-1)) for actual, value in pairs]
+    return Agreement(tuple(ours), max(differences), max(largest), max(squares), float(np.mean(choices)))
