@@ -32,11 +32,16 @@ def write_folder(out: Path, weights: Weights, precision: Precision) -> Agreement
     """Write the folder, and run its model against ours; refused if the two differ by more than the bound."""
     refuse_occupied(out)
     tensors = to_huggingface(weights)
-    model = build_graph(tensors, weights.settings, "float16" if precision == "fp16" else "float32", __version__)
     with new_folder(out) as folder:
-        save(model, folder / MODEL, is_quantized=precision == "int8")
+        forms: dict[Precision, None] = dict.fromkeys(("fp32", precision))
+        for form in forms:  # fp32 first: the rounding of fewer bits would hide an error of the graph itself
+            for written in folder.iterdir():
+                written.unlink()
+            model = build_graph(tensors, weights.settings, "float16" if form == "fp16" else "float32", __version__)
+            save(model, folder / MODEL, is_quantized=form == "int8")
+            agreement = check_file(folder / MODEL, weights, form)
         write_companions(folder, weights, weights.settings)
-        return check_file(folder / MODEL, weights, precision)
+        return agreement
 
 
 def save(model: Any, path: Path, *, is_quantized: bool = False) -> None:
@@ -57,9 +62,8 @@ def _quantize(model: Any, path: Path, is_large: bool) -> None:
     quantization = import_extra("onnxruntime.quantization")
     root = logging.getLogger()
     level = root.level
-    root.setLevel(
-        logging.ERROR
-    )  # it advises to optimize the graph first, which onnxruntime does when it loads the file
+    # It advises to optimize the graph first, which onnxruntime does when it loads the file.
+    root.setLevel(logging.ERROR)
     try:
         quantization.quantize_dynamic(
             model,
